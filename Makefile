@@ -1,0 +1,81 @@
+# Every target makes the environment it needs; when nothing changed that takes no time.
+
+# What `make install` installs beside the package itself.
+EXTRAS := embedded,cli,test,dev,bench
+# Test processes; 0 runs the suite in one.
+WORKERS ?= 0
+# More arguments for pytest, for example: make test ARGS="-k claim"
+ARGS ?=
+
+# For an empty environment.
+PATH ?= /usr/local/bin:/usr/bin:/bin
+export PATH
+
+# The first interpreter that is new enough; make PYTHON=… names another.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && { command -v $$p; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# The name holds the extras, so that another list installs again.
+STAMP := $(VENV)/.installed-$(EXTRAS)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-long test-core check lint format bench requirements clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+install: $(STAMP) ## Make .venv with everything that the other targets need
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z '$(PYTHON)' ] || ! '$(PYTHON)' -c '$(NEW_ENOUGH)' 2>/dev/null; then \
+		echo "custody needs Python 3.11 or newer, and '$(or $(PYTHON),python3)' is not one." >&2; \
+		echo "Name one that is: make PYTHON=/path/to/python3.11 install" >&2; \
+		exit 1; \
+	fi
+	@echo "Installing custody[$(EXTRAS)] into $(VENV) (the first time takes about a minute) …"
+	@'$(PYTHON)' -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-*
+	@touch '$@'
+
+demo: install ## Run the stock example
+	@$(BIN)/python examples/stock.py
+
+test: install ## Run the test suite on the embedded PostgreSQL
+	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not long' $(ARGS)
+
+test-long: install ## Run the whole suite, volume and chaos runs included
+	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+
+test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE names
+	@if [ -z "$$CUSTODY_TEST_DATABASE" ]; then \
+		echo "Set CUSTODY_TEST_DATABASE=postgresql://… to the server to test on." >&2; \
+		exit 1; \
+	fi
+	@$(PYTEST) -q -n $(WORKERS) -m 'core and not slow and not long' $(ARGS)
+
+check: lint test ## Run everything that has to pass before a commit: lint, format, types, layers, tests
+
+lint: install ## Check style, format, types and layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: install ## Put the code into the house format and fix what ruff can fix
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: install ## Measure, beside bare PostgreSQL and two peers
+	@$(BIN)/python -m bench $(ARGS)
+
+requirements: install ## Write docs/requirements.md anew from the marks on the tests
+	@$(BIN)/python scripts/requirements.py
+
+clean: ## Remove .venv, builds and caches (never .custody, which holds data)
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -path ./.custody -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""Claim: messages of one partition under one lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from custody.errors import LeaseLost
+from custody.log import decode
+from custody.model import Message, Settled
+from custody.policy import Duration, seconds
+from custody.settle import Settler
+from custody.store.postgres import Database, Row
+
+
+class Lease:
+    """What a worker holds until the deadline: its messages, to be settled one by one or all at once.
+
+    Without messages it is false, and `reason` says why: `empty`, `busy`, `paused`, or the cap that was reached.
+    """
+
+    def __init__(
+        self,
+        settler: Settler,
+        *,
+        lease_id: UUID | None,
+        deadline: datetime | None,
+        messages: Sequence[Message],
+        reason: str | None,
+        detail: str | None = None,
+    ) -> None:
+        self._settler = settler
+        self._lease_id = lease_id
+        self._deadline = deadline
+        self.messages = messages
+        self.reason = reason
+        self.detail = detail
+
+    def __bool__(self) -> bool:
+        return bool(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self._lease_id} of {len(self)}>" if self else f"<Lease: {self.reason}>"
+
+    @property
+    def lease_id(self) -> UUID:
+        if self._lease_id is None:
+            raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
+        return self._lease_id
+
+    @property
+    def deadline(self) -> datetime:
+        if self._deadline is None:
+            raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
+        return self._deadline
+
+    def ack(self, *messages: Message) -> Settled:
+        """Done: these messages, or all that the lease still holds."""
+        return self._settler.ack(self.lease_id, _offsets(messages))
+
+    def nack(
+        self, *messages: Message, error: str | None = None, delay: Duration | None = None, requeue: bool = True
+    ) -> Settled:
+        """Failed: tried again by the policy (or after `delay`), dead at its limit or at once with `requeue=False`."""
+        return self._settler.nack(self.lease_id, _offsets(messages), error=error, delay=delay, requeue=requeue)
+
+    def release(self, *messages: Message) -> Settled:
+        """Given back untouched: ready at once, and the delivery does not count."""
+        return self._settler.release(self.lease_id, _offsets(messages))
+
+    def later(self, *messages: Message, after: Duration) -> Settled:
+        """Not now: ready again after that time, and the delivery does not count."""
+        return self._settler.later(self.lease_id, _offsets(messages), after=after)
+
+    def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
+        """Sets the deadline to now plus the timeout, for the lease or for one of its messages."""
+        deadline = self._settler.extend(self.lease_id, timeout, None if message is None else message.offset)
+        if message is None:
+            self._deadline = deadline
+        return deadline
+
+
+def _offsets(messages: Sequence[Message]) -> list[int] | None:
+    return [message.offset for message in messages] or None
+
+
+def claim(
+    db: Database,
+    settler: Settler,
+    topic: str,
+    group: str,
+    *,
+    max_messages: int,
+    visibility_timeout: Duration | None,
+    partition: int | None,
+    worker: str | None,
+    now: datetime | None,
+) -> Lease:
+    rows = db.call(
+        "claim",
+        topic=topic,
+        group=group,
+        max=max_messages,
+        visibility=None if visibility_timeout is None else timedelta(seconds=seconds(visibility_timeout)),
+        worker=worker,
+        partition=partition,
+        now=now,
+    )
+    lease_id, partition, deadline, reason = rows[0][:4]
+    return Lease(
+        settler,
+        lease_id=lease_id,
+        deadline=deadline,
+        messages=[] if lease_id is None else [_message(topic, partition, row) for row in rows[1:]],
+        reason=reason,
+        detail=rows[0][12],
+    )
+
+
+def _message(topic: str, partition: int, row: Row) -> Message:
+    _, _, _, _, offset, published_at, key, kind, data, headers, attempt, first_delivery, last_error = row
+    headers = headers or {}
+    if attempt > 1:
+        headers["x-custody-delivery-count"] = str(attempt)
+        if first_delivery is not None:
+            headers["x-custody-first-delivery"] = first_delivery.isoformat()
+        if last_error is not None:
+            headers["x-custody-last-error"] = last_error
+    return Message(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=key,
+        payload=decode(kind, data),
+        headers=headers,
+        attempt=attempt,
+        published_at=published_at,
+    )

@@ -1,0 +1,95 @@
+"""Settings, read in one place: arguments first, then the environment, then `custody.yaml`, then the defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from custody.errors import InvalidConfig
+from custody.policy import Backoff, Exponential, Policy, did_you_mean, seconds
+
+_DELIVERY = {
+    "visibilityTimeout": "CUSTODY_VISIBILITY_TIMEOUT",
+    "maxRetries": "CUSTODY_MAX_RETRIES",
+    "initialRetryDelay": "CUSTODY_INITIAL_RETRY_DELAY",
+    "maxRetryDelay": "CUSTODY_MAX_RETRY_DELAY",
+    "retryBackoffMultiplier": "CUSTODY_RETRY_BACKOFF_MULTIPLIER",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`home` holds the embedded database; `database` is the URL of another one; `policy` is a new group's default."""
+
+    home: Path
+    database: str | None
+    policy: Policy
+
+
+def load(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> Config:
+    """Reads `custody.yaml` (or CUSTODY_CONFIG) and the environment; refuses what it does not know."""
+    directory = directory or Path.cwd()
+    path = Path(environment.get("CUSTODY_CONFIG") or directory / "custody.yaml")
+    document: Any = {}
+    if path.exists():
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except yaml.YAMLError as error:
+            raise InvalidConfig(f"{path.name} is not valid YAML: {error}") from error
+    elif "CUSTODY_CONFIG" in environment:
+        raise InvalidConfig(f"there is no file {path}", "CUSTODY_CONFIG names it.")
+    settings = _section(document, path.name, ["home", "database", "defaults"])
+    topic = _section(
+        _section(settings.get("defaults"), "defaults", ["topic"]).get("topic"), "defaults.topic", ["delivery"]
+    )
+    delivery = _section(topic.get("delivery"), "defaults.topic.delivery", list(_DELIVERY))
+    for name, variable in _DELIVERY.items():
+        if environment.get(variable):
+            delivery[name] = environment[variable]
+    return Config(
+        home=Path(environment.get("CUSTODY_HOME") or settings.get("home") or directory / ".custody"),
+        database=environment.get("CUSTODY_DATABASE") or settings.get("database"),
+        policy=_policy(delivery),
+    )
+
+
+def _section(value: Any, where: str, known: list[str]) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidConfig(f"{where} must be a mapping, not {value!r}")
+    for key in value:
+        if key not in known:
+            raise InvalidConfig(f"{where} has no setting {key!r}", did_you_mean(str(key), known))
+    return dict(value)
+
+
+def _number(delivery: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(delivery[name])
+    except (TypeError, ValueError):
+        raise InvalidConfig(f"{name} must be a number, not {delivery[name]!r}") from None
+
+
+def _policy(delivery: Mapping[str, Any]) -> Policy:
+    policy, backoff = Policy(), Exponential()
+    values: dict[str, Any] = {}
+    if "initialRetryDelay" in delivery:
+        values["initial"] = delivery["initialRetryDelay"]
+    if "maxRetryDelay" in delivery:
+        values["cap"] = delivery["maxRetryDelay"]
+    if "retryBackoffMultiplier" in delivery:
+        values["multiplier"] = _number(delivery, "retryBackoffMultiplier", float)
+    changed: Backoff = replace(backoff, **values)
+    policy = replace(policy, backoff=changed)
+    if "maxRetries" in delivery:
+        policy = replace(policy, max_attempts=_number(delivery, "maxRetries", int))
+    if "visibilityTimeout" in delivery:
+        seconds(delivery["visibilityTimeout"])
+        policy = replace(policy, visibility_timeout=delivery["visibilityTimeout"])
+    return policy

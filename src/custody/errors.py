@@ -1,0 +1,273 @@
+"""Every error that Custody raises, each with a stable code, a message that says what to do, and an HTTP status.
+
+CustodyError
+├── Transient                     the same call may succeed later
+│   ├── DatabaseUnavailable       database_unavailable
+│   ├── QueueFull                 queue_full
+│   └── Busy                      busy
+└── Terminal                      the same call will fail again
+    ├── InvalidArgument           invalid_argument
+    │   ├── InvalidPolicy         invalid_policy
+    │   ├── InvalidConfig         invalid_config
+    │   └── InvalidPayload        invalid_payload
+    ├── NotFound
+    │   ├── TopicNotFound         topic_not_found
+    │   ├── GroupNotFound         group_not_found
+    │   ├── PartitionNotFound     partition_not_found
+    │   └── ProducerNotFound      producer_not_found
+    ├── Conflict
+    │   ├── TopicExists           topic_exists
+    │   ├── TopicChanged          topic_changed
+    │   ├── GroupExists           group_exists
+    │   ├── LeaseLost             lease_lost
+    │   ├── OrderConflict         order_conflict
+    │   ├── OffsetConflict        offset_conflict
+    │   ├── SequenceConflict      sequence_conflict
+    │   ├── ProducerFenced        producer_fenced
+    │   ├── NotSkippable          not_skippable
+    │   ├── BareGroup             bare_group
+    │   └── LifecycleGroup        lifecycle_group
+    ├── OffsetOutOfRange          offset_out_of_range
+    ├── IsolationLevel            isolation_level
+    ├── SchemaMismatch
+    │   ├── SchemaMissing         schema_missing
+    │   ├── SchemaOlder           schema_older
+    │   └── SchemaNewer           schema_newer
+    └── EmbeddedError             embedded_error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+
+class CustodyError(Exception):
+    """Something went wrong in Custody."""
+
+    code: ClassVar[str] = "custody_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str | None = None, remedy: str = "") -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.remedy = remedy
+        super().__init__(f"{self.message}. {remedy}" if remedy else self.message)
+
+
+class Transient(CustodyError):
+    """Not now; the same call may succeed later."""
+
+    status = 503
+
+
+class Terminal(CustodyError):
+    """The same call will fail again until something is changed."""
+
+    status = 422
+
+
+class DatabaseUnavailable(Transient):
+    """The database cannot be reached. Whether the last call took effect is unknown."""
+
+    code = "database_unavailable"
+
+
+class QueueFull(Transient):
+    """The topic has reached its max_depth."""
+
+    code = "queue_full"
+    status = 429
+
+
+class Busy(Transient):
+    """Somebody else holds what this call needs. Try again."""
+
+    code = "busy"
+
+
+class InvalidArgument(Terminal):
+    """An argument is not valid."""
+
+    code = "invalid_argument"
+
+
+class InvalidPolicy(InvalidArgument):
+    """The policy is not valid."""
+
+    code = "invalid_policy"
+
+
+class InvalidConfig(InvalidArgument):
+    """The configuration is not valid."""
+
+    code = "invalid_config"
+
+
+class InvalidPayload(InvalidArgument):
+    """The payload could not be stored so that it comes back as it went in."""
+
+    code = "invalid_payload"
+
+
+class NotFound(Terminal):
+    """It does not exist."""
+
+    code = "not_found"
+    status = 404
+
+
+class TopicNotFound(NotFound):
+    """There is no such topic."""
+
+    code = "topic_not_found"
+
+
+class GroupNotFound(NotFound):
+    """The topic has no such group."""
+
+    code = "group_not_found"
+
+
+class PartitionNotFound(NotFound):
+    """The topic has no such partition."""
+
+    code = "partition_not_found"
+
+
+class ProducerNotFound(NotFound):
+    """There is no such producer."""
+
+    code = "producer_not_found"
+
+
+class Conflict(Terminal):
+    """It does not fit the present state."""
+
+    code = "conflict"
+    status = 409
+
+
+class TopicExists(Conflict):
+    """There is a topic of that name already."""
+
+    code = "topic_exists"
+
+
+class TopicChanged(Conflict):
+    """The topic's partitions are not what the producer placed its messages among."""
+
+    code = "topic_changed"
+
+
+class GroupExists(Conflict):
+    """The topic has a group of that name already."""
+
+    code = "group_exists"
+
+
+class LeaseLost(Conflict):
+    """The lease no longer holds these messages: it expired, was revoked, or they were settled before."""
+
+    code = "lease_lost"
+
+    def __init__(self, message: str | None = None, remedy: str = "", *, lost: Sequence[int] = ()) -> None:
+        super().__init__(message, remedy)
+        self.lost = tuple(lost)
+        """The offsets that were named and not held; what the lease did hold has been settled."""
+
+
+class OrderConflict(Conflict):
+    """A message cannot be resolved before an earlier one of its key in the same lease."""
+
+    code = "order_conflict"
+
+
+class OffsetConflict(Conflict):
+    """The partition has moved on from the expected offset."""
+
+    code = "offset_conflict"
+
+
+class SequenceConflict(Conflict):
+    """The producer's sequence has a gap, or is older than what is remembered."""
+
+    code = "sequence_conflict"
+
+
+class ProducerFenced(Conflict):
+    """A newer instance of this producer has taken over."""
+
+    code = "producer_fenced"
+
+
+class NotSkippable(Conflict):
+    """The message is not waiting, so it cannot be skipped."""
+
+    code = "not_skippable"
+
+
+class BareGroup(Conflict):
+    """The group is bare: it has a cursor and no lifecycle."""
+
+    code = "bare_group"
+
+
+class LifecycleGroup(Conflict):
+    """The group has a lifecycle: its position is not set by hand."""
+
+    code = "lifecycle_group"
+
+
+class OffsetOutOfRange(Terminal):
+    """The log does not hold that offset."""
+
+    code = "offset_out_of_range"
+
+
+class IsolationLevel(Terminal):
+    """Custody's verbs need a READ COMMITTED transaction."""
+
+    code = "isolation_level"
+
+
+class SchemaMismatch(Terminal):
+    """The database's schema does not fit this version of Custody."""
+
+    code = "schema_mismatch"
+    status = 503
+
+
+class SchemaMissing(SchemaMismatch):
+    """The database has no Custody schema."""
+
+    code = "schema_missing"
+
+
+class SchemaOlder(SchemaMismatch):
+    """The database's schema is older than this version of Custody."""
+
+    code = "schema_older"
+
+
+class SchemaNewer(SchemaMismatch):
+    """The database's schema is newer than this version of Custody."""
+
+    code = "schema_newer"
+
+
+class EmbeddedError(Terminal):
+    """The embedded PostgreSQL could not be started or stopped."""
+
+    code = "embedded_error"
+    status = 503
+
+
+def _tree(root: type[CustodyError]) -> Iterator[type[CustodyError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+def by_code() -> dict[str, type[CustodyError]]:
+    """Every error class by its code: what turns a refusal of the database into the error of that name."""
+    return {error.code: error for error in _tree(CustodyError) if "code" in vars(error)}

@@ -1,0 +1,108 @@
+"""What can be known of a group: figures, dead letters, blocked keys, the history of a message. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from custody.log import decode
+from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
+from custody.policy import Policy
+from custody.store.postgres import Database
+
+_KINDS = {"json": "j", "text": "t", "bytes": "b"}
+
+
+def stats(db: Database, topic: str, group: str, *, now: datetime | None) -> Stats:
+    described = describe_group(topic, db.call_dicts("group_named", topic=topic, group=group)[0])
+    partitions = tuple(
+        PartitionStats(**row) for row in db.call_dicts("partition_stats", topic=topic, group=group, now=now)
+    )
+    return Stats(
+        topic=topic,
+        group=group,
+        lag=sum(p.lag for p in partitions),
+        waiting=sum(p.waiting for p in partitions),
+        in_flight=sum(p.in_flight for p in partitions),
+        holes=sum(p.holes for p in partitions),
+        parked=sum(p.parked for p in partitions),
+        dead=sum(p.dead for p in partitions),
+        depth=sum(p.depth for p in partitions),
+        oldest_unresolved=min((p.oldest_unresolved_at for p in partitions if p.oldest_unresolved_at), default=None),
+        tail=tuple(p.tail for p in partitions),
+        partitions=partitions,
+        paused_at=described.paused_at,
+        paused_reason=described.paused_reason,
+    )
+
+
+def describe_group(topic: str, row: Mapping[str, Any]) -> Group:
+    return Group(
+        topic=topic,
+        name=row["name"],
+        bare=row["bare"],
+        policy=None if row["bare"] else Policy.from_columns(row),
+        paused_at=row["paused_at"],
+        paused_reason=row["paused_reason"],
+        created_at=row["created_at"],
+    )
+
+
+def groups(db: Database, topic: str) -> list[Group]:
+    topic_id = db.call_dicts("topic_named", topic=topic)[0]["topic_id"]
+    return [describe_group(topic, row) for row in db.select("groups", order=["name"], topic_id=topic_id)]
+
+
+def dead(db: Database, topic: str, group: str, *, limit: int) -> list[DeadLetter]:
+    """Dead letters with payload and errors, the first of each partition first."""
+    db.call("lifecycle_group", topic=topic, group=group)
+    rows = db.select("dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group)
+    return [
+        DeadLetter(
+            topic=topic,
+            partition=row["partition"],
+            offset=row["offset"],
+            key=row["key"],
+            payload=decode(_KINDS[row["payload_kind"]], row["payload_bytes"]),
+            headers=row["headers"] or {},
+            attempt=row["attempts"],
+            published_at=row["published_at"],
+            attempts=row["attempts"],
+            reason=row["reason"],
+            last_error=row["last_error"],
+            errors=tuple(row["errors"]),
+            died_at=row["died_at"],
+            held=row["held"],
+        )
+        for row in rows
+    ]
+
+
+def blocked_keys(db: Database, topic: str, group: str, *, limit: int) -> list[BlockedKey]:
+    db.call("lifecycle_group", topic=topic, group=group)
+    rows = db.select(
+        "blocked_keys", order=["partition", "since", "key"], limit=limit, topic=topic, consumer_group=group
+    )
+    return [
+        BlockedKey(**{name: value for name, value in row.items() if name not in ("topic", "consumer_group")})
+        for row in rows
+    ]
+
+
+def trace(db: Database, topic: str, partition: int, offset: int, *, group: str | None) -> list[HistoryEntry]:
+    """Everything that happened to one message, oldest first."""
+    db.call("topic_named", topic=topic)
+    rows = db.call_dicts("trace", topic=topic, partition=partition, offset=offset, group=group)
+    return [
+        HistoryEntry(
+            at=row["at"],
+            group=row["consumer_group"],
+            kind=row["kind"],
+            attempt=row["attempt"],
+            worker=row["worker"],
+            error=row["error"],
+            lease_id=row["lease_id"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,184 @@
+"""What goes in and out of Custody: messages, receipts, leases' contents, dead letters, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from custody.policy import Policy
+
+Payload = Any
+"""bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One message to publish. A key picks the partition and is the unit of order."""
+
+    payload: Payload
+    key: str | None = field(default=None, kw_only=True)
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True)
+    partition: int | None = field(default=None, kw_only=True)
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a message went. `duplicate`: it had been published before, and this is the first receipt."""
+
+    topic: str
+    partition: int
+    offset: int
+    duplicate: bool = False
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of the log, as delivered. `attempt` counts deliveries from 1; it is 0 for a plain read."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    payload: Payload
+    headers: dict[str, str]
+    attempt: int
+    published_at: datetime
+
+
+class DeadLetter(Message, frozen=True, kw_only=True):
+    """A message that a group has given up, with everything known about why."""
+
+    attempts: int
+    reason: str
+    last_error: str | None
+    errors: tuple[str, ...]
+    died_at: datetime
+    held: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    name: str
+    partitions: int
+    max_depth: int | None
+    created_at: datetime
+    tails: tuple[int, ...]
+    first_offsets: tuple[int, ...]
+
+    @property
+    def message_count(self) -> int:
+        return sum(tail - first for tail, first in zip(self.tails, self.first_offsets, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    topic: str
+    name: str
+    bare: bool
+    policy: Policy | None
+    paused_at: datetime | None
+    paused_reason: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionStats:
+    """The figures of a group on one partition. `tail` is the durable end of the log: the next offset."""
+
+    partition: int
+    first_offset: int
+    tail: int
+    frontier: int
+    lag: int
+    waiting: int
+    in_flight: int
+    holes: int
+    parked: int
+    dead: int
+    depth: int
+    oldest_unresolved: int | None
+    oldest_unresolved_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The figures of a group.
+
+    lag: never handed out · waiting: to be tried again · in_flight: leased · parked: behind their key · depth: all of
+    these and held dead ones, what is not resolved · dead: dead letters · holes: gaps among the resolved offsets.
+    """
+
+    topic: str
+    group: str
+    lag: int
+    waiting: int
+    in_flight: int
+    holes: int
+    parked: int
+    dead: int
+    depth: int
+    oldest_unresolved: datetime | None
+    tail: tuple[int, ...]
+    partitions: tuple[PartitionStats, ...]
+    paused_reason: str | None
+    paused_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockedKey:
+    """A key that cannot go on: `why` is backoff, retrying, held or in flight; `parked` messages wait behind it."""
+
+    partition: int
+    key: str
+    blocked_by: int | None
+    why: str
+    attempts: int | None
+    run_at: datetime | None
+    last_error: str | None
+    since: datetime
+    parked: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry:
+    """One thing that happened to a message in a group."""
+
+    at: datetime
+    group: str
+    kind: str
+    attempt: int | None
+    worker: str | None
+    error: str | None
+    lease_id: UUID | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Producer:
+    """Where an idempotent producer stands: its last sequence, and the receipt of it."""
+
+    producer_id: str
+    epoch: int
+    last_sequence: int
+    last_receipt: Receipt | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewound:
+    """What a rewind gave back on one partition."""
+
+    partition: int
+    target: int
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a settle did: how many messages it settled, which of them are dead by it, and which later messages of a
+    stopped key it released from the lease."""
+
+    settled: int
+    dead: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()

@@ -1,0 +1,211 @@
+"""A group's rules: order, retries, time-outs, what happens to dead messages, and back-pressure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Literal, Self
+
+from custody.errors import InvalidArgument, InvalidPolicy
+
+Duration = str | int | float | timedelta
+"""`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*\Z")
+
+
+def seconds(duration: Duration) -> float:
+    """The duration in seconds; refuses what is negative or no duration at all."""
+    if isinstance(duration, timedelta):
+        value = duration.total_seconds()
+    elif isinstance(duration, str):
+        match = _DURATION.match(duration)
+        if match is None:
+            raise InvalidArgument(
+                f"{duration!r} is not a duration", 'Write a number with a unit: "100ms", "30s", "5m", "2h" or "1d".'
+            )
+        value = float(match[1]) * _UNITS[match[2] or "s"]
+    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+        value = float(duration)
+    else:
+        raise InvalidArgument(f"{duration!r} is not a duration", 'Give seconds, a timedelta, or a text such as "30s".')
+    if not math.isfinite(value) or value < 0:
+        raise InvalidArgument(f"{duration!r} is not a duration", "It must be zero or more.")
+    return value
+
+
+def did_you_mean(key: str, known: list[str]) -> str:
+    """A remedy for an unknown name."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
+
+
+def refuse_unknown(given: Mapping[str, Any], known: list[str], what: str) -> None:
+    for key in given:
+        if key not in known:
+            raise InvalidPolicy(f"{key!r} is not a setting of {what}", did_you_mean(str(key), known))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """How long a failed message waits before its next attempt. A jitter of 0.2 takes up to 20 % off at random."""
+
+    initial: Duration
+    cap: Duration = "30s"
+    jitter: float = 0.0
+
+    kind = "constant"
+    factor = 1.0
+
+    def __post_init__(self) -> None:
+        seconds(self.initial)
+        seconds(self.cap)
+        if not 0 <= self.jitter <= 1:
+            raise InvalidPolicy(f"a jitter of {self.jitter} is not possible", "It lies between 0 and 1.")
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "backoff_kind": self.kind,
+            "backoff_initial": f"{seconds(self.initial)} s",
+            "backoff_multiplier": self.factor,
+            "backoff_cap": f"{seconds(self.cap)} s",
+            "backoff_jitter": self.jitter,
+        }
+
+
+@dataclass(frozen=True)
+class Exponential(Backoff):
+    """initial, initial × multiplier, initial × multiplier², … up to the cap."""
+
+    initial: Duration = "100ms"
+    multiplier: float = field(default=2.0, kw_only=True)
+
+    kind = "exponential"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.multiplier <= 1000:
+            raise InvalidPolicy(f"a multiplier of {self.multiplier} is not possible", "It lies between 1 and 1000.")
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]  # a class constant of the others
+        return self.multiplier
+
+
+@dataclass(frozen=True)
+class Linear(Backoff):
+    """initial, 2 × initial, 3 × initial, … up to the cap."""
+
+    initial: Duration = "1s"
+
+    kind = "linear"
+
+
+@dataclass(frozen=True)
+class Constant(Backoff):
+    """Always the same."""
+
+    initial: Duration = "1s"
+
+    kind = "constant"
+
+    def columns(self) -> dict[str, Any]:
+        return {**super().columns(), "backoff_cap": f"{max(seconds(self.cap), seconds(self.initial))} s"}
+
+
+BACKOFFS: dict[str, type[Exponential] | type[Linear] | type[Constant]] = {
+    "exponential": Exponential,
+    "linear": Linear,
+    "constant": Constant,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The rules of one group. Caps hold for each partition; None means no cap."""
+
+    ordering: Literal["none", "key"] = "none"
+    max_attempts: int = 3
+    backoff: Backoff = Exponential("100ms")
+    visibility_timeout: Duration = "30s"
+    handler_timeout: Duration | None = None
+    on_dead: Literal["release", "hold"] = "release"
+    dead_letter: Literal["keep"] = "keep"
+    max_in_flight: int | None = None
+    max_ack_holes: int | None = 10_000
+    max_parked: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("ordering", self.ordering, ("none", "key"))
+        _one_of("on_dead", self.on_dead, ("release", "hold"))
+        _one_of("dead_letter", self.dead_letter, ("keep",))
+        if not isinstance(self.backoff, Backoff):
+            raise InvalidPolicy(f"backoff cannot be {self.backoff!r}", "Use Exponential, Linear or Constant.")
+        if self.on_dead == "hold" and self.ordering != "key":
+            raise InvalidPolicy('on_dead="hold" holds a key and needs ordering="key"')
+        for name in ("max_attempts", "max_in_flight", "max_ack_holes", "max_parked"):
+            value = getattr(self, name)
+            if value is None and name != "max_attempts":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidPolicy(f"{name} cannot be {value!r}", "It is a whole number from 1 on.")
+        for name in ("visibility_timeout", "handler_timeout"):
+            if getattr(self, name) is not None and seconds(getattr(self, name)) == 0:
+                raise InvalidPolicy(f"{name} must be longer than zero")
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
+        """From plain values, as they come from JSON or YAML: `backoff` is a mapping with a `kind`."""
+        refuse_unknown(given, [f.name for f in fields(cls)], "a policy")
+        values = dict(given)
+        backoff = values.get("backoff")
+        if isinstance(backoff, Mapping):
+            settings = dict(backoff)
+            kind = settings.pop("kind", "exponential")
+            if kind not in BACKOFFS:
+                raise InvalidPolicy(f"{kind!r} is not a kind of backoff", did_you_mean(str(kind), list(BACKOFFS)))
+            refuse_unknown(settings, [f.name for f in fields(BACKOFFS[kind])], f"an {kind} backoff")
+            values["backoff"] = BACKOFFS[kind](**settings)
+        return cls(**values)
+
+    def columns(self) -> dict[str, Any]:
+        """The policy as the columns of its group."""
+        return {
+            "ordering": self.ordering,
+            "max_attempts": self.max_attempts,
+            **self.backoff.columns(),
+            "visibility_timeout": f"{seconds(self.visibility_timeout)} s",
+            "handler_timeout": None if self.handler_timeout is None else f"{seconds(self.handler_timeout)} s",
+            "on_dead": self.on_dead,
+            "max_in_flight": self.max_in_flight,
+            "max_ack_holes": self.max_ack_holes,
+            "max_parked": self.max_parked,
+        }
+
+    @classmethod
+    def from_columns(cls, row: Mapping[str, Any]) -> Self:
+        """The policy of a group's row."""
+        common = {"initial": row["backoff_initial"], "cap": row["backoff_cap"], "jitter": row["backoff_jitter"]}
+        if row["backoff_kind"] == "exponential":
+            common["multiplier"] = row["backoff_multiplier"]
+        return cls(
+            ordering=row["ordering"],
+            max_attempts=row["max_attempts"],
+            backoff=BACKOFFS[row["backoff_kind"]](**common),
+            visibility_timeout=row["visibility_timeout"],
+            handler_timeout=row["handler_timeout"],
+            on_dead=row["on_dead"],
+            max_in_flight=row["max_in_flight"],
+            max_ack_holes=row["max_ack_holes"],
+            max_parked=row["max_parked"],
+        )
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is one of: {', '.join(allowed)}.")

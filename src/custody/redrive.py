@@ -1,0 +1,132 @@
+"""What an operator does: redrive, discard, rewind, release a key, skip a message, pause and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from custody.errors import InvalidArgument
+from custody.model import Rewound
+from custody.store.postgres import Database, Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadFilter:
+    """Which dead messages: all conditions that are given must hold. `where_error` is a LIKE pattern."""
+
+    where_error: str | None = None
+    key: str | None = None
+    partition: int | None = None
+    offsets: Sequence[int] | None = None
+    died_from: datetime | None = None
+    died_until: datetime | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise InvalidArgument("limit must be at least 1")
+        if self.offsets is not None and self.partition is None:
+            raise InvalidArgument("offsets need a partition", "Offsets repeat in each partition: say which one.")
+
+    def row(self) -> Row:
+        """As the SQL type `custody.dead_filter`."""
+        offsets = None if self.offsets is None else list(self.offsets)
+        return (self.where_error, self.key, self.partition, offsets, self.died_from, self.died_until, self.limit)
+
+
+def redrive(
+    db: Database,
+    topic: str,
+    group: str,
+    which: DeadFilter,
+    *,
+    dry_run: bool,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> list[tuple[int, int]]:
+    """Dead messages become ready with a fresh budget. Returns (partition, offset) of each."""
+    return _on_dead(db, "redrive", topic, group, which, dry_run=dry_run, actor=actor, reason=reason, now=now)
+
+
+def discard(
+    db: Database,
+    topic: str,
+    group: str,
+    which: DeadFilter,
+    *,
+    dry_run: bool,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> list[tuple[int, int]]:
+    """Dead messages are given up for good. Returns (partition, offset) of each."""
+    return _on_dead(db, "discard", topic, group, which, dry_run=dry_run, actor=actor, reason=reason, now=now)
+
+
+def _on_dead(
+    db: Database,
+    verb: str,
+    topic: str,
+    group: str,
+    which: DeadFilter,
+    *,
+    dry_run: bool,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> list[tuple[int, int]]:
+    rows = db.call(
+        verb, topic=topic, group=group, filter=which.row(), dry_run=dry_run, actor=actor, reason=reason, now=now
+    )
+    return [(partition, offset) for partition, offset in rows]
+
+
+def rewind(
+    db: Database,
+    topic: str,
+    group: str,
+    *,
+    to_offset: int | None,
+    to_time: datetime | None,
+    partition: int | None,
+    dry_run: bool,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> list[Rewound]:
+    rows = db.call(
+        "rewind",
+        topic=topic,
+        group=group,
+        to_offset=to_offset,
+        to_time=to_time,
+        partition=partition,
+        dry_run=dry_run,
+        actor=actor,
+        reason=reason,
+        now=now,
+    )
+    return [Rewound(partition=partition, target=target, messages=messages) for partition, target, messages in rows]
+
+
+def release_key(
+    db: Database, topic: str, group: str, key: str, *, actor: str | None, reason: str | None, now: datetime | None
+) -> int:
+    """Lets a key go on past its held dead messages. Returns how many there were."""
+    return int(db.call("release_key", topic=topic, group=group, key=key, actor=actor, reason=reason, now=now)[0][0])
+
+
+def skip(
+    db: Database,
+    topic: str,
+    group: str,
+    partition: int,
+    offset: int,
+    *,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> None:
+    db.call("skip", topic=topic, group=group, partition=partition, offset=offset, actor=actor, reason=reason, now=now)

@@ -1,0 +1,115 @@
+"""Settle: what a worker says of the messages of its lease. Every verb is fenced: what is not held is LeaseLost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+from uuid import UUID
+
+from custody.errors import LeaseLost
+from custody.model import Settled
+from custody.policy import Duration, seconds
+from custody.store.postgres import Connection, Database
+
+Kind = Literal["ack", "nack", "dead", "later", "release"]
+REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one message."""
+
+    kind: Kind
+    error: str | None = field(default=None, kw_only=True)
+    delay: Duration | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settler:
+    """The settle verbs by lease id, for whoever has the ids: a lease, or another process."""
+
+    db: Database
+    worker: str | None = None
+    clock: Callable[[], datetime] | None = None
+    connection: Connection | None = None
+
+    def _now(self) -> datetime | None:
+        return None if self.clock is None else self.clock()
+
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
+        """Many outcomes at once, by offset: one statement, one commit.
+
+        Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest.
+        """
+        result = self.db.call(
+            "settle",
+            on=self.connection,
+            lease_id=lease_id,
+            offsets=list(outcomes),
+            outcomes=[outcome.kind for outcome in outcomes.values()],
+            errors=[outcome.error for outcome in outcomes.values()],
+            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in outcomes.values()],
+            worker=self.worker,
+            now=self._now(),
+        )[0]
+        settled, lost, dead, released = result
+        if lost or not outcomes:
+            raise LeaseLost(f"lease {lease_id} does not hold {_listed(lost)}", REMEDY, lost=lost)
+        return Settled(settled=settled, dead=tuple(dead), released=tuple(released))
+
+    def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
+        if offsets is not None:
+            return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
+        settled = self.db.call("ack_lease", on=self.connection, lease_id=lease_id, worker=self.worker, now=self._now())[
+            0
+        ][0]
+        if settled == 0:
+            raise LeaseLost(f"lease {lease_id} holds nothing any more", REMEDY)
+        return Settled(settled=settled)
+
+    def nack(
+        self,
+        lease_id: UUID,
+        offsets: Sequence[int] | None = None,
+        *,
+        error: str | None = None,
+        delay: Duration | None = None,
+        requeue: bool = True,
+    ) -> Settled:
+        return self._all(lease_id, offsets, Outcome("nack" if requeue else "dead", error=error, delay=delay))
+
+    def release(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
+        return self._all(lease_id, offsets, Outcome("release"))
+
+    def later(self, lease_id: UUID, offsets: Sequence[int] | None = None, *, after: Duration) -> Settled:
+        return self._all(lease_id, offsets, Outcome("later", delay=after))
+
+    def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
+        deadline: datetime | None = self.db.call(
+            "extend",
+            on=self.connection,
+            lease_id=lease_id,
+            timeout=None if timeout is None else timedelta(seconds=seconds(timeout)),
+            offset=offset,
+            now=self._now(),
+        )[0][0]
+        if deadline is None:
+            raise LeaseLost(
+                f"lease {lease_id} does not hold {'anything any more' if offset is None else f'offset {offset}'}",
+                REMEDY,
+                lost=() if offset is None else (offset,),
+            )
+        return deadline
+
+    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
+        if offsets is None:
+            offsets = self.db.call("lease_offsets", on=self.connection, lease_id=lease_id, now=self._now())[0][0]
+        return self.settle(lease_id, dict.fromkeys(offsets or (), outcome))
+
+
+def _listed(offsets: Sequence[int]) -> str:
+    if not offsets:
+        return "anything any more"
+    return f"offset{'s' if len(offsets) > 1 else ''} {', '.join(map(str, offsets[:10]))}{' …' if len(offsets) > 10 else ''}"

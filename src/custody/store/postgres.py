@@ -1,0 +1,156 @@
+"""The one place that talks to PostgreSQL: a pool, calls of SQL functions, and errors turned into ours.
+
+Verbs are SQL functions; Python only calls them. No SQL text is built from values here or anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+import psycopg
+from psycopg import errors as pg_errors
+from psycopg import sql
+from psycopg.rows import RowFactory, dict_row, tuple_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
+
+Connection = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+T = TypeVar("T")
+
+_ERRORS = by_code()
+
+
+@lru_cache(maxsize=512)
+def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -> sql.Composed:
+    """`SELECT * FROM custody.function(p_a => %s, …)`, once for each shape of a call."""
+    return sql.SQL("SELECT * FROM {}({})").format(
+        sql.Identifier("custody", function),
+        sql.SQL(", ").join(
+            sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.SQL("%b" if as_binary else "%s"))
+            for name, as_binary in zip(arguments, binary, strict=True)
+        ),
+    )
+
+
+@lru_cache(maxsize=64)
+def _select(view: str, conditions: tuple[str, ...], order: tuple[str, ...], limited: bool) -> sql.Composed:
+    query = sql.SQL("SELECT * FROM {} WHERE {} ORDER BY {}").format(
+        sql.Identifier("custody", view),
+        sql.SQL(" AND ").join(
+            [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in conditions] or [sql.SQL("true")]
+        ),
+        sql.SQL(", ").join(map(sql.Identifier, order)),
+    )
+    return query + sql.SQL(" LIMIT %s") if limited else query + sql.SQL("")
+
+
+def _is_binary(value: object) -> bool:
+    return isinstance(value, list)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns the driver's errors into ours: a refusal by its code, a lost connection as transient."""
+    try:
+        yield
+    except pg_errors.DatabaseError as error:
+        raise translate(error) from error
+    except PoolTimeout as error:
+        raise DatabaseUnavailable(
+            "no connection to the database could be had in time", "Check that it runs, and the size of the pool."
+        ) from error
+
+
+def translate(error: psycopg.Error) -> CustodyError:
+    if error.sqlstate == "CY000":
+        known = _ERRORS.get(error.diag.message_detail or "", CustodyError)
+        return known(error.diag.message_primary, error.diag.message_hint or "")
+    if isinstance(error, pg_errors.DataError | pg_errors.IntegrityConstraintViolation):
+        return InvalidArgument(str(error).strip())
+    if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
+        return Busy(f"the database gave up waiting: {str(error).strip()}", "Try again.")
+    if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
+        return DatabaseUnavailable(
+            f"the database cannot be reached: {str(error).strip()}", "Check that it runs, and try again."
+        )
+    return CustodyError(f"the database reported: {str(error).strip()}")
+
+
+class Database:
+    """A pool of connections to one database. Safe for use by many threads."""
+
+    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 30.0) -> None:
+        self.url = url
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=pool_size,
+            timeout=timeout,
+            open=False,
+            kwargs={"autocommit": True, "prepare_threshold": 2, "application_name": "custody"},
+            configure=_configure,
+        )
+        with translated():
+            psycopg.connect(url, connect_timeout=int(timeout)).close()  # the pool would try for long and say little
+            self._pool.open(wait=True, timeout=timeout)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection of the pool, in autocommit mode. After a lost connection the pool is cleared of its like."""
+        with translated():
+            try:
+                with self._pool.connection() as connection:
+                    yield connection
+            except (pg_errors.OperationalError, pg_errors.InterfaceError):
+                self._pool.check()
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        with self.connection() as connection, connection.transaction():
+            yield connection
+
+    def call(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[Row]:
+        """One SQL function, one round trip: its rows."""
+        if on is not None:
+            with translated():
+                return _execute(on, tuple_row, function, arguments)
+        with self.connection() as connection:
+            return _execute(connection, tuple_row, function, arguments)
+
+    def call_dicts(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[dict[str, Any]]:
+        """The same, each row as a mapping."""
+        if on is not None:
+            with translated():
+                return _execute(on, dict_row, function, arguments)
+        with self.connection() as connection:
+            return _execute(connection, dict_row, function, arguments)
+
+    def select(
+        self, view: str, /, *, order: Sequence[str], limit: int | None = None, **conditions: Any
+    ) -> list[dict[str, Any]]:
+        """Rows of a view or table whose columns equal the conditions."""
+        values = [*conditions.values(), *([limit] if limit is not None else [])]
+        with self.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(_select(view, tuple(conditions), tuple(order), limit is not None), values)
+            return cursor.fetchall()
+
+
+def _configure(connection: Connection) -> None:
+    connection.execute("SET TIME ZONE 'UTC'")
+
+
+def _execute(connection: Connection, factory: RowFactory[T], function: str, arguments: dict[str, Any]) -> list[T]:
+    values = list(arguments.values())
+    query = _call(function, tuple(arguments), tuple(map(_is_binary, values)))
+    with connection.cursor(binary=True, row_factory=factory) as cursor:
+        cursor.execute(query, values)
+        return cast("list[T]", cursor.fetchall())

@@ -1,0 +1,79 @@
+-- What an operator does with a blocked key: let it go on past its dead message, or skip what stands in its way.
+
+-- The held dead messages of a key stay dead but no longer hold it. Returns how many there were.
+CREATE FUNCTION custody.release_key(
+    p_topic text, p_group text, p_key text, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now       timestamptz := coalesce(p_now, clock_timestamp());
+    v_group     custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_partition int;
+    v_set       int8multirange;
+    v_count     bigint := 0;
+BEGIN
+    PERFORM custody.require_read_committed();
+    FOR v_partition IN
+        SELECT DISTINCT partition FROM custody.cases WHERE group_id = v_group.group_id AND key = p_key AND state = 'dead' AND held ORDER BY 1
+    LOOP
+        PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = v_partition FOR UPDATE;
+        WITH let AS (
+            UPDATE custody.cases SET held = false
+            WHERE group_id = v_group.group_id AND partition = v_partition AND key = p_key AND state = 'dead' AND held
+            RETURNING "offset")
+        SELECT range_agg(int8range("offset", "offset" + 1)) INTO v_set FROM let;
+        CONTINUE WHEN v_set IS NULL;
+        INSERT INTO custody.freed (group_id, partition, key) VALUES (v_group.group_id, v_partition, p_key);
+        INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+        VALUES (v_now, 'free', v_group.group_id, v_partition, v_set, p_actor, p_reason);
+        v_count := v_count + custody.cardinality(v_set);
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- One message that waits, or is dead, counts as done. A message in flight is its worker's to settle.
+CREATE FUNCTION custody.skip(
+    p_topic text, p_group text, p_partition int, p_offset bigint, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz;
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_one   int8multirange := int8multirange(int8range(p_offset, p_offset + 1));
+    v_at    custody.frontiers;
+    v_head  custody.heads;
+    v_case  custody.cases;
+BEGIN
+    PERFORM custody.require_read_committed();
+    PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
+    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = p_partition FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    v_at := custody.position(v_group.group_id, p_partition);
+    SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = p_partition;
+    PERFORM custody.fold_expired(v_group, v_head, v_at.oldest_claim, v_now);
+    IF p_offset >= v_at.frontier THEN
+        PERFORM custody.refuse('not_skippable', format('%s/%s/%s has not been reached yet', p_topic, p_partition, p_offset),
+            'Only a message that waits behind its key, for its retry or for an operator can be skipped.');
+    ELSIF EXISTS (SELECT FROM custody.leases WHERE group_id = v_group.group_id AND partition = p_partition
+                  AND claim_no >= v_at.oldest_claim AND held @> p_offset) THEN
+        PERFORM custody.refuse('not_skippable', format('%s/%s/%s is in flight', p_topic, p_partition, p_offset),
+            'Wait until its worker has settled it or its lease has expired.');
+    END IF;
+    SELECT * INTO v_case FROM custody.cases
+    WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset FOR UPDATE;
+    IF FOUND THEN
+        DELETE FROM custody.cases WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset;
+        IF v_case.key IS NOT NULL AND v_group.ordering = 'key' THEN
+            INSERT INTO custody.freed (group_id, partition, key) VALUES (v_group.group_id, p_partition, v_case.key);
+        END IF;
+    ELSIF EXISTS (SELECT FROM custody.returned WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
+        PERFORM custody.cut_returned(v_group.group_id, p_partition, v_one);
+    ELSIF EXISTS (SELECT FROM custody.parked WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
+        PERFORM custody.cut_parked(v_group.group_id, p_partition, v_one);
+    ELSE
+        PERFORM custody.refuse('not_skippable', format('%s/%s/%s is done already', p_topic, p_partition, p_offset), 'There is nothing to do.');
+    END IF;
+    INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+    VALUES (v_now, 'skip', v_group.group_id, p_partition, v_one, p_actor, p_reason);
+END $$;

@@ -1,0 +1,262 @@
+-- Claim: hands out up to n messages of one partition under one lease.
+
+-- What one partition has to give. The caller holds its cursor.
+CREATE FUNCTION custody.claim_partition(
+    p_group custody.groups, p_head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
+    OUT lease custody.leases, OUT parts int, OUT reason text
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    -- beyond this many messages in flight an ordered partition belongs to those who hold them
+    v_exclusive constant int := 10000;
+    v_ordered   boolean := (p_group).ordering = 'key';
+    v_at        custody.frontiers := custody.position((p_group).group_id, (p_head).partition);
+    v_live      record;
+    v_odd       record;
+    v_returned  record;
+    v_due       record;
+    v_tail      bigint := (custody.tail(p_head)).next_offset;
+    v_fresh     record;
+    v_ready     text[] := '{}';
+    v_retries   int;
+    v_oldest    bigint;
+    v_all       int8multirange;
+BEGIN
+    parts := 0;
+    reason := 'empty';
+    SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, bool_or(deadline <= p_now) AS expired
+    INTO v_live
+    FROM custody.leases
+    WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim;
+    IF v_live.expired THEN
+        PERFORM custody.fold_expired(p_group, p_head, v_at.oldest_claim, p_now);
+        SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, false AS expired
+        INTO v_live
+        FROM custody.leases
+        WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim;
+    END IF;
+    IF v_ordered AND v_live.messages > v_exclusive THEN
+        reason := 'busy';
+        RETURN;
+    END IF;
+
+    SELECT EXISTS (SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition) AS returned,
+           EXISTS (SELECT FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
+                   AND state = 'waiting' AND run_at <= p_now) AS due,
+           v_ordered AND (
+               EXISTS (SELECT FROM custody.freed WHERE group_id = v_at.group_id AND partition = v_at.partition)
+               OR EXISTS (SELECT FROM custody.awaited WHERE group_id = v_at.group_id AND partition = v_at.partition)) AS hints,
+           v_ordered AND (
+               v_live.held IS NOT NULL
+               OR EXISTS (SELECT FROM custody.parked WHERE group_id = v_at.group_id AND partition = v_at.partition)
+               OR EXISTS (SELECT FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
+                          AND key IS NOT NULL AND (state <> 'dead' OR held))) AS blocking
+    INTO v_odd;
+
+    SELECT '{}'::int8multirange AS taken, v_at.frontier AS frontier INTO v_fresh;
+    SELECT '{}'::custody.leases[] AS parts, 0 AS taken, false AS chunked INTO v_returned;
+    SELECT '{}'::bigint[] AS taken, false AS capped INTO v_due;
+    IF v_odd.returned THEN
+        v_returned := custody.take_returned(p_group, p_head, v_live.held, p_max, p_now);
+        v_odd.returned := v_ordered AND EXISTS (
+            SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition);
+    END IF;
+    IF NOT v_returned.chunked AND NOT v_odd.returned AND v_returned.taken < p_max THEN
+        v_retries := p_max - v_returned.taken;
+        IF v_tail > v_at.frontier THEN
+            v_retries := greatest(1, v_retries / 2);
+        END IF;
+        IF v_odd.hints THEN
+            v_ready := custody.wake(p_group, p_head, v_live.held, p_now);
+        END IF;
+        IF v_odd.due OR v_odd.hints THEN
+            v_due := custody.take_due(p_group, p_head, v_live.held,
+                                      CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
+                                      p_worker, p_now);
+        END IF;
+        IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
+            IF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
+                v_fresh.taken := custody.take_parked(p_group, v_at.partition, v_ready, v_retries - cardinality(v_due.taken));
+            END IF;
+            v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
+            IF v_tail > v_at.frontier AND v_retries < p_max THEN
+                reason := coalesce(custody.cap_reached(p_group, v_at, v_live.held, v_live.messages + v_retries), 'empty');
+                IF reason <> 'empty' THEN
+                    NULL;
+                ELSIF v_odd.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
+                    SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
+                    FROM custody.take_fresh(p_group, p_head, v_live.held, v_at.frontier, v_tail,
+                                            least(p_max - v_retries, (p_group).max_in_flight - v_live.messages - v_retries)::int, p_now) f;
+                ELSE
+                    v_fresh.frontier := least(v_tail, v_at.frontier
+                        + least(p_max - v_retries, (p_group).max_in_flight - v_live.messages - v_retries));
+                    v_fresh.taken := v_fresh.taken + int8multirange(int8range(v_at.frontier, v_fresh.frontier));
+                END IF;
+            END IF;
+        END IF;
+    END IF;
+
+    v_all := v_fresh.taken + custody.offsets_set(v_due.taken);
+    IF v_returned.taken > 0 THEN
+        SELECT v_all + range_agg(r.held) INTO v_all FROM unnest(v_returned.parts) r;
+    END IF;
+    IF isempty(v_all) AND v_fresh.frontier = v_at.frontier THEN
+        RETURN;
+    END IF;
+    lease.claim_no := v_at.claim_no + 1;
+    v_oldest := coalesce(v_live.oldest, lease.claim_no);
+    INSERT INTO custody.frontiers VALUES (v_at.group_id, v_at.partition, lease.claim_no, v_fresh.frontier, v_oldest);
+    DELETE FROM custody.frontiers WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no = v_at.claim_no;
+    IF isempty(v_all) THEN
+        reason := 'busy';       -- messages were parked on the way: there may be more to find behind them
+        RETURN;
+    END IF;
+
+    lease.lease_id := gen_random_uuid();
+    lease.partition := v_at.partition;
+    lease.deadline := p_now + p_visibility;
+    lease.size := custody.cardinality(v_all);
+    INSERT INTO custody.leases
+    SELECT v_at.group_id, v_at.partition, lease.claim_no, p.part, lease.lease_id, p.held, custody.cardinality(p.held), p.of_cases,
+           p.attempt, lease.size, lease.deadline, p_now, p_worker, p.first_delivery, p.last_error
+    FROM (
+        SELECT 0 AS part, v_fresh.taken AS held, false AS of_cases, 1 AS attempt, NULL::timestamptz AS first_delivery, NULL::text AS last_error
+        UNION ALL
+        SELECT r.part, r.held, false, r.attempt, r.first_delivery, r.last_error FROM unnest(v_returned.parts) r
+        UNION ALL
+        SELECT 1000, custody.offsets_set(v_due.taken), true, 0, NULL, NULL
+    ) p
+    WHERE NOT isempty(p.held);
+    GET DIAGNOSTICS parts = ROW_COUNT;
+    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
+    VALUES (p_now, 'claim', v_at.group_id, v_at.partition, lease.lease_id, v_all, p_worker);
+    lease.held := v_all;
+    reason := NULL;
+END $$;
+
+-- The reason why no fresh message may be handed out, or null. Caps hold for each group and partition.
+CREATE FUNCTION custody.cap_reached(p_group custody.groups, p_at custody.frontiers, p_in_flight int8multirange, p_messages bigint) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_messages >= (p_group).max_in_flight THEN
+        RETURN 'max_in_flight';
+    END IF;
+    -- the count of waiting cases bounds the holes from above and stops at the cap; the exact number is worked out only beyond it
+    IF (p_group).max_ack_holes IS NOT NULL AND (p_group).max_ack_holes <= (
+        SELECT count(*) FROM (
+            SELECT FROM custody.cases WHERE group_id = p_at.group_id AND partition = p_at.partition AND state = 'waiting'
+            LIMIT (p_group).max_ack_holes) w) + (SELECT count(*) FROM unnest(p_in_flight))
+        AND custody.ack_holes(p_at) >= (p_group).max_ack_holes
+    THEN
+        RETURN 'ack_hole_cap_exceeded';
+    END IF;
+    IF (p_group).max_parked IS NOT NULL
+        AND (p_group).max_parked <= (
+            SELECT coalesce(sum(messages), 0) FROM custody.parked WHERE group_id = p_at.group_id AND partition = p_at.partition)
+    THEN
+        RETURN 'max_parked';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- The partitions of a group that have something to give, in random order; those that only wait for a live lease last.
+CREATE FUNCTION custody.claim_candidates(p_group custody.groups, p_now timestamptz) RETURNS int[]
+LANGUAGE sql VOLATILE AS $$
+    SELECT array_agg(x.partition ORDER BY x.certain DESC, random())
+    FROM (
+        SELECT c.partition,
+               t.next_offset > f.frontier
+               OR EXISTS (SELECT FROM custody.returned r WHERE r.group_id = c.group_id AND r.partition = c.partition)
+               OR EXISTS (SELECT FROM custody.cases s WHERE s.group_id = c.group_id AND s.partition = c.partition
+                          AND s.state = 'waiting' AND s.run_at <= p_now)
+               OR EXISTS (SELECT FROM custody.freed d WHERE d.group_id = c.group_id AND d.partition = c.partition)
+               OR EXISTS (SELECT FROM custody.leases l WHERE l.group_id = c.group_id AND l.partition = c.partition
+                          AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now) AS certain,
+               EXISTS (SELECT FROM custody.awaited a WHERE a.group_id = c.group_id AND a.partition = c.partition) AS possible
+        FROM custody.cursors c
+        JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = c.partition
+        CROSS JOIN LATERAL custody.tail(h) t
+        CROSS JOIN LATERAL custody.position(c.group_id, c.partition) f
+        WHERE c.group_id = (p_group).group_id
+    ) x
+    WHERE x.certain OR x.possible
+$$;
+
+-- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused or the
+-- cap that was reached); the rows after it are its messages, by offset.
+CREATE FUNCTION custody.claim(
+    p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
+    p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (
+    lease_id uuid, partition int, deadline timestamptz, reason text,
+    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
+    attempt int, first_delivery timestamptz, last_error text
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group      custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_head       custody.heads;
+    v_candidates int[];
+    v_partition  int;
+    v_tried      boolean := false;
+    v_claim      record;
+    v_reason     text := 'empty';
+    v_patience   text;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_max IS NULL OR p_max < 1 THEN
+        PERFORM custody.refuse('invalid_argument', 'max_messages must be at least 1');
+    ELSIF p_visibility <= '0' THEN
+        PERFORM custody.refuse('invalid_argument', 'the visibility timeout must be positive');
+    END IF;
+    IF v_group.paused_at IS NOT NULL THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, 'paused', NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
+                            NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, v_group.paused_reason;
+        RETURN;
+    END IF;
+    IF p_partition IS NOT NULL THEN
+        PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
+        v_candidates := ARRAY[p_partition];
+    ELSE
+        v_candidates := coalesce(custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp())), '{}');
+    END IF;
+
+    -- once over all candidates without waiting; if each of them was locked, wait a little for the first
+    FOR v_round IN 1..2 LOOP
+        FOREACH v_partition IN ARRAY v_candidates LOOP
+            IF v_round = 1 THEN
+                PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
+            ELSE
+                v_patience := set_config('lock_timeout', '250ms', true);
+                BEGIN
+                    PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE;
+                EXCEPTION WHEN lock_not_available THEN
+                    EXIT;
+                END;
+            END IF;
+            IF NOT FOUND THEN
+                v_reason := 'busy';
+                CONTINUE;
+            END IF;
+            v_tried := true;
+            SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
+            v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
+                                               coalesce(p_now, clock_timestamp()));
+            EXIT WHEN v_claim.reason IS NULL;
+            IF v_claim.reason <> 'empty' THEN
+                v_reason := v_claim.reason;
+            END IF;
+            EXIT WHEN v_round = 2;
+        END LOOP;
+        EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
+    END LOOP;
+
+    IF v_claim IS NULL OR v_claim.reason IS NOT NULL THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, v_reason, NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
+                            NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT (v_claim.lease).lease_id, v_partition, (v_claim.lease).deadline, NULL::text, NULL::bigint, NULL::timestamptz, NULL::text,
+                        NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
+    RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no, v_claim.parts);
+END $$;

@@ -1,0 +1,51 @@
+-- Expiry is a rule, not a process: a lease past its deadline is expired for every reader. The next claim folds it.
+
+-- Turns expired leases into returned ranges and due cases; the caller holds the cursor. A lease that somebody has locked
+-- (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
+-- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size.
+CREATE FUNCTION custody.fold_expired(p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_gone     record;
+    v_failures custody.failure[];
+BEGIN
+    FOR v_gone IN
+        WITH locked AS (
+            SELECT claim_no, part FROM custody.leases
+            WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND claim_no >= p_oldest AND deadline <= p_now
+            ORDER BY claim_no, part FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM custody.leases l USING locked k
+            WHERE l.group_id = (p_group).group_id AND l.partition = (p_head).partition
+              AND l.claim_no = k.claim_no AND l.part = k.part
+            RETURNING l.*
+        )
+        SELECT lease_id, of_cases, attempt, size, worker, last_error, coalesce(first_delivery, claimed_at) AS first_delivery,
+               range_agg(held) AS held
+        FROM gone
+        GROUP BY claim_no, lease_id, of_cases, attempt, size, worker, last_error, coalesce(first_delivery, claimed_at)
+        ORDER BY claim_no
+    LOOP
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
+        VALUES (p_now, 'expire', (p_group).group_id, (p_head).partition, v_gone.lease_id, v_gone.held, v_gone.worker,
+                'lease expired', jsonb_build_object('charged', v_gone.size = 1));
+        IF v_gone.size = 1 THEN
+            SELECT array_agg(ROW(k."offset", k.key, v_gone.attempt, v_gone.first_delivery, 'lease expired', '0 s', NULL)::custody.failure)
+            INTO v_failures
+            FROM custody.keys_of(p_head, v_gone.held) k;
+            PERFORM custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker, v_gone.lease_id, p_now);
+        ELSIF v_gone.of_cases THEN
+            UPDATE custody.cases c
+            SET state = 'waiting', run_at = p_now, lease_cap = greatest(1, v_gone.size / 10), updated_at = p_now,
+                last_error = coalesce(c.last_error, 'lease expired')
+            FROM unnest(v_gone.held) r
+            WHERE c.group_id = (p_group).group_id AND c.partition = (p_head).partition
+              AND c."offset" >= lower(r) AND c."offset" < upper(r);
+        ELSE
+            INSERT INTO custody.returned (group_id, partition, ranges, attempts, chunk, first_delivery, last_error, returned_at)
+            VALUES ((p_group).group_id, (p_head).partition, v_gone.held, v_gone.attempt, greatest(1, v_gone.size / 10),
+                    v_gone.first_delivery, 'lease expired', p_now);
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,81 @@
+-- What a failure does to a message: a case that waits for its next attempt, or a dead one.
+
+CREATE FUNCTION custody.backoff(p_group custody.groups, p_failures int) RETURNS interval
+LANGUAGE sql VOLATILE AS $$
+    SELECT make_interval(secs => (1 - (p_group).backoff_jitter * random()) * least(
+        extract(epoch FROM (p_group).backoff_cap)::double precision,
+        extract(epoch FROM (p_group).backoff_initial)::double precision * CASE (p_group).backoff_kind
+            -- far beyond any cap the power would overflow
+            WHEN 'exponential' THEN power((p_group).backoff_multiplier, least(p_failures - 1, 64 / greatest(ln((p_group).backoff_multiplier), 0.01)))
+            WHEN 'linear' THEN p_failures
+            ELSE 1 END))
+$$;
+
+CREATE TYPE custody.failure AS (
+    "offset"       bigint,
+    key            text,
+    attempts       int,           -- deliveries so far, for a message that has no case yet
+    first_delivery timestamptz,
+    error          text,
+    delay          interval,      -- null: the policy's backoff
+    dead_reason    text           -- null: retry while the policy allows it
+);
+
+-- Charges each message one failure. The caller holds the lease or the cursor, so nobody else moves these messages.
+-- p_exhausted is the reason of those that die for want of attempts; p_lease_cap bounds the next lease of the others.
+CREATE FUNCTION custody.charge(
+    p_group custody.groups, p_partition int, p_failures custody.failure[], p_exhausted text, p_lease_cap int,
+    p_worker text, p_lease uuid, p_now timestamptz
+) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_dead bigint[];
+BEGIN
+    PERFORM 1 FROM custody.cases c
+    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition
+      AND c."offset" IN (SELECT f."offset" FROM unnest(p_failures) f)
+    ORDER BY c."offset" FOR UPDATE;
+    WITH charged AS (
+        SELECT f."offset", f.key, f.error, f.delay,
+               coalesce(c.attempts, f.attempts) AS attempts,
+               coalesce(c.failures, 0) + 1 AS failures,
+               coalesce(c.first_delivery, f.first_delivery, p_now) AS first_delivery,
+               coalesce(c.first_failure, p_now) AS first_failure,
+               coalesce(c.errors, '{}') AS errors,
+               CASE WHEN f.dead_reason IS NOT NULL THEN f.dead_reason
+                    WHEN coalesce(c.failures, 0) + 1 >= (p_group).max_attempts THEN p_exhausted END AS dead_reason
+        FROM unnest(p_failures) f
+        LEFT JOIN custody.cases c
+            ON c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" = f."offset"
+    ), written AS (
+        INSERT INTO custody.cases AS c (
+            group_id, partition, "offset", key, state, held, attempts, failures, run_at, lease_cap, first_delivery,
+            first_failure, last_error, errors, dead_reason, worker, updated_at)
+        SELECT (p_group).group_id, p_partition, f."offset", f.key,
+               CASE WHEN f.dead_reason IS NULL THEN 'waiting' ELSE 'dead' END,
+               f.dead_reason IS NOT NULL AND (p_group).on_dead = 'hold' AND (p_group).ordering = 'key' AND f.key IS NOT NULL,
+               f.attempts, f.failures, p_now + coalesce(f.delay, custody.backoff(p_group, f.failures)), p_lease_cap,
+               f.first_delivery, f.first_failure, f.error,
+               -- the newest fifty: a message that is retried for ever must not grow for ever
+               (f.errors || ('attempt ' || f.attempts || ': ' || coalesce(f.error, 'no error given')))[greatest(1, cardinality(f.errors) - 48):],
+               f.dead_reason, p_worker, p_now
+        FROM charged f
+        ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
+            state = excluded.state, held = excluded.held, attempts = excluded.attempts, failures = excluded.failures,
+            run_at = excluded.run_at, lease_cap = excluded.lease_cap, first_delivery = excluded.first_delivery,
+            first_failure = excluded.first_failure, last_error = excluded.last_error, errors = excluded.errors,
+            dead_reason = excluded.dead_reason, worker = excluded.worker, updated_at = excluded.updated_at
+        RETURNING c."offset", c.key, c.state, c.held, c.dead_reason, c.last_error
+    ), freed AS (
+        INSERT INTO custody.freed (group_id, partition, key)
+        SELECT DISTINCT (p_group).group_id, p_partition, w.key
+        FROM written w WHERE w.state = 'dead' AND NOT w.held AND w.key IS NOT NULL AND (p_group).ordering = 'key'
+    ), journalled AS (
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
+        SELECT p_now, 'dead', (p_group).group_id, p_partition, p_lease, range_agg(int8range(w."offset", w."offset" + 1)),
+               p_worker, min(w.last_error), jsonb_build_object('reason', w.dead_reason)
+        FROM written w WHERE w.state = 'dead' GROUP BY w.dead_reason, w.last_error
+    )
+    SELECT array_agg(w."offset" ORDER BY w."offset") FILTER (WHERE w.state = 'dead') INTO v_dead FROM written w;
+    RETURN coalesce(v_dead, '{}');
+END $$;

@@ -1,0 +1,128 @@
+-- Groups: their policy, where they start, pause and resume.
+
+CREATE FUNCTION custody.create_group(
+    p_topic text, p_group text, p_policy jsonb, p_start text DEFAULT 'earliest', p_start_offset bigint DEFAULT NULL,
+    p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false, p_now timestamptz DEFAULT NULL
+) RETURNS custody.groups
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now     timestamptz := coalesce(p_now, clock_timestamp());
+    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_group   custody.groups;
+    v_head    custody.heads;
+    v_start   bigint;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_group IS NULL OR p_group !~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$' THEN
+        PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a group', p_group),
+            'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
+    END IF;
+    -- retention takes this lock too: no segment goes while a group is being placed on it
+    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    INSERT INTO custody.groups (
+        topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
+        backoff_jitter, visibility_timeout, handler_timeout, on_dead, max_in_flight, max_ack_holes, max_parked, created_at)
+    SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
+           x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead, x.max_in_flight,
+           x.max_ack_holes, x.max_parked, v_now
+    FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
+    ON CONFLICT (topic_id, name) DO NOTHING
+    RETURNING * INTO v_group;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('group_exists', format('topic %L has a group %L already', p_topic, p_group),
+            'Use it, change its policy (update_group), or choose another name.');
+    END IF;
+    FOR v_head IN SELECT * FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition LOOP
+        v_start := CASE p_start
+            WHEN 'earliest' THEN v_head.first_offset
+            WHEN 'latest' THEN (custody.tail(v_head)).next_offset
+            WHEN 'offset' THEN p_start_offset
+            WHEN 'time' THEN custody.offset_at(v_head, p_start_time)
+        END;
+        IF v_start IS NULL THEN
+            PERFORM custody.refuse('invalid_argument', format('a group cannot start at %L', p_start),
+                'Start at earliest, latest, an offset or a time.');
+        END IF;
+        PERFORM custody.require_offset(p_topic, v_head, v_start);
+        INSERT INTO custody.cursors VALUES (v_group.group_id, v_head.partition);
+        INSERT INTO custody.frontiers VALUES (v_group.group_id, v_head.partition, 0, v_start, 1);
+        INSERT INTO custody.journal (at, kind, group_id, partition, offsets)
+        VALUES (v_now, 'start', v_group.group_id, v_head.partition, int8multirange(int8range(0, v_start)));
+    END LOOP;
+    RETURN v_group;
+END $$;
+
+CREATE FUNCTION custody.require_offset(p_topic text, p_head custody.heads, p_offset bigint) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_next bigint := (custody.tail(p_head)).next_offset;
+BEGIN
+    IF p_offset < (p_head).first_offset OR p_offset > v_next THEN
+        PERFORM custody.refuse('offset_out_of_range',
+            format('%s/%s has no offset %s: it goes from %s to %s', p_topic, (p_head).partition, p_offset, (p_head).first_offset, v_next),
+            'Choose an offset in that range, or earliest or latest.');
+    END IF;
+END $$;
+
+CREATE FUNCTION custody.update_group(p_topic text, p_group text, p_policy jsonb, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS custody.groups
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    IF p_policy ? 'ordering' AND p_policy ->> 'ordering' <> v_group.ordering THEN
+        PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
+            'Create a second group with the other ordering.');
+    END IF;
+    PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR UPDATE;
+    UPDATE custody.groups g SET
+        max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
+        backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
+        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead,
+        max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked
+    FROM jsonb_populate_record(v_group, p_policy) x
+    WHERE g.group_id = v_group.group_id
+    RETURNING g.* INTO v_group;
+    INSERT INTO custody.journal (at, kind, group_id, worker, detail) VALUES (v_now, 'policy', v_group.group_id, p_actor, p_policy);
+    RETURN v_group;
+END $$;
+
+CREATE FUNCTION custody.delete_group(p_topic text, p_group text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group custody.groups := custody.group_named(p_topic, p_group);
+BEGIN
+    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id ORDER BY partition FOR UPDATE;
+    DELETE FROM custody.groups WHERE group_id = v_group.group_id;
+END $$;
+
+CREATE FUNCTION custody.pause(p_topic text, p_group text, p_reason text DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    UPDATE custody.groups SET paused_at = v_now, paused_reason = p_reason WHERE group_id = v_group.group_id AND paused_at IS NULL;
+    IF FOUND THEN
+        INSERT INTO custody.journal (at, kind, group_id, worker, error) VALUES (v_now, 'pause', v_group.group_id, p_actor, p_reason);
+        RETURN true;
+    END IF;
+    RETURN false;
+END $$;
+
+CREATE FUNCTION custody.resume(p_topic text, p_group text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    UPDATE custody.groups SET paused_at = NULL, paused_reason = NULL WHERE group_id = v_group.group_id AND paused_at IS NOT NULL;
+    IF FOUND THEN
+        INSERT INTO custody.journal (at, kind, group_id, worker) VALUES (v_now, 'resume', v_group.group_id, p_actor);
+        RETURN true;
+    END IF;
+    RETURN false;
+END $$;

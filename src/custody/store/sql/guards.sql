@@ -1,0 +1,71 @@
+-- What every verb leans on: how it refuses, and what it insists on.
+
+-- Every refusal carries its stable code as DETAIL; the client turns it into the error of that name.
+CREATE FUNCTION custody.refuse(p_code text, p_message text, p_remedy text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'CY000', MESSAGE = p_message, DETAIL = p_code, HINT = coalesce(p_remedy, '');
+END $$;
+
+-- A verb decides on what it reads after it has its locks. That needs a new snapshot for each statement.
+CREATE FUNCTION custody.require_read_committed() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        PERFORM custody.refuse('isolation_level',
+            format('Custody''s verbs cannot run in a %s transaction', current_setting('transaction_isolation')),
+            'Use READ COMMITTED, PostgreSQL''s default, for the transaction that calls Custody.');
+    END IF;
+END $$;
+
+CREATE FUNCTION custody.topic_named(p_topic text) RETURNS custody.topics
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics;
+BEGIN
+    SELECT * INTO v_topic FROM custody.topics WHERE name = p_topic;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('topic_not_found', format('there is no topic %L', p_topic),
+            'Create it first (create_topic), or look at the list of topics for the right spelling.');
+    END IF;
+    RETURN v_topic;
+END $$;
+
+CREATE FUNCTION custody.group_named(p_topic text, p_group text) RETURNS custody.groups
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_group custody.groups;
+BEGIN
+    SELECT g.* INTO v_group
+    FROM custody.topics t JOIN custody.groups g USING (topic_id)
+    WHERE t.name = p_topic AND g.name = p_group;
+    IF NOT FOUND THEN
+        PERFORM custody.topic_named(p_topic);
+        PERFORM custody.refuse('group_not_found', format('topic %L has no group %L', p_topic, p_group),
+            'Create it first (create_group), or look at the list of groups for the right spelling.');
+    END IF;
+    RETURN v_group;
+END $$;
+
+-- A group with a lifecycle: the verbs that claim, settle and repair refuse a bare one.
+CREATE FUNCTION custody.lifecycle_group(p_topic text, p_group text) RETURNS custody.groups
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_group custody.groups := custody.group_named(p_topic, p_group);
+BEGIN
+    IF v_group.bare THEN
+        PERFORM custody.refuse('bare_group', format('group %L of topic %L is bare: it has a cursor and no lifecycle', p_group, p_topic),
+            'Use fetch and commit with it, or create the group with a policy.');
+    END IF;
+    RETURN v_group;
+END $$;
+
+CREATE FUNCTION custody.require_partition(p_topic custody.topics, p_partition int) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_partition IS NULL OR p_partition < 0 OR p_partition >= (p_topic).partitions THEN
+        PERFORM custody.refuse('partition_not_found',
+            format('topic %L has no partition %s', (p_topic).name, coalesce(p_partition::text, 'NULL')),
+            format('Its partitions are 0 to %s.', (p_topic).partitions - 1));
+    END IF;
+END $$;

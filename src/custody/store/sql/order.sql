@@ -1,0 +1,152 @@
+-- The order rule: a message of key K is handed out only if no live lease holds any message of K, and every earlier
+-- unresolved message of K is in this same lease. Everything here runs under the cursor's lock.
+
+-- Which of these keys have a message in flight.
+CREATE FUNCTION custody.keys_in_flight(p_head custody.heads, p_in_flight int8multirange, p_keys text[]) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(array_agg(DISTINCT k.key), '{}') FROM custody.keys_of(p_head, p_in_flight, p_keys) k
+$$;
+
+-- The lowest unresolved message of each key that has a case or parked messages. Probes the given keys only: reading all
+-- open cases would cost as much as there are.
+CREATE FUNCTION custody.open_heads(p_group_id int, p_partition int, p_keys text[])
+RETURNS TABLE (key text, case_offset bigint, case_state text, parked_offset bigint, lowest bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT k, c."offset", c.state, p.first_offset, least(c."offset", p.first_offset)
+    FROM unnest(p_keys) k
+    LEFT JOIN LATERAL (
+        SELECT x."offset", x.state FROM custody.cases x
+        WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key = k AND (x.state <> 'dead' OR x.held)
+        ORDER BY x."offset" LIMIT 1) c ON true
+    LEFT JOIN LATERAL (
+        SELECT x.first_offset FROM custody.parked x
+        WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key = k
+        ORDER BY x.first_offset LIMIT 1) p ON true
+    WHERE c."offset" IS NOT NULL OR p.first_offset IS NOT NULL
+$$;
+
+CREATE FUNCTION custody.await(p_group_id int, p_partition int, p_keys text[]) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO custody.awaited SELECT DISTINCT p_group_id, p_partition, k FROM unnest(p_keys) k ON CONFLICT DO NOTHING
+$$;
+
+-- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know.
+CREATE FUNCTION custody.park(
+    p_group_id int, p_partition int, p_offsets bigint[], p_keys text[], p_attempts int, p_first_delivery timestamptz,
+    p_last_error text, p_now timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(p_offsets) = 0 THEN
+        RETURN;
+    ELSIF p_attempts = 0 THEN
+        INSERT INTO custody.parked
+        SELECT p_group_id, p_partition, m.k, min(m.o), range_agg(int8range(m.o, m.o + 1)), count(*), p_now
+        FROM unnest(p_offsets, p_keys) m (o, k) GROUP BY m.k;
+    ELSE
+        INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, updated_at)
+        SELECT p_group_id, p_partition, m.o, m.k, 'parked', p_attempts, 0, p_now, p_first_delivery, p_last_error, p_now
+        FROM unnest(p_offsets, p_keys) m (o, k);
+    END IF;
+    INSERT INTO custody.journal (at, kind, group_id, partition, offsets)
+    VALUES (p_now, 'park', p_group_id, p_partition, custody.offsets_set(p_offsets));
+END $$;
+
+-- Looks again at the keys that were freed or awaited. A parked case that is now the lowest of its key becomes due;
+-- returns the keys whose parked messages come next. Hints are read before the cases: whoever resolves a message after
+-- our reading of the cases leaves a hint for the claim after us, so no wake-up is lost.
+CREATE FUNCTION custody.wake(p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_now timestamptz) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_partition int := (p_head).partition;
+    v_hints     text[];
+    v_awaited   text[];
+    v_busy      text[] := '{}';
+    v_open      text[];
+    v_ready     text[];
+BEGIN
+    WITH taken AS (
+        DELETE FROM custody.freed f
+        WHERE f.group_id = (p_group).group_id AND f.partition = v_partition AND f.freed_id IN (
+            SELECT freed_id FROM custody.freed WHERE group_id = (p_group).group_id AND partition = v_partition
+            ORDER BY freed_id LIMIT 1000)
+        RETURNING f.key)
+    SELECT array_agg(DISTINCT key) INTO v_hints FROM taken;
+    SELECT array_agg(key) INTO v_awaited FROM custody.awaited WHERE group_id = (p_group).group_id AND partition = v_partition;
+    IF v_hints IS NULL AND v_awaited IS NULL THEN
+        RETURN '{}';
+    END IF;
+    IF p_in_flight IS NOT NULL THEN
+        v_busy := custody.keys_in_flight(p_head, p_in_flight, v_hints || v_awaited);
+    END IF;
+    SELECT array_agg(DISTINCT k) INTO v_open FROM unnest(v_hints || v_awaited) k WHERE k <> ALL (v_busy);
+    WITH heads AS MATERIALIZED (
+        SELECT * FROM custody.open_heads((p_group).group_id, v_partition, v_open)
+    ), due AS (
+        UPDATE custody.cases c SET state = 'waiting', run_at = p_now, updated_at = p_now
+        FROM heads h
+        WHERE h.case_offset = h.lowest AND h.case_state = 'parked'
+          AND c.group_id = (p_group).group_id AND c.partition = v_partition AND c."offset" = h.case_offset
+    )
+    SELECT array_agg(key ORDER BY parked_offset) INTO v_ready FROM heads WHERE parked_offset = lowest;
+    DELETE FROM custody.awaited a
+    WHERE a.group_id = (p_group).group_id AND a.partition = v_partition
+      AND a.key = ANY (v_awaited) AND a.key <> ALL (v_busy || coalesce(v_ready, '{}'));
+    PERFORM custody.await((p_group).group_id, v_partition, array_agg(k))
+    FROM unnest(v_hints) k WHERE k = ANY (v_busy || coalesce(v_ready, '{}')) HAVING count(*) > 0;
+    RETURN coalesce(v_ready, '{}');
+END $$;
+
+-- Takes up to p_max messages of these keys out of the parked ones, in order for each key, the keys in turn. What a key
+-- still has parked stays awaited: it goes on when this lease is done with the key.
+CREATE FUNCTION custody.take_parked(p_group custody.groups, p_partition int, p_keys text[], p_max int) RETURNS int8multirange
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_taken int8multirange := '{}';
+    v_left  bigint := p_max;
+    v_run   record;
+    v_part  int8multirange;
+BEGIN
+    FOR v_run IN
+        SELECT p.key, p.first_offset, p.ranges, h.case_offset, p.parked_at,
+               CASE WHEN h.case_offset < upper(p.ranges) THEN custody.cardinality(p.ranges * int8multirange(int8range(0, h.case_offset)))
+                    ELSE p.messages END AS messages
+        FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
+        CROSS JOIN LATERAL (
+            SELECT x.*, row_number() OVER (ORDER BY x.first_offset) AS turn FROM custody.parked x
+            WHERE x.group_id = (p_group).group_id AND x.partition = p_partition AND x.key = h.key
+              AND (h.case_offset IS NULL OR x.first_offset < h.case_offset)
+            ORDER BY x.first_offset LIMIT p_max) p
+        ORDER BY p.turn, p.first_offset
+    LOOP
+        EXIT WHEN v_left <= 0;
+        v_part := v_run.ranges;
+        IF v_run.case_offset IS NOT NULL THEN
+            v_part := v_part * int8multirange(int8range(0, v_run.case_offset));
+        END IF;
+        IF v_run.messages > v_left THEN
+            v_part := custody.first_offsets(v_part, v_left);
+        END IF;
+        DELETE FROM custody.parked
+        WHERE group_id = (p_group).group_id AND partition = p_partition AND key = v_run.key AND first_offset = v_run.first_offset;
+        IF v_part <> v_run.ranges THEN
+            INSERT INTO custody.parked
+            VALUES ((p_group).group_id, p_partition, v_run.key, lower(v_run.ranges - v_part), v_run.ranges - v_part,
+                    custody.cardinality(v_run.ranges - v_part), v_run.parked_at);
+        END IF;
+        v_taken := v_taken + v_part;
+        v_left := v_left - least(v_run.messages, v_left);
+        -- later runs of a key that was cut short must not overtake its rest
+        EXIT WHEN v_part <> v_run.ranges;
+    END LOOP;
+    DELETE FROM custody.awaited a
+    WHERE a.group_id = (p_group).group_id AND a.partition = p_partition AND a.key = ANY (p_keys)
+      AND NOT EXISTS (SELECT FROM custody.parked p
+                      WHERE p.group_id = a.group_id AND p.partition = a.partition AND p.key = a.key);
+    PERFORM custody.await((p_group).group_id, p_partition, array_agg(k.key))
+    FROM (SELECT key FROM unnest(p_keys) key) k
+    WHERE EXISTS (SELECT FROM custody.parked p
+                  WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = k.key)
+    HAVING count(*) > 0;
+    RETURN v_taken;
+END $$;

@@ -1,0 +1,93 @@
+-- Idempotent producers: a sequence counts a producer's messages over all topics; a repeat returns the first receipts.
+
+CREATE FUNCTION custody.init_producer(p_producer text, p_now timestamptz DEFAULT NULL) RETURNS custody.producers
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_producer custody.producers;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF coalesce(p_producer, '') = '' THEN
+        PERFORM custody.refuse('invalid_argument', 'a producer needs an id', 'Give a name that survives restarts of the service.');
+    END IF;
+    INSERT INTO custody.producers AS p (producer_id, epoch, updated_at)
+    VALUES (p_producer, 1, coalesce(p_now, clock_timestamp()))
+    ON CONFLICT (producer_id) DO UPDATE
+        SET epoch = p.epoch + 1, last_sequence = -1, updated_at = excluded.updated_at
+    RETURNING * INTO v_producer;
+    DELETE FROM custody.producer_receipts WHERE producer_id = p_producer;
+    RETURN v_producer;
+END $$;
+
+-- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has already
+-- had: a prefix of the batch, often none.
+CREATE FUNCTION custody.known_receipts(p_producer text, p_epoch int, p_sequence bigint, p_count int, p_now timestamptz)
+RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_producer custody.producers;
+    v_known    bigint;
+    v_found    bigint;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_epoch IS NULL OR p_sequence IS NULL OR p_sequence < 0 THEN
+        PERFORM custody.refuse('invalid_argument', 'an idempotent publish needs an epoch and a sequence from 0 on');
+    END IF;
+    SELECT * INTO v_producer FROM custody.producers WHERE producer_id = p_producer FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
+    ELSIF v_producer.epoch <> p_epoch THEN
+        PERFORM custody.refuse('producer_fenced',
+            format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
+            'A newer instance has taken over: stop this one, or initialise the producer again.');
+    ELSIF p_sequence > v_producer.last_sequence + 1 THEN
+        PERFORM custody.refuse('sequence_conflict',
+            format('producer %L: sequence %s leaves a gap after %s', p_producer, p_sequence, v_producer.last_sequence),
+            format('The next sequence is %s.', v_producer.last_sequence + 1));
+    END IF;
+    v_known := least(v_producer.last_sequence + 1 - p_sequence, p_count);
+    RETURN QUERY
+    SELECT x.p, x.o, true
+    FROM custody.producer_receipts r, unnest(r.partitions, r.offsets) WITH ORDINALITY x (p, o, n)
+    WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
+      AND r.first_sequence < p_sequence + v_known
+      AND r.first_sequence + x.n - 1 BETWEEN p_sequence AND p_sequence + v_known - 1
+    ORDER BY r.first_sequence + x.n;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found < v_known THEN
+        PERFORM custody.refuse('sequence_conflict',
+            format('producer %L: sequence %s is older than what is remembered', p_producer, p_sequence),
+            'Only the last 1,000 messages can be repeated. It was published before: do not send it again.');
+    END IF;
+END $$;
+
+CREATE FUNCTION custody.remember_receipts(
+    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_partitions int[], p_offsets bigint[], p_now timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_last bigint := p_sequence + cardinality(p_offsets) - 1;
+BEGIN
+    UPDATE custody.producers SET last_sequence = v_last, updated_at = coalesce(p_now, clock_timestamp())
+    WHERE producer_id = p_producer;
+    INSERT INTO custody.producer_receipts
+    VALUES (p_producer, p_epoch, p_sequence, v_last, (custody.topic_named(p_topic)).topic_id, p_partitions, p_offsets);
+    DELETE FROM custody.producer_receipts
+    WHERE producer_id = p_producer AND epoch = p_epoch AND last_sequence < v_last - 1000;
+END $$;
+
+-- After a publish whose answer was lost: where the producer stands.
+CREATE FUNCTION custody.producer_state(p_producer text)
+RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
+    SELECT p.producer_id, p.epoch, p.last_sequence, t.name,
+           r.partitions[cardinality(r.partitions)], r.offsets[cardinality(r.offsets)]
+    FROM custody.producers p
+    LEFT JOIN custody.producer_receipts r USING (producer_id, epoch, last_sequence)
+    LEFT JOIN custody.topics t USING (topic_id)
+    WHERE p.producer_id = p_producer;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
+    END IF;
+END $$;

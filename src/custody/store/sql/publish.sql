@@ -1,0 +1,111 @@
+-- Publishing: the head row held to commit makes offsets dense and commit-ordered.
+
+-- Takes the heads of the named partitions, in order, and says where each grows: what COPY or INSERT writes next. p_of is
+-- the number of partitions among which the caller placed its keys.
+-- The caller holds the partitions until it commits, so it should commit at once.
+CREATE FUNCTION custody.reserve(
+    p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_of int DEFAULT NULL
+) RETURNS TABLE (partition int, next_offset bigint, segment_id int, published_at timestamptz)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_head  custody.heads;
+    v_tail  record;
+    v_now   timestamptz;
+    v_seen  int := 0;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_expected IS NOT NULL AND cardinality(p_partitions) <> 1 THEN
+        PERFORM custody.refuse('invalid_argument', 'expected_offset needs messages of one partition',
+            'Publish to one partition at a time, and name it.');
+    END IF;
+    IF p_of <> v_topic.partitions THEN
+        PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_topic.partitions, p_of),
+            'Place the messages anew.');
+    END IF;
+    FOR v_head IN
+        SELECT h.* FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = ANY (p_partitions)
+        ORDER BY h.partition FOR UPDATE
+    LOOP
+        v_seen := v_seen + 1;
+        v_tail := custody.tail(v_head);
+        IF p_expected <> v_tail.next_offset THEN
+            PERFORM custody.refuse('offset_conflict',
+                format('%s/%s is at offset %s, not at %s', p_topic, v_head.partition, v_tail.next_offset, p_expected),
+                'Read what was published meanwhile, decide again, and publish with the new offset.');
+        END IF;
+        IF v_topic.max_depth IS NOT NULL THEN
+            PERFORM custody.require_room(v_topic, v_head, v_tail.next_offset,
+                                         p_counts[array_position(p_partitions, v_head.partition)]);
+        END IF;
+        -- time never goes back within a partition, whatever the clock does
+        v_now := greatest(coalesce(p_now, clock_timestamp()), v_tail.newest);
+        RETURN QUERY SELECT v_head.partition, v_tail.next_offset, v_head.segment_id, v_now;
+    END LOOP;
+    IF v_seen < cardinality(p_partitions) THEN
+        PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+    END IF;
+END $$;
+
+-- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads.
+CREATE FUNCTION custody.publish(
+    p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
+    p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
+    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL
+) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_known   int := 0;
+    v_where   int[] := p_partitions;
+    v_bases   record;
+    v_offsets bigint[];
+BEGIN
+    IF p_producer IS NOT NULL THEN
+        RETURN QUERY SELECT * FROM custody.known_receipts(p_producer, p_epoch, p_sequence, cardinality(p_payloads), p_now);
+        GET DIAGNOSTICS v_known = ROW_COUNT;
+        IF v_known = cardinality(p_payloads) THEN
+            RETURN;
+        END IF;
+        v_where := p_partitions[v_known + 1:];
+    END IF;
+    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, min(r.segment_id) AS segment_id,
+           array_agg(r.published_at) AS times
+    INTO v_bases
+    FROM (SELECT array_agg(p) AS partitions, array_agg(n) AS counts
+          FROM (SELECT p, count(*)::int AS n FROM unnest(v_where) p GROUP BY p) c) w,
+         custody.reserve(p_topic, w.partitions, w.counts, p_expected, p_now, p_of) r;
+    EXECUTE format(
+        'WITH added AS (
+             INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
+             SELECT %1$s, m.partition, b.base + row_number() OVER (PARTITION BY m.partition ORDER BY m.n) - 1, b.time,
+                    m.key, m.kind::"char", m.payload, m.headers::jsonb
+             FROM unnest($1, $2, $3, $4, $5) WITH ORDINALITY m (partition, key, kind, payload, headers, n)
+             JOIN unnest($6, $7, $8) b (partition, base, time) USING (partition)
+             WHERE m.n > $9)
+         SELECT array_agg(o ORDER BY n)
+         FROM (SELECT m.n, b.base + row_number() OVER (PARTITION BY m.partition ORDER BY m.n) - 1 AS o
+               FROM unnest($1) WITH ORDINALITY m (partition, n)
+               JOIN unnest($6, $7) b (partition, base) USING (partition)
+               WHERE m.n > $9) x', v_bases.segment_id)
+    INTO v_offsets
+    USING p_partitions, p_keys, p_kinds, p_payloads, p_headers, v_bases.partitions, v_bases.bases, v_bases.times, v_known;
+    IF p_producer IS NOT NULL THEN
+        PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known, v_where, v_offsets, p_now);
+    END IF;
+    RETURN QUERY SELECT x.p, x.o, false FROM unnest(v_where, v_offsets) x (p, o);
+END $$;
+
+-- For psql: one JSON message.
+CREATE FUNCTION custody.send(p_topic text, p_payload jsonb, p_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL)
+RETURNS TABLE (partition int, "offset" bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_partition int := coalesce(custody.partition_for(p_key, v_topic.partitions), floor(random() * v_topic.partitions)::int);
+BEGIN
+    RETURN QUERY
+    SELECT r.partition, r."offset"
+    FROM custody.publish(p_topic, ARRAY[v_partition], ARRAY[p_key], ARRAY['j'], ARRAY[convert_to(p_payload::text, 'UTF8')],
+                         ARRAY[p_headers::text]) r;
+END $$;

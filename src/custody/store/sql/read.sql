@@ -1,0 +1,120 @@
+-- Reading the log by offset. The lifecycle knows a message only as (topic, partition, offset, key); this is where the
+-- rest of it comes from.
+
+-- The tables that hold [p_from, p_until) of a partition, and the part of it that each has. Literal table names keep the
+-- plan small however many segments there are: the parent's generic plan would lock them all.
+CREATE FUNCTION custody.segments_over(p_head custody.heads, p_from bigint, p_until bigint)
+RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_from >= (p_head).segment_start THEN
+        RETURN QUERY SELECT format('custody.log_%s WHERE partition = %s', (p_head).segment_id, (p_head).partition), p_from, p_until;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT s.source, greatest(s.first, p_from), least(s.last, p_until)
+    FROM (
+        SELECT format('custody.kept_events WHERE topic_id = %s AND partition = %s', (p_head).topic_id, (p_head).partition) AS source,
+               0::bigint AS first, (p_head).first_offset AS last
+        UNION ALL
+        SELECT format('custody.log_%s WHERE partition = %s', g.segment_id, (p_head).partition), b.first_offset,
+               coalesce(lead(b.first_offset) OVER (ORDER BY g.segment_id), 9223372036854775807)
+        FROM custody.segments g
+        JOIN custody.segment_bounds b ON b.segment_id = g.segment_id AND b.partition = (p_head).partition
+        WHERE g.topic_id = (p_head).topic_id
+    ) s
+    WHERE s.first < s.last AND s.first < p_until AND s.last > p_from
+    ORDER BY s.first;
+END $$;
+
+-- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null).
+CREATE FUNCTION custody.keys_of(p_head custody.heads, p_set int8multirange, p_keys text[] DEFAULT NULL)
+RETURNS TABLE ("offset" bigint, key text)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_source record;
+BEGIN
+    IF p_set IS NULL OR isempty(p_set) THEN
+        RETURN;
+    END IF;
+    FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
+        RETURN QUERY EXECUTE format(
+            'SELECT e."offset", e.key FROM unnest($1) r,
+             LATERAL (SELECT "offset", key FROM %s AND "offset" >= lower(r) AND "offset" < upper(r)) e %s',
+            v_source.source, CASE WHEN p_keys IS NOT NULL THEN 'WHERE e.key = ANY ($2)' ELSE '' END)
+        USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_keys;
+    END LOOP;
+END $$;
+
+CREATE TYPE custody.event AS (
+    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb
+);
+
+CREATE FUNCTION custody.events_in(p_head custody.heads, p_set int8multirange) RETURNS SETOF custody.event
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_source record;
+BEGIN
+    FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
+        RETURN QUERY EXECUTE format(
+            'SELECT e.* FROM unnest($1) r,
+             LATERAL (SELECT "offset", published_at, key, kind, payload, headers FROM %s
+                      AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e', v_source.source)
+        USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset));
+    END LOOP;
+END $$;
+
+-- Up to p_max messages of a partition from an offset on.
+CREATE FUNCTION custody.read(p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100)
+RETURNS SETOF custody.event
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_head  custody.heads;
+BEGIN
+    PERFORM custody.require_partition(v_topic, p_partition);
+    IF p_max IS NULL OR p_max < 1 THEN
+        PERFORM custody.refuse('invalid_argument', 'max must be at least 1');
+    END IF;
+    SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_topic.topic_id AND partition = p_partition;
+    p_from := coalesce(p_from, v_head.first_offset);
+    IF p_from < v_head.first_offset THEN
+        PERFORM custody.refuse('offset_out_of_range',
+            format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition, v_head.first_offset),
+            'Start at the first offset, or read older messages from an archive.');
+    END IF;
+    RETURN QUERY SELECT * FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max)));
+END $$;
+
+-- The first offset whose message was published at p_time or later (the end of the log, if there is none).
+-- Publishing keeps published_at from going back within a partition, so the offsets can be bisected: no index is needed.
+CREATE FUNCTION custody.offset_at(p_head custody.heads, p_time timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_low  bigint := (p_head).first_offset;
+    v_high bigint := (custody.tail(p_head)).next_offset;
+    v_mid  bigint;
+    v_at   timestamptz;
+BEGIN
+    WHILE v_low < v_high LOOP
+        v_mid := (v_low + v_high) / 2;
+        SELECT published_at INTO v_at FROM custody.events_in(p_head, int8multirange(int8range(v_mid, v_mid + 1)));
+        IF v_at >= p_time THEN
+            v_high := v_mid;
+        ELSE
+            v_low := v_mid + 1;
+        END IF;
+    END LOOP;
+    RETURN v_low;
+END $$;
+
+CREATE FUNCTION custody.offset_for_time(p_topic text, p_partition int, p_time timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_head  custody.heads;
+BEGIN
+    PERFORM custody.require_partition(v_topic, p_partition);
+    SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_topic.topic_id AND partition = p_partition;
+    RETURN custody.offset_at(v_head, p_time);
+END $$;

@@ -1,0 +1,99 @@
+-- Redrive and discard: what an operator does with dead letters. Both take the same filters and can be tried dry.
+
+CREATE TYPE custody.dead_filter AS (
+    error_like text, key text, partition int, offsets bigint[], died_from timestamptz, died_until timestamptz, most bigint
+);
+
+CREATE FUNCTION custody.dead_matching(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
+LANGUAGE sql STABLE AS $$
+    SELECT c.* FROM custody.cases c
+    WHERE c.group_id = (p_group).group_id AND c.state = 'dead'
+      AND ((p_filter).error_like IS NULL OR c.last_error LIKE (p_filter).error_like)
+      AND ((p_filter).key IS NULL OR c.key = (p_filter).key)
+      AND ((p_filter).partition IS NULL OR c.partition = (p_filter).partition)
+      AND ((p_filter).offsets IS NULL OR c."offset" = ANY ((p_filter).offsets))
+      AND ((p_filter).died_from IS NULL OR c.updated_at >= (p_filter).died_from)
+      AND ((p_filter).died_until IS NULL OR c.updated_at < (p_filter).died_until)
+    ORDER BY c.partition, c."offset"
+    LIMIT (p_filter).most
+$$;
+
+-- Locks the cursors (a claim decides on what is dead), then the dead cases that match, in order.
+CREATE FUNCTION custody.lock_dead(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM custody.cursors WHERE group_id = (p_group).group_id AND (partition = (p_filter).partition OR (p_filter).partition IS NULL)
+        ORDER BY partition FOR UPDATE;
+    PERFORM 1 FROM custody.cases c
+        WHERE c.group_id = (p_group).group_id
+          AND (c.partition, c."offset") IN (SELECT d.partition, d."offset" FROM custody.dead_matching(p_group, p_filter) d)
+        ORDER BY c.partition, c."offset" FOR UPDATE;
+    RETURN QUERY SELECT * FROM custody.dead_matching(p_group, p_filter);
+END $$;
+
+-- Dead messages become ready again with a fresh budget, and obey the order rule from then on.
+CREATE FUNCTION custody.redrive(
+    p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
+    p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (partition int, "offset" bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz;
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_dry_run THEN
+        RETURN QUERY SELECT d.partition, d."offset" FROM custody.dead_matching(v_group, p_filter) d;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH dead AS MATERIALIZED (
+        SELECT d.partition, d."offset" FROM custody.lock_dead(v_group, p_filter) d
+    ), clock AS MATERIALIZED (
+        SELECT coalesce(p_now, clock_timestamp()) AS now FROM (SELECT count(*) FROM dead) locked
+    ), ready AS (
+        UPDATE custody.cases c
+        SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = clock.now, lease_cap = NULL, dead_reason = NULL,
+            errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = clock.now
+        FROM dead d, clock
+        WHERE c.group_id = v_group.group_id AND c.partition = d.partition AND c."offset" = d."offset"
+        RETURNING c.partition, c."offset"
+    ), journalled AS (
+        INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+        SELECT clock.now, 'redrive', v_group.group_id, r.partition, range_agg(int8range(r."offset", r."offset" + 1)), p_actor, p_reason
+        FROM ready r, clock GROUP BY r.partition, clock.now
+    )
+    SELECT r.partition, r."offset" FROM ready r ORDER BY 1, 2;
+END $$;
+
+-- Dead messages are given up for good: done, with a record of who decided it and why.
+CREATE FUNCTION custody.discard(
+    p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
+    p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (partition int, "offset" bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_dead  custody.cases[];
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_dry_run THEN
+        RETURN QUERY SELECT d.partition, d."offset" FROM custody.dead_matching(v_group, p_filter) d;
+        RETURN;
+    END IF;
+    SELECT array_agg(d) INTO v_dead FROM custody.lock_dead(v_group, p_filter) d;
+    DELETE FROM custody.cases c USING unnest(v_dead) d
+    WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset";
+    INSERT INTO custody.freed (group_id, partition, key)
+    SELECT DISTINCT d.group_id, d.partition, d.key FROM unnest(v_dead) d WHERE d.held;
+    INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+    SELECT v_now, 'discard', v_group.group_id, d.partition, range_agg(int8range(d."offset", d."offset" + 1)), p_actor, p_reason
+    FROM unnest(v_dead) d GROUP BY d.partition;
+    -- an event that was kept only for this dead letter goes with it
+    DELETE FROM custody.kept_events k USING unnest(v_dead) d
+    WHERE k.topic_id = v_group.topic_id AND k.partition = d.partition AND k."offset" = d."offset"
+      AND NOT EXISTS (SELECT FROM custody.cases c JOIN custody.groups g USING (group_id)
+                      WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset");
+    RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
+END $$;

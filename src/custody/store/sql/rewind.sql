@@ -1,0 +1,83 @@
+-- Rewind: done messages become ready again, from an offset or a time on.
+
+-- Leases over that range lose it (their acks are lost), cases there are closed, and [target, frontier) comes back at
+-- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition.
+CREATE FUNCTION custody.rewind(
+    p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL, p_partition int DEFAULT NULL,
+    p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (partition int, target bigint, messages bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now    timestamptz;
+    v_topic  custody.topics := custody.topic_named(p_topic);
+    v_group  custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_head   custody.heads;
+    v_at     custody.frontiers;
+    v_target bigint;
+    v_back   int8multirange;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF (p_to_offset IS NULL) = (p_to_time IS NULL) THEN
+        PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
+    ELSIF p_partition IS NOT NULL THEN
+        PERFORM custody.require_partition(v_topic, p_partition);
+    END IF;
+    -- retention takes this lock too: what is returned here is still in the log
+    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND (c.partition = p_partition OR p_partition IS NULL)
+        ORDER BY c.partition FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    FOR v_head IN
+        SELECT * FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND (h.partition = p_partition OR p_partition IS NULL)
+        ORDER BY h.partition
+    LOOP
+        v_at := custody.position(v_group.group_id, v_head.partition);
+        v_target := coalesce(p_to_offset, custody.offset_at(v_head, p_to_time));
+        IF v_target < v_head.first_offset OR p_to_offset > v_at.frontier AND p_partition IS NOT NULL THEN
+            PERFORM custody.refuse('offset_out_of_range',
+                format('%s/%s cannot be rewound to %s: the group has been handed %s to %s', p_topic, v_head.partition, v_target,
+                       v_head.first_offset, v_at.frontier),
+                'Choose an offset in that range. A rewind goes back, never forward.');
+        END IF;
+        v_target := least(v_target, v_at.frontier);
+        partition := v_head.partition;
+        target := v_target;
+        messages := v_at.frontier - v_target;
+        IF messages > 0 AND NOT p_dry_run THEN
+            v_back := int8multirange(int8range(v_target, v_at.frontier));
+            PERFORM 1 FROM custody.leases l
+                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held && v_back
+                ORDER BY l.claim_no, l.part FOR UPDATE;
+            DELETE FROM custody.leases l
+                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held <@ v_back;
+            UPDATE custody.leases l SET held = l.held - v_back, remaining = custody.cardinality(l.held - v_back)
+                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held && v_back;
+            PERFORM 1 FROM custody.cases c
+                WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target ORDER BY c."offset" FOR UPDATE;
+            DELETE FROM custody.cases c WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target;
+            PERFORM custody.cut_parked(v_group.group_id, v_head.partition, v_back);
+            PERFORM custody.cut_returned(v_group.group_id, v_head.partition, v_back);
+            INSERT INTO custody.returned (group_id, partition, ranges, attempts, returned_at)
+            VALUES (v_group.group_id, v_head.partition, v_back, 0, v_now);
+            INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+            VALUES (v_now, 'rewind', v_group.group_id, v_head.partition, v_back, p_actor, p_reason);
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Takes offsets out of the parked runs of a partition; the caller holds the cursor.
+CREATE FUNCTION custody.cut_parked(p_group_id int, p_partition int, p_set int8multirange) RETURNS void
+LANGUAGE sql AS $$
+    WITH cut AS (
+        DELETE FROM custody.parked WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set RETURNING *)
+    INSERT INTO custody.parked
+    SELECT group_id, partition, key, lower(ranges - p_set), ranges - p_set, custody.cardinality(ranges - p_set), parked_at
+    FROM cut WHERE NOT ranges <@ p_set
+$$;
+
+CREATE FUNCTION custody.cut_returned(p_group_id int, p_partition int, p_set int8multirange) RETURNS void
+LANGUAGE sql AS $$
+    DELETE FROM custody.returned WHERE group_id = p_group_id AND partition = p_partition AND ranges <@ p_set;
+    UPDATE custody.returned SET ranges = ranges - p_set WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set
+$$;

@@ -1,0 +1,166 @@
+-- Settle: what a worker says of the messages of its lease. It acts on the named offsets that the lease still holds, and on
+-- nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost.
+
+CREATE TYPE custody.settled AS (
+    settled  bigint,             -- messages that this call settled
+    lost     bigint[],           -- named, but not held by the lease any more
+    dead     bigint[],           -- settled, and dead by it
+    released bigint[]            -- unnamed later messages of a key that stopped: no longer in the lease
+);
+
+-- One outcome for each offset: ack, nack, dead, later or release. p_delays: when a nack or later comes back (seconds).
+CREATE FUNCTION custody.settle(
+    p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
+    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS custody.settled
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now     timestamptz;
+    v_parts   custody.leases[];
+    v_group   custody.groups;
+    v_head    custody.heads;
+    v_held    int8multirange;
+    v_named   int8multirange := custody.offsets_set(p_offsets);
+    v_set     record;
+    v_follow  record;
+    v_gone    int8multirange;
+    v_result  custody.settled := ROW(0, '{}', '{}', '{}');
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF custody.cardinality(v_named) <> cardinality(p_offsets) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
+        PERFORM custody.refuse('invalid_argument', 'each offset must be named once, with one outcome');
+    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'later', 'release')) THEN
+        PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, later, release');
+    END IF;
+    SELECT array_agg(l) INTO v_parts FROM (SELECT * FROM custody.leases WHERE lease_id = p_lease_id ORDER BY part FOR UPDATE) l;
+    v_now := coalesce(p_now, clock_timestamp());
+    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > v_now), '{}') INTO v_held FROM unnest(v_parts) l;
+    v_result.lost := custody.offsets_list(v_named - v_held);
+    v_result.settled := custody.cardinality(v_named * v_held);
+    IF v_result.settled = 0 THEN
+        RETURN v_result;
+    END IF;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_parts[1].group_id;
+    SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
+
+    SELECT coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'ack'), '{}') AS ack,
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead')), '{}') AS failed,
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
+           -- after these the rest of the key has to wait
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'later', 'release') OR x = 'dead' AND v_group.on_dead = 'hold'), '{}') AS stops
+    INTO v_set
+    FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE v_held @> o;
+
+    SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released, '{}'::bigint[] AS leaving INTO v_follow;
+    IF v_group.ordering = 'key' AND v_held <> v_set.ack THEN
+        v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack, v_set.failed, v_set.stops, v_set.released);
+        v_result.released := v_follow.leaving;
+    END IF;
+
+    IF NOT isempty(v_set.ack) THEN
+        PERFORM custody.settle_acked(v_group, v_head.partition, v_parts, v_set.ack);
+    END IF;
+    IF NOT isempty(v_set.failed) THEN
+        v_result.dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes, p_errors, p_delays, p_worker, v_now);
+    END IF;
+    IF NOT isempty(v_set.later) THEN
+        PERFORM custody.settle_later(v_group, v_head, v_parts, v_set.later, p_offsets, p_errors, p_delays, p_worker, v_now);
+    END IF;
+    IF NOT isempty(v_set.released + v_follow.released) THEN
+        PERFORM custody.settle_released(v_group, v_head.partition, v_parts, v_set.released + v_follow.released, v_now);
+    END IF;
+    IF cardinality(v_follow.parked) > 0 THEN
+        PERFORM custody.settle_parked(v_group, v_head.partition, v_parts, v_follow.parked, v_follow.parked_keys, v_now);
+    END IF;
+
+    v_gone := v_named * v_held + custody.offsets_set(v_follow.leaving);
+    PERFORM custody.shrink_lease(p_lease_id, v_parts, v_gone, v_now);
+
+    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
+    SELECT v_now, j.kind, v_group.group_id, v_head.partition, p_lease_id, j.offsets, p_worker, j.error, j.detail
+    FROM (
+        SELECT 'ack' AS kind, v_set.ack AS offsets, NULL::text AS error, NULL::jsonb AS detail
+        UNION ALL SELECT 'later', v_set.later, NULL, NULL
+        UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
+        UNION ALL
+        SELECT 'nack', v_set.failed - custody.offsets_set(v_result.dead), min(e), CASE WHEN count(DISTINCT e) > 1 THEN jsonb_object_agg(o, e) END
+        FROM unnest(p_offsets, p_errors) m (o, e) WHERE v_set.failed @> o
+    ) j
+    WHERE NOT isempty(j.offsets);
+    RETURN v_result;
+END $$;
+
+-- Everything that the lease still holds is done: one statement, whatever the number of messages.
+CREATE FUNCTION custody.ack_lease(p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now  timestamptz := coalesce(p_now, clock_timestamp());
+    v_gone record;
+    v_open bigint[];
+BEGIN
+    PERFORM custody.require_read_committed();
+    WITH gone AS (
+        DELETE FROM custody.leases l
+        WHERE l.lease_id = p_lease_id AND l.deadline > v_now
+          AND NOT EXISTS (SELECT FROM custody.leases c WHERE c.lease_id = p_lease_id AND c.of_cases)
+        RETURNING l.group_id, l.partition, l.held, l.remaining)
+    SELECT min(group_id) AS group_id, min(partition) AS partition, range_agg(held) AS held, sum(remaining) AS messages INTO v_gone FROM gone;
+    IF v_gone.messages IS NULL THEN
+        SELECT custody.offsets_list(range_agg(held)) INTO v_open FROM custody.leases WHERE lease_id = p_lease_id;
+        RETURN CASE WHEN cardinality(v_open) > 0
+            THEN (custody.settle(p_lease_id, v_open, array_fill('ack'::text, ARRAY[cardinality(v_open)]), p_worker => p_worker, p_now => p_now)).settled
+            ELSE 0 END;
+    END IF;
+    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
+    VALUES (v_now, 'ack', v_gone.group_id, v_gone.partition, p_lease_id, v_gone.held, p_worker);
+    RETURN v_gone.messages;
+END $$;
+
+-- The offsets that a lease still holds: what a verb means that names none.
+CREATE FUNCTION custody.lease_offsets(p_lease_id uuid, p_now timestamptz DEFAULT NULL) RETURNS bigint[]
+LANGUAGE sql VOLATILE AS $$
+    SELECT custody.offsets_list(range_agg(held)) FROM custody.leases
+    WHERE lease_id = p_lease_id AND deadline > coalesce(p_now, clock_timestamp())
+$$;
+
+-- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is then split off under the
+-- same lease and attempt. Returns the new deadline, or null if the lease does not hold it any more.
+CREATE FUNCTION custody.extend(
+    p_lease_id uuid, p_timeout interval DEFAULT NULL, p_offset bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now      timestamptz;
+    v_part     custody.leases;
+    v_deadline timestamptz;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_timeout <= '0' THEN
+        PERFORM custody.refuse('invalid_argument', 'the timeout must be positive', 'Release the message to give it back at once.');
+    END IF;
+    PERFORM 1 FROM custody.leases WHERE lease_id = p_lease_id ORDER BY part FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    SELECT * INTO v_part FROM custody.leases
+    WHERE lease_id = p_lease_id AND deadline > v_now AND (p_offset IS NULL OR held @> p_offset) LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    v_deadline := v_now + coalesce(p_timeout, (SELECT visibility_timeout FROM custody.groups WHERE group_id = v_part.group_id));
+    IF p_offset IS NULL OR v_part.remaining = 1 THEN
+        UPDATE custody.leases SET deadline = v_deadline
+        WHERE lease_id = p_lease_id AND deadline > v_now AND (p_offset IS NULL OR part = v_part.part);
+    ELSE
+        UPDATE custody.leases SET held = held - int8multirange(int8range(p_offset, p_offset + 1)), remaining = remaining - 1
+        WHERE lease_id = p_lease_id AND part = v_part.part;
+        v_part.held := int8multirange(int8range(p_offset, p_offset + 1));
+        v_part.remaining := 1;
+        v_part.deadline := v_deadline;
+        v_part.part := (SELECT max(part) + 1 FROM custody.leases WHERE lease_id = p_lease_id);
+        INSERT INTO custody.leases SELECT v_part.*;
+    END IF;
+    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
+    SELECT v_now, 'extend', group_id, partition, p_lease_id, range_agg(held), min(worker), jsonb_build_object('deadline', v_deadline)
+    FROM custody.leases WHERE lease_id = p_lease_id AND deadline = v_deadline GROUP BY group_id, partition;
+    RETURN v_deadline;
+END $$;

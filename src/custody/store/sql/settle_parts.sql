@@ -1,0 +1,169 @@
+-- The steps of settle, one for each outcome. The lease's rows are locked; its messages belong to the caller.
+
+-- Order within a lease: what has to leave it because an earlier message of its key did not go well, and a refusal of what
+-- would resolve a message before an earlier one of its key.
+CREATE FUNCTION custody.followers(
+    p_group custody.groups, p_head custody.heads, p_held int8multirange, p_named int8multirange, p_acked int8multirange,
+    p_failed int8multirange, p_stops int8multirange, p_released int8multirange,
+    OUT parked bigint[], OUT parked_keys text[], OUT released int8multirange, OUT leaving bigint[]
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_resolved int8multirange := (p_acked + p_failed) - p_stops;
+    v_stay     int8multirange := p_held - p_named;
+    v_conflict record;
+BEGIN
+    parked := '{}';
+    parked_keys := '{}';
+    released := '{}';
+    leaving := '{}';
+    -- what is settled in the order of the log and without a stop cannot conflict
+    IF isempty(p_stops) AND (isempty(v_stay) OR isempty(v_resolved) OR upper(v_resolved) <= lower(v_stay)) THEN
+        RETURN;
+    END IF;
+    WITH keyed AS MATERIALIZED (
+        SELECT k."offset" AS o, k.key AS k FROM custody.keys_of(p_head, p_held) k WHERE k.key IS NOT NULL
+    ), barred AS MATERIALIZED (
+        -- for each key its first message that this call does not resolve
+        SELECT k, min(o) AS o FROM keyed WHERE NOT v_resolved @> o GROUP BY k
+    ), stopped AS MATERIALIZED (
+        -- and the first one after which the rest has to leave; merely given back, the rest is given back with it
+        SELECT DISTINCT ON (k) k, o, p_released @> o AS given_back FROM keyed WHERE p_stops @> o ORDER BY k, o
+    )
+    SELECT min(m.o) FILTER (WHERE v_resolved @> m.o) AS late, min(b.o) FILTER (WHERE v_resolved @> m.o) AS early,
+           array_agg(m.o) FILTER (WHERE v_stay @> m.o AND NOT s.given_back) AS parked,
+           array_agg(m.k) FILTER (WHERE v_stay @> m.o AND NOT s.given_back) AS parked_keys,
+           range_agg(int8range(m.o, m.o + 1)) FILTER (WHERE v_stay @> m.o AND s.given_back) AS released
+    INTO v_conflict
+    FROM keyed m
+    JOIN barred b ON b.k = m.k AND b.o < m.o
+    LEFT JOIN stopped s ON s.k = m.k AND s.o < m.o;
+    IF v_conflict.late IS NOT NULL THEN
+        PERFORM custody.refuse('order_conflict',
+            format('offset %s cannot be resolved before offset %s, an earlier message of its key in the same lease', v_conflict.late, v_conflict.early),
+            'Settle the messages of a key in the order of their offsets. Nothing was changed.');
+    END IF;
+    parked := coalesce(v_conflict.parked, '{}');
+    parked_keys := coalesce(v_conflict.parked_keys, '{}');
+    released := coalesce(v_conflict.released, '{}');
+    leaving := parked || custody.offsets_list(released);
+END $$;
+
+CREATE FUNCTION custody.of_cases(p_parts custody.leases[]) RETURNS int8multirange
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(range_agg(p.held), '{}') FROM unnest(p_parts) p WHERE p.of_cases
+$$;
+
+CREATE FUNCTION custody.settle_acked(p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_cases int8multirange := p_set * custody.of_cases(p_parts);
+BEGIN
+    IF isempty(v_cases) THEN
+        RETURN;
+    END IF;
+    WITH closed AS (
+        DELETE FROM custody.cases c USING unnest(v_cases) r
+        WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r) AND c."offset" < upper(r)
+        RETURNING c.key)
+    INSERT INTO custody.freed (group_id, partition, key)
+    SELECT DISTINCT (p_group).group_id, p_partition, key FROM closed WHERE key IS NOT NULL AND (p_group).ordering = 'key';
+END $$;
+
+CREATE FUNCTION custody.settle_failed(
+    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_lease_id uuid, p_offsets bigint[],
+    p_outcomes text[], p_errors text[], p_delays double precision[], p_worker text, p_now timestamptz
+) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_failures custody.failure[];
+BEGIN
+    SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), left(m.e, 8000), make_interval(secs => m.d),
+                         CASE WHEN m.x = 'dead' THEN 'rejected' END)::custody.failure)
+    INTO v_failures
+    FROM unnest(p_offsets, p_outcomes, p_errors, p_delays) m (o, x, e, d)
+    JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
+    JOIN unnest(p_parts) p ON p.held @> m.o;
+    RETURN custody.charge(p_group, (p_head).partition, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id, p_now);
+END $$;
+
+-- Not now: comes back after its delay, and this delivery does not count.
+CREATE FUNCTION custody.settle_later(
+    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_offsets bigint[], p_errors text[],
+    p_delays double precision[], p_worker text, p_now timestamptz
+) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO custody.cases AS c (
+        group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, worker, updated_at)
+    SELECT (p_group).group_id, (p_head).partition, m.o, k.key, 'waiting', greatest(p.attempt - 1, 0), 0,
+           p_now + coalesce(make_interval(secs => m.d), (p_group).backoff_initial), p.first_delivery, left(m.e, 8000), p_worker, p_now
+    FROM unnest(p_offsets, p_errors, p_delays) m (o, e, d)
+    JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
+    JOIN unnest(p_parts) p ON p.held @> m.o
+    ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
+        state = 'waiting', attempts = c.attempts - 1, run_at = excluded.run_at, lease_cap = NULL, worker = excluded.worker,
+        last_error = coalesce(excluded.last_error, c.last_error), updated_at = excluded.updated_at
+$$;
+
+-- Given back: ready again at once, and this delivery does not count.
+CREATE FUNCTION custody.settle_released(p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange, p_now timestamptz)
+RETURNS void
+LANGUAGE sql AS $$
+    UPDATE custody.cases c SET state = 'waiting', attempts = c.attempts - 1, run_at = p_now, updated_at = p_now
+    FROM unnest(p_set * custody.of_cases(p_parts)) r
+    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r) AND c."offset" < upper(r);
+    INSERT INTO custody.returned (group_id, partition, ranges, attempts, first_delivery, last_error, returned_at)
+    SELECT (p_group).group_id, p_partition, range_agg(p.held * p_set), p.attempt - 1, p.first_delivery, p.last_error, p_now
+    FROM unnest(p_parts) p
+    WHERE NOT p.of_cases AND p.held && p_set
+    GROUP BY p.attempt, p.first_delivery, p.last_error
+$$;
+
+-- Later messages of a key whose earlier one failed: back behind it, and this delivery does not count.
+CREATE FUNCTION custody.settle_parked(
+    p_group custody.groups, p_partition int, p_parts custody.leases[], p_offsets bigint[], p_keys text[], p_now timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_part record;
+BEGIN
+    UPDATE custody.cases c SET state = 'parked', attempts = c.attempts - 1, updated_at = p_now
+    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" = ANY (p_offsets)
+      AND custody.of_cases(p_parts) @> c."offset";
+    FOR v_part IN
+        SELECT p.attempt, p.first_delivery, p.last_error, array_agg(m.o) AS offsets, array_agg(m.k) AS keys
+        FROM unnest(p_parts) p JOIN unnest(p_offsets, p_keys) m (o, k) ON p.held @> m.o
+        WHERE NOT p.of_cases
+        GROUP BY p.attempt, p.first_delivery, p.last_error
+    LOOP
+        PERFORM custody.park((p_group).group_id, p_partition, v_part.offsets, v_part.keys, v_part.attempt - 1,
+                             v_part.first_delivery, v_part.last_error, p_now);
+    END LOOP;
+END $$;
+
+-- Takes settled offsets out of a lease. A big row that is settled piece by piece is first split into blocks of 256
+-- offsets: a multirange with thousands of gaps would be written anew with every ack.
+CREATE FUNCTION custody.shrink_lease(p_lease_id uuid, p_parts custody.leases[], p_gone int8multirange, p_now timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_part custody.leases;
+    v_next int;
+BEGIN
+    DELETE FROM custody.leases WHERE lease_id = p_lease_id AND deadline > p_now AND held <@ p_gone;
+    FOR v_part IN
+        SELECT p.* FROM unnest(p_parts) p
+        WHERE p.remaining > 256 AND p.deadline > p_now AND p.held && p_gone AND NOT p.held <@ p_gone
+          AND custody.cardinality(p.held * p_gone) * 4 < p.remaining
+    LOOP
+        SELECT max(part) + 1 INTO v_next FROM custody.leases WHERE lease_id = p_lease_id;
+        DELETE FROM custody.leases WHERE lease_id = p_lease_id AND part = v_part.part;
+        INSERT INTO custody.leases
+        SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block, custody.cardinality(b.block),
+               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
+        FROM (SELECT n::int, (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held), (n + 1) * 256 + lower(v_part.held))) AS block
+              FROM generate_series(0, (upper(v_part.held) - lower(v_part.held)) / 256) n) b
+        WHERE NOT isempty(b.block);
+    END LOOP;
+    UPDATE custody.leases SET held = held - p_gone, remaining = custody.cardinality(held - p_gone)
+    WHERE lease_id = p_lease_id AND deadline > p_now AND held && p_gone;
+END $$;

@@ -1,0 +1,180 @@
+-- The three places that a claim takes messages from besides the parked ones: returned ranges, due cases, the log.
+-- All run under the cursor's lock.
+
+-- Takes from the returned ranges, the lowest offset first, and writes the lease's parts for them. A range with a chunk is
+-- leased with nothing else and in no larger piece, so that the message which kills its workers ends up alone.
+CREATE FUNCTION custody.take_returned(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_now timestamptz,
+    OUT parts custody.leases[], OUT taken int, OUT chunked boolean
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ordered boolean := (p_group).ordering = 'key';
+    v_row     custody.returned;
+    v_next    bigint;
+    v_piece   int8multirange;
+    v_keys    text[];
+    v_offsets bigint[];
+    v_blocked bigint[];
+    v_behind  text[];
+    v_busy    text[];
+BEGIN
+    parts := '{}';
+    taken := 0;
+    chunked := false;
+    LOOP
+        SELECT * INTO v_row FROM custody.returned
+        WHERE group_id = (p_group).group_id AND partition = (p_head).partition ORDER BY lower(ranges) LIMIT 1;
+        EXIT WHEN NOT FOUND OR taken >= p_max OR (v_row.chunk IS NOT NULL AND taken > 0);
+        v_piece := custody.first_offsets(v_row.ranges, least(p_max - taken, v_row.chunk));
+        IF v_ordered THEN
+            -- another row may hold offsets in between: nothing at a higher offset goes before those
+            SELECT min(lower(ranges)) INTO v_next FROM custody.returned
+            WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND return_id <> v_row.return_id;
+            IF v_next IS NOT NULL THEN
+                v_piece := v_piece * int8multirange(int8range(NULL, v_next));
+            END IF;
+        END IF;
+        IF v_piece = v_row.ranges THEN
+            DELETE FROM custody.returned
+            WHERE group_id = v_row.group_id AND partition = v_row.partition AND return_id = v_row.return_id;
+        ELSE
+            UPDATE custody.returned SET ranges = ranges - v_piece
+            WHERE group_id = v_row.group_id AND partition = v_row.partition AND return_id = v_row.return_id;
+        END IF;
+        IF v_ordered THEN
+            SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
+            FROM custody.keys_of(p_head, v_piece) k WHERE k.key IS NOT NULL;
+            v_busy := '{}';
+            IF p_in_flight IS NOT NULL THEN
+                v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
+            END IF;
+            SELECT array_agg(m.o), array_agg(m.k) INTO v_blocked, v_behind
+            FROM unnest(v_offsets, v_keys) m (o, k)
+            LEFT JOIN custody.open_heads((p_group).group_id, (p_head).partition,
+                                         (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
+            WHERE m.k = ANY (v_busy) OR h.lowest < m.o;
+            IF v_blocked IS NOT NULL THEN
+                PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
+                                     v_row.first_delivery, v_row.last_error, p_now);
+                PERFORM custody.await(v_row.group_id, v_row.partition, v_busy);
+                v_piece := v_piece - custody.offsets_set(v_blocked);
+            END IF;
+        END IF;
+        CONTINUE WHEN isempty(v_piece);
+        parts := parts || ROW(v_row.group_id, v_row.partition, 0, cardinality(parts) + 1, NULL, v_piece,
+                              custody.cardinality(v_piece), false, v_row.attempts + 1, 0, p_now, p_now, NULL,
+                              v_row.first_delivery, v_row.last_error)::custody.leases;
+        taken := taken + custody.cardinality(v_piece)::int;
+        chunked := v_row.chunk IS NOT NULL;
+        EXIT WHEN chunked;
+    END LOOP;
+END $$;
+
+-- Takes due cases, the longest due first. Those of a blocked key leave the due index, or they would crowd out the rest.
+CREATE FUNCTION custody.take_due(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_worker text, p_now timestamptz,
+    OUT taken bigint[], OUT capped boolean
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_partition int := (p_head).partition;
+    v_first     record;
+    v_max       int := p_max;
+    v_offsets   bigint[];
+    v_keys      text[];
+    v_busy      text[] := '{}';
+    v_blocked   bigint[];
+BEGIN
+    taken := '{}';
+    capped := false;
+    SELECT lease_cap INTO v_first FROM custody.cases
+    WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_now
+    ORDER BY run_at, "offset" LIMIT 1;
+    IF NOT FOUND OR p_max < 1 THEN
+        RETURN;
+    END IF;
+    -- cases that came back from a lost lease are leased in their own, smaller company
+    capped := v_first.lease_cap IS NOT NULL;
+    v_max := least(p_max, v_first.lease_cap);
+    SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
+    FROM (SELECT c."offset", c.key FROM custody.cases c
+          WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_now
+            AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
+          ORDER BY c.run_at, c."offset" LIMIT v_max) d;
+    IF (p_group).ordering = 'key' THEN
+        IF p_in_flight IS NOT NULL THEN
+            v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
+        END IF;
+        SELECT array_agg(m.o) FILTER (WHERE NOT m.free), array_agg(m.o) FILTER (WHERE m.free)
+        INTO v_blocked, v_offsets
+        FROM (SELECT m.o, m.k IS NULL OR (m.k <> ALL (v_busy) AND h.lowest = m.o) AS free
+              FROM unnest(v_offsets, v_keys) m (o, k)
+              LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
+                                           (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k) m;
+        IF v_blocked IS NOT NULL THEN
+            UPDATE custody.cases SET state = 'parked', updated_at = p_now
+            WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
+            PERFORM custody.await((p_group).group_id, v_partition, v_busy);
+        END IF;
+    END IF;
+    UPDATE custody.cases
+    SET state = 'leased', attempts = attempts + 1, first_delivery = coalesce(first_delivery, p_now), worker = p_worker, updated_at = p_now
+    WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_offsets);
+    taken := coalesce(v_offsets, '{}');
+END $$;
+
+-- Takes fresh messages from the frontier on. Those of a blocked key are parked on the way, so one key never holds up the
+-- others; a bounded stretch of the log is looked at under the lock.
+CREATE FUNCTION custody.take_fresh(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
+    p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_scan_limit constant bigint := p_frontier + greatest(10000, p_max);
+    v_want    bigint := p_max;
+    v_until   bigint;
+    v_offsets bigint[];
+    v_keys    text[];
+    v_unique  text[];
+    v_busy    text[];
+    v_blocked text[];
+    v_cut     bigint;
+    v_free    int8multirange;
+    v_parked  record;
+BEGIN
+    taken := '{}';
+    frontier := p_frontier;
+    WHILE frontier < p_until AND frontier < v_scan_limit AND v_want * 2 > p_max LOOP
+        v_until := least(p_until, frontier + v_want + v_want / 4 + 16);
+        SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
+        FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until))) k;
+        SELECT array_agg(DISTINCT k) INTO v_unique FROM unnest(v_keys) k WHERE k IS NOT NULL;
+        v_busy := '{}';
+        IF p_in_flight IS NOT NULL AND v_unique IS NOT NULL THEN
+            v_busy := custody.keys_in_flight(p_head, p_in_flight, v_unique);
+        END IF;
+        SELECT v_busy || coalesce(array_agg(key), '{}') INTO v_blocked
+        FROM custody.open_heads((p_group).group_id, (p_head).partition, v_unique);
+        IF cardinality(v_blocked) = 0 THEN
+            v_cut := least(frontier + v_want, v_until);
+            v_free := int8multirange(int8range(frontier, v_cut));
+        ELSE
+            SELECT coalesce(max(o) FILTER (WHERE nth = v_want AND free) + 1, v_until),
+                   range_agg(int8range(o, o + 1)) FILTER (WHERE free AND nth <= v_want)
+            INTO v_cut, v_free
+            FROM (SELECT o, free, count(*) FILTER (WHERE free) OVER (ORDER BY o) AS nth
+                  FROM (SELECT o, k IS NULL OR k <> ALL (v_blocked) AS free FROM unnest(v_offsets, v_keys) m (o, k)) m) n;
+            SELECT array_agg(o) AS offsets, array_agg(k) AS keys INTO v_parked
+            FROM unnest(v_offsets, v_keys) m (o, k) WHERE k = ANY (v_blocked) AND o < v_cut;
+            IF v_parked.offsets IS NOT NULL THEN
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, p_now);
+                PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
+            END IF;
+        END IF;
+        taken := taken + coalesce(v_free, '{}');
+        v_want := p_max - custody.cardinality(taken);
+        frontier := v_cut;
+    END LOOP;
+END $$;

@@ -1,0 +1,95 @@
+-- Topics, their segments, and where a partition ends.
+
+-- The stable hash that sends a key to its partition: the first eight bytes of SHA-256 of the key in UTF-8, read as a
+-- big-endian number without its sign bit, modulo the number of partitions.
+CREATE FUNCTION custody.partition_for(p_key text, p_partitions int) RETURNS int
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT ((('x' || encode(substr(sha256(convert_to(p_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+             & 9223372036854775807) % p_partitions)::int
+$$;
+
+-- Makes the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF would.
+CREATE FUNCTION custody.open_segment(p_topic_id int, p_now timestamptz) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_segment int;
+BEGIN
+    INSERT INTO custody.segments (topic_id, created_at) VALUES (p_topic_id, p_now) RETURNING segment_id INTO v_segment;
+    EXECUTE format(
+        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS, CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
+                                        PRIMARY KEY (partition, "offset"))', v_segment);
+    EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
+    RETURN v_segment;
+END $$;
+
+CREATE FUNCTION custody.create_topic(
+    p_topic text, p_partitions int DEFAULT 1, p_max_depth bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS custody.topics
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_topic custody.topics;
+    v_segment int;
+BEGIN
+    IF p_topic IS NULL OR p_topic !~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$' THEN
+        PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a topic', p_topic),
+            'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
+    ELSIF p_partitions IS NULL OR p_partitions NOT BETWEEN 1 AND 4096 THEN
+        PERFORM custody.refuse('invalid_argument', format('a topic cannot have %s partitions', coalesce(p_partitions::text, 'NULL')),
+            'Give a number from 1 to 4096.');
+    ELSIF p_max_depth <= 0 THEN
+        PERFORM custody.refuse('invalid_argument', 'max_depth must be positive', 'Leave it out for no limit.');
+    END IF;
+    INSERT INTO custody.topics (name, partitions, max_depth, created_at)
+    VALUES (p_topic, p_partitions, p_max_depth, v_now)
+    ON CONFLICT (name) DO NOTHING
+    RETURNING * INTO v_topic;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('topic_exists', format('topic %L exists already', p_topic), 'Use it, or choose another name.');
+    END IF;
+    v_segment := custody.open_segment(v_topic.topic_id, v_now);
+    INSERT INTO custody.heads (topic_id, partition, segment_id)
+    SELECT v_topic.topic_id, p, v_segment FROM generate_series(0, p_partitions - 1) p;
+    INSERT INTO custody.segment_bounds (segment_id, partition, first_offset)
+    SELECT v_segment, p, 0 FROM generate_series(0, p_partitions - 1) p;
+    RETURN v_topic;
+END $$;
+
+CREATE FUNCTION custody.delete_topic(p_topic text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_segment int;
+BEGIN
+    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    PERFORM 1 FROM custody.cursors c JOIN custody.groups g USING (group_id) WHERE g.topic_id = v_topic.topic_id
+        ORDER BY c.group_id, c.partition FOR UPDATE OF c;
+    PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
+    FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id ORDER BY segment_id LOOP
+        EXECUTE format('DROP TABLE custody.log_%s', v_segment);
+    END LOOP;
+    DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;
+END $$;
+
+-- The next offset of a partition and the time of its newest message. Exact under the head's lock, a lower bound without.
+CREATE FUNCTION custody.tail(p_head custody.heads, OUT next_offset bigint, OUT newest timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    EXECUTE format('SELECT "offset" + 1, published_at FROM custody.log_%s WHERE partition = $1 ORDER BY "offset" DESC LIMIT 1',
+                   (p_head).segment_id)
+    INTO next_offset, newest USING (p_head).partition;
+    next_offset := coalesce(next_offset, (p_head).segment_start);
+END $$;
+
+CREATE FUNCTION custody.partitions(p_topic text)
+RETURNS TABLE (partition int, first_offset bigint, next_offset bigint)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+BEGIN
+    RETURN QUERY
+    SELECT h.partition, h.first_offset, t.next_offset
+    FROM custody.heads h, LATERAL custody.tail(h) t
+    WHERE h.topic_id = v_topic.topic_id
+    ORDER BY h.partition;
+END $$;

@@ -1,0 +1,109 @@
+"""A real PostgreSQL for every test: one server for each test process, one template database, copied for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+import custody
+from custody.store import embedded, migrate
+
+TEMPLATE = "custody_template"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The server of this test process: the one that CUSTODY_TEST_DATABASE names, or an embedded one of its own."""
+    given = os.environ.get("CUSTODY_TEST_DATABASE")
+    if given:
+        yield given
+        return
+    home = Path(tempfile.mkdtemp(prefix="custody-tests-"))
+    # durability is tested where it matters, with a server of the test's own; here it would only cost time
+    with embedded.acquire(
+        home, settings={"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    ) as server:
+        yield server.url
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def url_of(server_url: str, database: str) -> str:
+    """The same server, another database."""
+    parts = conninfo_to_dict(server_url)
+    host, port = parts.get("host") or "", parts.get("port")
+    login = str(parts.get("user") or "postgres")
+    if parts.get("password"):
+        login += f":{parts['password']}"
+    if str(host).startswith("/"):
+        return f"postgresql://{login}@/{database}?host={host}" + (f"&port={port}" if port else "")
+    return f"postgresql://{login}@{host}:{port or 5432}/{database}"
+
+
+def _execute(url: str, *statements: sql.Composed) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def template(server_url: str) -> str:
+    name = f"{TEMPLATE}_{os.getpid()}"
+    _execute(server_url, sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name)))
+    _execute(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    migrate.migrate(url_of(server_url, name))
+    return name
+
+
+@pytest.fixture
+def database_url(server_url: str, template: str) -> Iterator[str]:
+    """A fresh database with Custody's schema."""
+    name = f"custody_test_{os.getpid()}_{next(_numbers)}"
+    _execute(
+        server_url,
+        sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)),
+    )
+    yield url_of(server_url, name)
+    _execute(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def move(self, seconds: float) -> None:
+        self.time += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def c(database_url: str, clock: Clock) -> Iterator[custody.Custody]:
+    """Custody on a fresh database, with a clock that the test moves."""
+    with custody.connect(database_url, worker="test", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[psycopg.Connection]:
+    """A plain connection to the same database."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
