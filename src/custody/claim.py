@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -12,6 +12,9 @@ from custody.model import Message, Settled
 from custody.policy import Duration, seconds
 from custody.settle import Settler
 from custody.store.postgres import Database, Row
+
+Which = Message | Iterable[Message]
+"""One message, or several: an empty list is none, while no argument at all means every message of the lease."""
 
 
 class Lease:
@@ -61,21 +64,21 @@ class Lease:
             raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
         return self._deadline
 
-    def ack(self, *messages: Message) -> Settled:
+    def ack(self, *messages: Which) -> Settled:
         """Done: these messages, or all that the lease still holds."""
         return self._settler.ack(self.lease_id, _offsets(messages))
 
     def nack(
-        self, *messages: Message, error: str | None = None, delay: Duration | None = None, requeue: bool = True
+        self, *messages: Which, error: str | None = None, delay: Duration | None = None, requeue: bool = True
     ) -> Settled:
         """Failed: tried again by the policy (or after `delay`), dead at its limit or at once with `requeue=False`."""
         return self._settler.nack(self.lease_id, _offsets(messages), error=error, delay=delay, requeue=requeue)
 
-    def release(self, *messages: Message) -> Settled:
+    def release(self, *messages: Which) -> Settled:
         """Given back untouched: ready at once, and the delivery does not count."""
         return self._settler.release(self.lease_id, _offsets(messages))
 
-    def later(self, *messages: Message, after: Duration) -> Settled:
+    def later(self, *messages: Which, after: Duration) -> Settled:
         """Not now: ready again after that time, and the delivery does not count."""
         return self._settler.later(self.lease_id, _offsets(messages), after=after)
 
@@ -87,8 +90,10 @@ class Lease:
         return deadline
 
 
-def _offsets(messages: Sequence[Message]) -> list[int] | None:
-    return [message.offset for message in messages] or None
+def _offsets(which: Sequence[Which]) -> list[int] | None:
+    if not which:
+        return None
+    return [message.offset for some in which for message in ((some,) if isinstance(some, Message) else some)]
 
 
 def claim(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from custody.model import (
     Stats,
     Topic,
 )
-from custody.policy import Duration, Policy
+from custody.policy import Duration, Policy, did_you_mean
 from custody.producer import IdempotentProducer
 from custody.redrive import DeadFilter
 from custody.settle import Outcome, Settler
@@ -54,8 +55,9 @@ def connect(
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
     The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with every other
-    process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your own
-    it is created if there is none, and changed only by `custody.migrate`. `clock` replaces the server's clock, for tests.
+    process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your
+    own it is created if there is none, and changed only by `custody.migrate`. `clock` replaces the server's clock, for
+    tests.
     """
     settings = config.load()
     server: EmbeddedServer | None = None
@@ -170,7 +172,7 @@ class Custody:
     def publish_many(
         self,
         topic: str,
-        messages: Iterable[Outgoing],
+        messages: Iterable[Outgoing | Payload],
         *,
         expected_offset: int | None = None,
         producer_id: str | None = None,
@@ -284,7 +286,7 @@ class Custody:
 
     def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
         """For a bare group: the messages after its committed position. Nothing is recorded until `commit`."""
-        positions = dict(self._db.call("positions", topic=topic, group=group))
+        positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group))
         if partition not in positions:
             self.read(topic, partition, max_messages=1)  # refuses a partition that is not there
         return log.read(self._db, topic, partition, offset=positions[partition], max_messages=max_messages)
@@ -437,16 +439,16 @@ def _policy(policy: Policy) -> str:
 
 
 def _dead_filter(which: Mapping[str, Any]) -> DeadFilter:
-    try:
-        return DeadFilter(**which)
-    except TypeError as error:
-        raise InvalidArgument(str(error).replace("DeadFilter.__init__() got an", "there is an")) from None
+    known = [field.name for field in fields(DeadFilter)]
+    for name in which:
+        if name not in known:
+            raise InvalidArgument(f"dead letters cannot be chosen by {name!r}", did_you_mean(name, known))
+    return DeadFilter(**which)
 
 
 def _start(start: Start) -> tuple[str, int | None, datetime | None]:
     if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise InvalidArgument("a start time needs a time zone", "Use datetime.now(UTC) or the like.")
+        log.require_zone(start)
         return "time", None, start
     if isinstance(start, int) and not isinstance(start, bool):
         return "offset", start, None

@@ -51,7 +51,7 @@ class CustodyError(Exception):
     def __init__(self, message: str | None = None, remedy: str = "") -> None:
         self.message = message or (type(self).__doc__ or "").strip()
         self.remedy = remedy
-        super().__init__(f"{self.message}. {remedy}" if remedy else self.message)
+        super().__init__(f"{self.message.rstrip('.')}. {remedy}" if remedy else self.message)
 
 
 class Transient(CustodyError):

@@ -1,10 +1,10 @@
-"""The log: topics, publishing, and reading by offset or time. What the lifecycle needs of it is append, read and tail."""
+"""The log: topics, publishing, reading by offset or time. What the lifecycle needs of it is append, read and tail."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -31,7 +31,7 @@ def partition_for(key: str, partitions: int) -> int:
 
 
 def encode(payload: Payload) -> tuple[bytes, bytes]:
-    """The kind and the bytes of a payload. Refuses what would come back as something else (NaN, tuples, datetimes …)."""
+    """The kind and the bytes of a payload. Refuses what would come back as something else: NaN, tuples, datetimes …"""
     if isinstance(payload, bytes | bytearray | memoryview):
         return b"b", bytes(payload)
     try:
@@ -46,7 +46,7 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
         ) from error
     raise InvalidPayload(
         "the payload would not come back as it went in",
-        "JSON knows dicts with text keys, lists, text, finite numbers, booleans and None. Convert what is none of these.",
+        "JSON knows dicts with text keys, lists, text, finite numbers, booleans and None. Convert all else.",
     )
 
 
@@ -59,7 +59,8 @@ def decode(kind: bytes | str, data: bytes) -> Payload:
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
     if not headers:
         return None
-    for name, value in headers.items():
+    pairs: Iterable[tuple[object, object]] = headers.items()
+    for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidPayload(
                 f"header {name!r} is {value!r}", "Headers are text by name; convert the value to text."
@@ -68,7 +69,17 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
             raise InvalidPayload(
                 f"header {name!r} has a NUL character", "Remove it, or put the value into the payload."
             )
+        _refuse_surrogates(f"header {name!r}", name + value)
     return _encode_json(dict(headers))
+
+
+def _refuse_surrogates(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidPayload(
+            f"{what} has half a surrogate pair, which is no character", "Decode the text with the right encoding."
+        ) from None
 
 
 def encode_message(message: Outgoing) -> Encoded:
@@ -77,7 +88,8 @@ def encode_message(message: Outgoing) -> Encoded:
         if not isinstance(key, str):
             raise InvalidPayload(f"a key is text, not {key!r}", "Convert it, for example with str().")
         if "\0" in key:
-            raise InvalidPayload("a key cannot have a NUL character")
+            raise InvalidPayload("a key cannot have a NUL character", "Remove it, or encode the key, say as base64.")
+        _refuse_surrogates("the key", key)
     kind, payload = encode(message.payload)
     return key, kind, payload, encode_headers(message.headers)
 
@@ -198,7 +210,8 @@ def _copy(
 
 def read(db: Database, topic: str, partition: int, *, offset: int | None, max_messages: int) -> list[Message]:
     """Messages of a partition from an offset on, as they are in the log."""
-    rows = db.call("read", topic=topic, partition=partition, **{"from": offset, "max": max_messages})
+    bounds: dict[str, Any] = {"from": offset, "max": max_messages}
+    rows = db.call("read", topic=topic, partition=partition, **bounds)
     return [
         Message(
             topic=topic,
@@ -216,6 +229,11 @@ def read(db: Database, topic: str, partition: int, *, offset: int | None, max_me
 
 def offset_at(db: Database, topic: str, partition: int, time: datetime) -> int:
     """The first offset of a partition that was published at that time or later."""
-    if time.tzinfo is None:
-        raise InvalidArgument("a time needs a time zone", "Use datetime.now(UTC) or the like.")
+    require_zone(time)
     return int(db.call("offset_for_time", topic=topic, partition=partition, time=time)[0][0])
+
+
+def require_zone(time: datetime | None) -> None:
+    """Refuses a time that means another moment on every machine."""
+    if time is not None and time.tzinfo is None:
+        raise InvalidArgument(f"the time {time} has no time zone", "Use datetime.now(UTC) or the like.")

@@ -16,11 +16,12 @@ Duration = str | int | float | timedelta
 """`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = 100 * 365 * 86400.0  # what can be added to any sensible time without leaving the calendar
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*\Z")
 
 
 def seconds(duration: Duration) -> float:
-    """The duration in seconds; refuses what is negative or no duration at all."""
+    """The duration in seconds; refuses what is negative, endless or no duration at all."""
     if isinstance(duration, timedelta):
         value = duration.total_seconds()
     elif isinstance(duration, str):
@@ -30,12 +31,16 @@ def seconds(duration: Duration) -> float:
                 f"{duration!r} is not a duration", 'Write a number with a unit: "100ms", "30s", "5m", "2h" or "1d".'
             )
         value = float(match[1]) * _UNITS[match[2] or "s"]
-    elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        value = float(duration)
     else:
-        raise InvalidArgument(f"{duration!r} is not a duration", 'Give seconds, a timedelta, or a text such as "30s".')
-    if not math.isfinite(value) or value < 0:
-        raise InvalidArgument(f"{duration!r} is not a duration", "It must be zero or more.")
+        try:
+            value = math.nan if isinstance(duration, bool) else float(duration)
+        except (TypeError, OverflowError):
+            value = math.nan
+    if not 0 <= value <= _LONGEST:
+        raise InvalidArgument(
+            f"{duration!r} is not a duration",
+            'Give seconds, a timedelta, or a text such as "30s": from zero to a hundred years.',
+        )
     return value
 
 
@@ -49,6 +54,11 @@ def refuse_unknown(given: Mapping[str, Any], known: list[str], what: str) -> Non
     for key in given:
         if key not in known:
             raise InvalidPolicy(f"{key!r} is not a setting of {what}", did_you_mean(str(key), known))
+
+
+def _between(name: str, value: object, least: float, most: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is a number between {least} and {most}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +75,7 @@ class Backoff:
     def __post_init__(self) -> None:
         seconds(self.initial)
         seconds(self.cap)
-        if not 0 <= self.jitter <= 1:
-            raise InvalidPolicy(f"a jitter of {self.jitter} is not possible", "It lies between 0 and 1.")
+        _between("jitter", self.jitter, 0, 1)
 
     def columns(self) -> dict[str, Any]:
         return {
@@ -89,8 +98,7 @@ class Exponential(Backoff):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.multiplier <= 1000:
-            raise InvalidPolicy(f"a multiplier of {self.multiplier} is not possible", "It lies between 1 and 1000.")
+        _between("multiplier", self.multiplier, 1, 1000)
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # a class constant of the others
@@ -155,8 +163,9 @@ class Policy:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidPolicy(f"{name} cannot be {value!r}", "It is a whole number from 1 on.")
         for name in ("visibility_timeout", "handler_timeout"):
-            if getattr(self, name) is not None and seconds(getattr(self, name)) == 0:
-                raise InvalidPolicy(f"{name} must be longer than zero")
+            value = getattr(self, name)
+            if (value is not None or name == "visibility_timeout") and seconds(value) < 0.001:
+                raise InvalidPolicy(f"{name} cannot be {value!r}", "It is at least a millisecond.")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:

@@ -33,8 +33,8 @@ def producer_state(db: Database, producer_id: str) -> Producer:
 class IdempotentProducer:
     """Publishes under one producer id and epoch, and counts the sequence by itself.
 
-    After a publish whose outcome is unknown (the connection was lost) repeat it through `repeat`: what had arrived comes
-    back with `duplicate=True`, the rest is published. Until then no other publish is let through.
+    After a publish whose outcome is unknown (the connection was lost) publish the same again, or call `repeat`: what
+    had arrived comes back with `duplicate=True`, the rest is published. Publishing something else repeats it first.
     """
 
     def __init__(self, state: Producer, publish: Publish) -> None:
@@ -43,35 +43,45 @@ class IdempotentProducer:
         self._publish = publish
         self._next = state.last_sequence + 1
         self._lock = threading.Lock()
-        self._unknown: tuple[str, list[Outgoing]] | None = None
+        self._unknown: tuple[str, list[Outgoing | Payload]] | None = None
 
     @property
     def next_sequence(self) -> int:
         return self._next
 
     def publish(
-        self, topic: str, payload: Payload, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
     ) -> Receipt:
-        return self.publish_many(topic, [Outgoing(payload, key=key, headers=headers)])[0]
+        return self.publish_many(topic, [Outgoing(payload, key=key, headers=headers, partition=partition)])[0]
 
-    def publish_many(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
+    def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> list[Receipt]:
+        batch = list(messages)
         with self._lock:
-            if self._unknown is not None:
+            if self._unknown is not None and self._unknown != (topic, batch):
                 self._send(*self._unknown)
-            return self._send(topic, list(messages))
+            return self._send(topic, batch)
 
     def repeat(self) -> list[Receipt]:
         """Sends the publish of unknown outcome again; nothing if there is none."""
         with self._lock:
             return [] if self._unknown is None else self._send(*self._unknown)
 
-    def _send(self, topic: str, messages: list[Outgoing]) -> list[Receipt]:
+    def _send(self, topic: str, messages: list[Outgoing | Payload]) -> list[Receipt]:
+        self._unknown = (topic, messages)  # an interrupt, too, leaves it open whether the messages arrived
         try:
             receipts = self._publish(
                 topic, messages, producer_id=self.producer_id, epoch=self.epoch, sequence=self._next
             )
         except DatabaseUnavailable:
-            self._unknown = (topic, messages)
+            raise
+        except Exception:
+            self._unknown = None
             raise
         self._unknown = None
         self._next += len(messages)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from custody.errors import InvalidArgument
+from custody.log import require_zone
 from custody.model import Rewound
 from custody.store.postgres import Database, Row
 
@@ -28,6 +29,8 @@ class DeadFilter:
             raise InvalidArgument("limit must be at least 1")
         if self.offsets is not None and self.partition is None:
             raise InvalidArgument("offsets need a partition", "Offsets repeat in each partition: say which one.")
+        require_zone(self.died_from)
+        require_zone(self.died_until)
 
     def row(self) -> Row:
         """As the SQL type `custody.dead_filter`."""
@@ -96,6 +99,7 @@ def rewind(
     reason: str | None,
     now: datetime | None,
 ) -> list[Rewound]:
+    require_zone(to_time)
     rows = db.call(
         "rewind",
         topic=topic,

@@ -43,19 +43,21 @@ class Settler:
 
         Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest.
         """
+        if not outcomes:
+            return Settled(settled=0)
         result = self.db.call(
             "settle",
             on=self.connection,
             lease_id=lease_id,
             offsets=list(outcomes),
             outcomes=[outcome.kind for outcome in outcomes.values()],
-            errors=[outcome.error for outcome in outcomes.values()],
+            errors=[_storable(outcome.error) for outcome in outcomes.values()],
             delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in outcomes.values()],
             worker=self.worker,
             now=self._now(),
         )[0]
         settled, lost, dead, released = result
-        if lost or not outcomes:
+        if lost:
             raise LeaseLost(f"lease {lease_id} does not hold {_listed(lost)}", REMEDY, lost=lost)
         return Settled(settled=settled, dead=tuple(dead), released=tuple(released))
 
@@ -106,10 +108,16 @@ class Settler:
     def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
         if offsets is None:
             offsets = self.db.call("lease_offsets", on=self.connection, lease_id=lease_id, now=self._now())[0][0]
-        return self.settle(lease_id, dict.fromkeys(offsets or (), outcome))
+            if not offsets:
+                raise LeaseLost(f"lease {lease_id} holds nothing any more", REMEDY)
+        return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+
+
+def _storable(error: object) -> str | None:
+    """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
+    return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _listed(offsets: Sequence[int]) -> str:
-    if not offsets:
-        return "anything any more"
-    return f"offset{'s' if len(offsets) > 1 else ''} {', '.join(map(str, offsets[:10]))}{' …' if len(offsets) > 10 else ''}"
+    listed = ", ".join(map(str, offsets[:10])) + (" …" if len(offsets) > 10 else "")
+    return f"offset{'s' if len(offsets) > 1 else ''} {listed}"

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from custody.store.server_user import EmbeddedError, ServerUser, make_searchable, private_directory
+from custody.errors import EmbeddedError
+from custody.store.server_user import ServerUser, make_searchable, private_directory
 
 MAJOR = "18"
 DATABASE = "custody"

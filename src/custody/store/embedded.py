@@ -20,9 +20,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
+from custody.errors import EmbeddedError
 from custody.store.cluster import binaries
 from custody.store.postmaster import Home, held, release
-from custody.store.server_user import EmbeddedError
 
 __all__ = ["EmbeddedError", "EmbeddedServer", "acquire", "binaries", "stop"]
 

@@ -1,7 +1,7 @@
 """The schema's versions: numbered migrations for tables, and functions and views applied anew with each release.
 
-The ledger `custody.migrations` says which migrations a database has had, and `custody.release` the digest of the functions
-that it has. Whoever opens a database with other code gets a clear error instead of a strange one later.
+The ledger `custody.migrations` says which migrations a database has had, and `custody.release` the digest of the
+functions that it has. Whoever opens a database with other code gets a clear error instead of a strange one later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Migration:
 
 def _script(*path: str) -> LiteralString:
     # a file of our own package is as good as a literal
-    return cast("LiteralString", resources.files("custody.store").joinpath("sql", *path).read_text(encoding="utf-8"))
+    return resources.files("custody.store").joinpath("sql", *path).read_text(encoding="utf-8")
 
 
 @cache
@@ -52,7 +52,7 @@ def migrations() -> tuple[Migration, ...]:
 @cache
 def functions() -> tuple[LiteralString, str]:
     """All functions and views as one script, and its digest."""
-    script = cast("LiteralString", "\n".join(_script(f"{name}.sql") for name in FUNCTIONS))
+    script = "\n".join(_script(f"{name}.sql") for name in FUNCTIONS)
     return script, hashlib.sha256(script.encode()).hexdigest()[:16]
 
 
@@ -84,7 +84,8 @@ def check(connection: Connection) -> None:
         )
     if version < latest() or digest != functions()[1]:
         raise SchemaOlder(
-            f"the database is at schema version {version} (functions {digest}), this code at {latest()} ({functions()[1]})",
+            f"the database is at schema version {version} (functions {digest}), "
+            f"this code at {latest()} ({functions()[1]})",
             remedy,
         )
 
@@ -101,7 +102,8 @@ def migrate(url: str) -> list[int]:
         if found is None:
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             connection.execute(
-                "CREATE TABLE custody.migrations (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+                "CREATE TABLE custody.migrations "
+                "(version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
             )
             connection.execute(
                 "CREATE TABLE custody.release (digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -39,14 +39,12 @@ def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -
 
 @lru_cache(maxsize=64)
 def _select(view: str, conditions: tuple[str, ...], order: tuple[str, ...], limited: bool) -> sql.Composed:
-    query = sql.SQL("SELECT * FROM {} WHERE {} ORDER BY {}").format(
+    return sql.SQL("SELECT * FROM {} WHERE {} ORDER BY {}{}").format(
         sql.Identifier("custody", view),
-        sql.SQL(" AND ").join(
-            [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in conditions] or [sql.SQL("true")]
-        ),
+        sql.SQL(" AND ").join([sql.SQL("true"), *(sql.SQL("{} = %s").format(sql.Identifier(n)) for n in conditions)]),
         sql.SQL(", ").join(map(sql.Identifier, order)),
+        sql.SQL(" LIMIT %s" if limited else ""),
     )
-    return query + sql.SQL(" LIMIT %s") if limited else query + sql.SQL("")
 
 
 def _is_binary(value: object) -> bool:
@@ -153,4 +151,4 @@ def _execute(connection: Connection, factory: RowFactory[T], function: str, argu
     query = _call(function, tuple(arguments), tuple(map(_is_binary, values)))
     with connection.cursor(binary=True, row_factory=factory) as cursor:
         cursor.execute(query, values)
-        return cast("list[T]", cursor.fetchall())
+        return cursor.fetchall()

@@ -27,8 +27,9 @@ from urllib.parse import quote
 
 from psycopg import pq
 
+from custody.errors import EmbeddedError
 from custody.store.cluster import DATABASE, binaries, prepare, remove_socket_dir, spawn
-from custody.store.server_user import EmbeddedError, ServerUser, choose, open_private, private_directory
+from custody.store.server_user import ServerUser, choose, open_private, private_directory
 
 TIMEOUT = 60.0  # seconds; recovery after a crash replays up to max_wal_size of write-ahead log
 POLL = 0.005

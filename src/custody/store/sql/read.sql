@@ -21,7 +21,7 @@ BEGIN
                coalesce(lead(b.first_offset) OVER (ORDER BY g.segment_id), 9223372036854775807)
         FROM custody.segments g
         JOIN custody.segment_bounds b ON b.segment_id = g.segment_id AND b.partition = (p_head).partition
-        WHERE g.topic_id = (p_head).topic_id
+        WHERE g.topic_id = (p_head).topic_id AND g.dropped_at IS NULL
     ) s
     WHERE s.first < s.last AND s.first < p_until AND s.last > p_from
     ORDER BY s.first;

@@ -25,7 +25,7 @@ END $$;
 
 -- Drops the sealed segments, oldest first, that were sealed before p_before and hold nothing unresolved. Returns each
 -- segment that it looked at; the last one may be kept, and then says which group holds it.
-CREATE FUNCTION custody.drop_segments(p_topic text, p_before timestamptz DEFAULT 'infinity')
+CREATE FUNCTION custody.drop_segments(p_topic text, p_before timestamptz DEFAULT 'infinity', p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (segment_id int, dropped boolean, kept_events bigint, held_by text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -37,7 +37,7 @@ BEGIN
     -- create_group and rewind take this lock too: nobody can be placed on what is about to go
     PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
     FOR v_segment IN
-        SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before ORDER BY s.segment_id
+        SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id
     LOOP
         segment_id := v_segment.segment_id;
         kept_events := 0;
@@ -56,7 +56,7 @@ BEGIN
         END IF;
         EXECUTE format(
             'INSERT INTO custody.kept_events
-             SELECT DISTINCT $1, e.partition, e."offset", e.published_at, e.key, e.kind, e.payload, e.headers
+             SELECT DISTINCT $1, e.segment_id, e.partition, e."offset", e.published_at, e.key, e.kind, e.payload, e.headers
              FROM custody.groups g JOIN custody.cases c USING (group_id) JOIN custody.log_%s e USING (partition, "offset")
              WHERE g.topic_id = $1 AND c.state = ''dead''
              ON CONFLICT DO NOTHING', v_segment.segment_id) USING v_topic.topic_id;
@@ -66,7 +66,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '2s', true);
         EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', v_segment.segment_id);
         EXECUTE format('DROP TABLE custody.log_%s', v_segment.segment_id);
-        DELETE FROM custody.segments s WHERE s.segment_id = v_segment.segment_id;
+        UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp()) WHERE s.segment_id = v_segment.segment_id;
         RETURN NEXT;
     END LOOP;
 END $$;

@@ -65,7 +65,7 @@ BEGIN
     PERFORM 1 FROM custody.cursors c JOIN custody.groups g USING (group_id) WHERE g.topic_id = v_topic.topic_id
         ORDER BY c.group_id, c.partition FOR UPDATE OF c;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
-    FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id ORDER BY segment_id LOOP
+    FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL ORDER BY segment_id LOOP
         EXECUTE format('DROP TABLE custody.log_%s', v_segment);
     END LOOP;
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;

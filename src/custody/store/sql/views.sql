@@ -7,14 +7,17 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE convert_from(p_payload, 'UTF8') END
 $$;
 
+-- The union of plain tables stays inside, the joins outside: so a join with the view can use the log's primary key.
 CREATE VIEW custody.events AS
 SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.kind, e.payload) AS payload, e.headers, e.published_at,
        CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind, e.payload AS payload_bytes
-FROM custody.log e JOIN custody.segments s USING (segment_id) JOIN custody.topics t USING (topic_id)
-UNION ALL
-SELECT t.name, e.partition, e."offset", e.key, custody.payload_text(e.kind, e.payload), e.headers, e.published_at,
-       CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END, e.payload
-FROM custody.kept_events e JOIN custody.topics t USING (topic_id);
+FROM (
+    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log
+    UNION ALL
+    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.kept_events
+) e
+JOIN custody.segments s USING (segment_id)
+JOIN custody.topics t USING (topic_id);
 
 -- One branch for each source, each with a literal status, so that a filter on the status prunes. A lease past its deadline
 -- is expired here too, folded or not.
@@ -54,21 +57,13 @@ LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partit
 WHERE l.deadline > clock_timestamp();
 
 CREATE VIEW custody.dead_letters AS
-SELECT t.name AS topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes, e.headers,
+SELECT e.topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes, e.headers,
        e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.errors, c.first_delivery, c.first_failure,
        c.updated_at AS died_at, c.held
-FROM custody.cases c JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
-CROSS JOIN LATERAL (
-    SELECT custody.payload_text(x.kind, x.payload) AS payload, x.payload AS payload_bytes, x.headers, x.published_at,
-           CASE x.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind
-    FROM custody.segments s JOIN custody.log x ON x.segment_id = s.segment_id AND x.partition = c.partition AND x."offset" = c."offset"
-    WHERE s.topic_id = g.topic_id
-    UNION ALL
-    SELECT custody.payload_text(x.kind, x.payload), x.payload, x.headers, x.published_at,
-           CASE x.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END
-    FROM custody.kept_events x
-    WHERE x.topic_id = g.topic_id AND x.partition = c.partition AND x."offset" = c."offset"
-) e
+FROM custody.cases c
+JOIN custody.groups g USING (group_id)
+JOIN custody.topics t USING (topic_id)
+JOIN custody.events e ON e.topic = t.name AND e.partition = c.partition AND e."offset" = c."offset"
 WHERE c.state = 'dead';
 
 CREATE VIEW custody.in_flight AS

@@ -14,7 +14,8 @@ CREATE TABLE custody.segments (
     segment_id   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     topic_id     int NOT NULL REFERENCES custody.topics ON DELETE CASCADE,
     created_at   timestamptz NOT NULL,
-    sealed_at    timestamptz
+    sealed_at    timestamptz,
+    dropped_at   timestamptz CHECK (dropped_at IS NULL OR sealed_at IS NOT NULL)
 );
 CREATE UNIQUE INDEX segments_open ON custody.segments (topic_id) WHERE sealed_at IS NULL;
 
@@ -50,6 +51,7 @@ CREATE TABLE custody.log (
 -- Events of dead messages whose segment was dropped: kept until an operator discards the dead letter.
 CREATE TABLE custody.kept_events (
     topic_id     int NOT NULL REFERENCES custody.topics ON DELETE CASCADE,
+    segment_id   int NOT NULL,
     partition    int NOT NULL,
     "offset"     bigint NOT NULL,
     published_at timestamptz NOT NULL,
@@ -59,6 +61,7 @@ CREATE TABLE custody.kept_events (
     headers      jsonb,
     PRIMARY KEY (topic_id, partition, "offset")
 );
+CREATE INDEX kept_events_by_segment ON custody.kept_events (segment_id, partition, "offset");
 
 CREATE TABLE custody.producers (
     producer_id   text PRIMARY KEY CHECK (producer_id <> ''),

@@ -1,0 +1,124 @@
+"""What a verb reads does not grow with the log nor with the open cases.
+
+EXPLAIN does not look into functions, so these tests count what a verb really did: rows read by sequential scans and
+through indexes, for each table, in its own transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+pytestmark = pytest.mark.core
+
+Work = dict[str, tuple[int, int]]
+SMALL = (
+    "topics",
+    "groups",
+    "heads",
+    "cursors",
+    "segments",
+    "segment_bounds",
+)  # a handful of rows: a scan is the best plan
+
+
+def work(connection: psycopg.Connection) -> Work:
+    """Rows read so far in this transaction, for each table: by sequential scans, and through an index."""
+    rows = connection.execute(
+        "SELECT relname, coalesce(seq_tup_read, 0), coalesce(idx_tup_fetch, 0) "
+        "FROM pg_stat_xact_user_tables WHERE schemaname = 'custody'"
+    ).fetchall()
+    return {name: (scanned, fetched) for name, scanned, fetched in rows if name not in SMALL}
+
+
+def done_by(connection: psycopg.Connection, query: str, *arguments: Any) -> tuple[list[tuple[Any, ...]], Work]:
+    before = work(connection)
+    rows = connection.execute(query, arguments).fetchall()
+    after = work(connection)
+    return rows, {
+        name: (scanned - before.get(name, (0, 0))[0], fetched - before.get(name, (0, 0))[1])
+        for name, (scanned, fetched) in after.items()
+    }
+
+
+def assert_bounded(done: Work, most: int) -> None:
+    too_much = {name: rows for name, rows in done.items() if sum(rows) > most}
+    assert not too_much, f"rows (scanned, fetched by index) beyond {most}: {too_much}"
+
+
+@pytest.mark.req("N1")
+@pytest.mark.parametrize("group", ["plain", "ordered", "troubled"])
+def test_a_claim_reads_only_what_it_hands_out(big: psycopg.Connection, group: str) -> None:
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', %s, 100)", group)
+    assert len(rows) == 101
+    # an ordered claim beside open cases reads the keys once more, with a little slack
+    assert_bounded(done, 300)
+
+
+@pytest.mark.req("N1", "K7")
+def test_a_claim_beside_open_cases_probes_the_keys_of_its_batch_only(big: psycopg.Connection) -> None:
+    _, done = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 100)")
+    assert sum(done["cases"]) <= 10
+
+
+@pytest.mark.req("N1")
+def test_acknowledging_a_lease_reads_no_event(big: psycopg.Connection) -> None:
+    rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 1000)")
+    settled, done = done_by(big, "SELECT custody.ack_lease(%s)", rows[0][0])
+    assert settled == [(1000,)]
+    assert_bounded(done, 5)
+
+
+@pytest.mark.req("N1")
+def test_settling_one_failure_reads_the_lease_only(big: psycopg.Connection) -> None:
+    rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 100)")
+    _, done = done_by(big, "SELECT custody.settle(%s, %s, %s, %s)", rows[0][0], [rows[50][4]], ["nack"], ["boom"])
+    assert_bounded(done, 250)
+    assert sum(done["cases"]) <= 10
+
+
+@pytest.mark.req("N1")
+def test_reading_by_offset_and_by_time_uses_the_primary_key(big: psycopg.Connection) -> None:
+    _, done = done_by(big, "SELECT * FROM custody.read('big', 0, 700000, 100)")
+    assert_bounded(done, 110)
+    offset, done = done_by(big, "SELECT custody.offset_for_time('big', 0, '2030-01-01 00:10:00Z')")
+    assert offset == [(600_000,)]
+    assert_bounded(done, 60)
+
+
+@pytest.mark.req("N1")
+def test_publishing_reads_one_event(big: psycopg.Connection) -> None:
+    _, done = done_by(big, "SELECT * FROM custody.send('big', '1')")
+    assert_bounded(done, 5)
+
+
+@pytest.mark.req("V6")
+def test_dead_letters_are_found_without_reading_the_log(big: psycopg.Connection) -> None:
+    big.execute(
+        "UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected', last_error = 'x' "
+        'WHERE "offset" IN (5, 50000, 199999)'
+    )
+    big.execute("ANALYZE custody.cases")
+    found, done = done_by(big, "SELECT payload FROM custody.dead_letters WHERE consumer_group = 'troubled'")
+    assert len(found) == 3
+    assert_bounded(done, 50)
+    found, done = done_by(
+        big,
+        "SELECT e.payload, d.attempts, d.last_error, d.updated_at FROM custody.deliveries d JOIN custody.events e "
+        'ON e.topic = d.topic AND e.partition = d.partition AND e."offset" = d.event_offset '
+        "WHERE d.consumer_group = 'troubled' AND d.status = 'dead' ORDER BY d.updated_at DESC",
+    )
+    assert len(found) == 3
+    assert_bounded(done, 50)
+
+
+@pytest.mark.req("V6")
+def test_a_filter_on_the_status_prunes_the_other_branches(big: psycopg.Connection) -> None:
+    plan = "\n".join(
+        row[0] for row in big.execute("EXPLAIN SELECT * FROM custody.deliveries WHERE status = 'dead'").fetchall()
+    )
+    assert "leases" not in plan
+    assert "returned" not in plan
+    assert "parked" not in plan
