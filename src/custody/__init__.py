@@ -4,8 +4,8 @@ from custody.claim import Lease
 from custody.engine import Custody, connect, migrate
 from custody.errors import CustodyError, LeaseLost
 from custody.model import DeadLetter, Message, Outgoing, Receipt, Stats
-from custody.policy import Constant, Exponential, Linear, Policy
-from custody.settle import Outcome
+from custody.outcomes import Dead, Later, Outcome, Retry
+from custody.policy import Breaker, Constant, Exponential, Linear, Policy
 
 __all__ = [
     "connect",
@@ -15,11 +15,15 @@ __all__ = [
     "Exponential",
     "Linear",
     "Constant",
+    "Breaker",
     "Outgoing",
     "Receipt",
     "Message",
     "Lease",
     "Outcome",
+    "Retry",
+    "Later",
+    "Dead",
     "DeadLetter",
     "Stats",
     "CustodyError",

@@ -70,10 +70,14 @@ def _section(value: Any, where: str, known: list[str]) -> dict[str, Any]:
 
 
 def _number(delivery: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> Any:
+    given = delivery[name]
     try:
-        return kind(delivery[name])
+        number = kind(given)
     except (TypeError, ValueError):
-        raise InvalidConfig(f"{name} must be a number, not {delivery[name]!r}") from None
+        raise InvalidConfig(f"{name} must be a number, not {given!r}") from None
+    if isinstance(given, float) and number != given:
+        raise InvalidConfig(f"{name} must be a whole number, not {given!r}")
+    return number
 
 
 def _policy(delivery: Mapping[str, Any]) -> Policy:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
@@ -17,6 +21,7 @@ import msgspec
 from custody import claim, config, insights, log, producer, redrive
 from custody.claim import Lease
 from custody.errors import InvalidArgument, TopicChanged
+from custody.insights import HandlingTime, Server
 from custody.model import (
     BlockedKey,
     DeadLetter,
@@ -32,13 +37,17 @@ from custody.model import (
     Stats,
     Topic,
 )
+from custody.outcomes import Outcome
 from custody.policy import Duration, Policy, did_you_mean
 from custody.producer import IdempotentProducer
 from custody.redrive import DeadFilter
-from custody.settle import Outcome, Settler
+from custody.settle import Settler
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire
+from custody.store.notify import Hints, Listener
 from custody.store.postgres import Connection, Database
+from custody.worker import Summary, Worker
+from custody.worker.loop import Handler
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
@@ -95,6 +104,16 @@ def migrate(database: str) -> list[int]:
     return schema.migrate(database)
 
 
+def check_schema(database: str) -> None:
+    """Refuses a database that cannot be reached or whose schema is not of this version. Changes nothing."""
+    db = Database(database, pool_size=1)
+    try:
+        with db.connection() as connection:
+            schema.check(connection)
+    finally:
+        db.close()
+
+
 class Custody:
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
@@ -112,6 +131,7 @@ class Custody:
         self._defaults = defaults or Policy()
         self._clock = clock
         self._partitions: dict[str, int] = {}
+        self._hints = Hints(db.url)
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
 
     def __enter__(self) -> Self:
@@ -124,6 +144,7 @@ class Custody:
 
     def close(self) -> None:
         """Gives the connections back; the last user of an embedded database stops it."""
+        self._hints.close()
         self._db.close()
         if self._server is not None:
             self._server.close()
@@ -189,22 +210,16 @@ class Custody:
             if epoch is None or sequence is None:
                 raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
             identity = (producer_id, epoch, sequence)
-        for last_try in (False, True):
-            try:
-                return log.publish(
-                    self._db,
-                    topic,
-                    batch,
-                    partitions=self._partitions_of(topic),
-                    producer=identity,
-                    expected_offset=expected_offset,
-                    now=self._now(),
-                )
-            except TopicChanged:
-                self._partitions.pop(topic, None)
-                if last_try:
-                    raise
-        raise AssertionError("unreachable")
+        publish = partial(
+            log.publish, self._db, topic, batch, producer=identity, expected_offset=expected_offset, now=self._now()
+        )
+        try:
+            receipts = publish(partitions=self._partitions_of(topic))
+        except TopicChanged:  # since we last looked
+            self._partitions.pop(topic, None)
+            receipts = publish(partitions=self._partitions_of(topic))
+        self._hints.send(topic)
+        return receipts
 
     def _partitions_of(self, topic: str) -> int:
         count = self._partitions.get(topic)
@@ -362,6 +377,50 @@ class Custody:
         """Sets the deadline to now plus the timeout, for the lease or one of its messages."""
         return self._settler().extend(lease_id, timeout, offset)
 
+    def work(
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        concurrency: int = 8,
+        max_messages: int | None = None,
+        visibility_timeout: Duration | None = None,
+        poll: Duration = "1s",
+        grace: Duration = "30s",
+    ) -> Summary:
+        """Claims, calls the handler, settles, until stopped by SIGTERM or Ctrl-C: keys in parallel, one key in order.
+
+        The handler is a function or a coroutine function of one message. Returning is done; an exception is a failure;
+        `Retry`, `Dead` and `Later` say more. Leases are extended while handlers run, up to `handler_timeout`.
+        A stop lets running handlers finish for `grace` and gives back the rest. `worker_for` gives a handle instead.
+        """
+        worker = self.worker_for(
+            topic,
+            group,
+            handler,
+            concurrency=concurrency,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            poll=poll,
+            grace=grace,
+        )
+        with stopped_by_signals(worker.stop):
+            return worker.run()
+
+    def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
+        """A worker to be run in a thread of yours and stopped by its `stop()`; the settings are those of `work`."""
+        return Worker(self, topic, group, handler, **settings)
+
+    def next_due(self, topic: str, group: str) -> float | None:
+        """Seconds until something of the group is due by itself (a retry, an expiring lease); None if nothing is."""
+        due: float | None = self._db.call("next_due", topic=topic, group=group, now=self._now())[0][0]
+        return due
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
+        return Listener(self._db.url, topic, wake).close
+
     # operators
 
     def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
@@ -432,6 +491,35 @@ class Custody:
     def trace(self, topic: str, partition: int, offset: int, *, group: str | None = None) -> list[HistoryEntry]:
         """Everything that happened to one message, oldest first."""
         return insights.trace(self._db, topic, partition, offset, group=group)
+
+    def handling_times(self, topic: str | None = None, group: str | None = None) -> list[HandlingTime]:
+        """How long recent leases took, for each group: what a visibility timeout has to cover."""
+        return insights.handling_times(self._db, topic, group, now=self._now())
+
+    def server(self) -> Server:
+        """The server's version, the settings that durability rests on, and transactions that are open for long."""
+        return insights.server(self._db)
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Makes SIGTERM and Ctrl-C call `stop` while the block runs. A second one acts as if this were not here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        stop()
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _policy(policy: Policy) -> str:

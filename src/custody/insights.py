@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ _KINDS = {"json": "j", "text": "t", "bytes": "b"}
 
 
 def stats(db: Database, topic: str, group: str, *, now: datetime | None) -> Stats:
-    described = describe_group(topic, db.call_dicts("group_named", topic=topic, group=group)[0])
+    row = db.call_dicts("group_named", topic=topic, group=group)[0]
     partitions = tuple(
         PartitionStats(**row) for row in db.call_dicts("partition_stats", topic=topic, group=group, now=now)
     )
@@ -32,8 +33,10 @@ def stats(db: Database, topic: str, group: str, *, now: datetime | None) -> Stat
         oldest_unresolved=min((p.oldest_unresolved_at for p in partitions if p.oldest_unresolved_at), default=None),
         tail=tuple(p.tail for p in partitions),
         partitions=partitions,
-        paused_at=described.paused_at,
-        paused_reason=described.paused_reason,
+        paused_at=row["paused_at"],
+        paused_reason=row["paused_reason"],
+        breaker=None if row["breaker_rate"] is None else row["breaker_state"],
+        breaker_reason=row["breaker_reason"],
     )
 
 
@@ -103,6 +106,75 @@ def trace(db: Database, topic: str, partition: int, offset: int, *, group: str |
             worker=row["worker"],
             error=row["error"],
             lease_id=row["lease_id"],
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldTransaction:
+    """A transaction open for more than a minute: `kind` is idle in transaction, running or prepared."""
+
+    kind: str
+    who: str
+    pid: int | None
+    since: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """The database server as `custody doctor` sees it."""
+
+    version_num: int
+    version: str
+    schema_version: int
+    fsync: bool
+    full_page_writes: bool
+    synchronous_commit: str
+    old_transactions: tuple[OldTransaction, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlingTime:
+    """How long the last leases of a group took from claim to settle, in seconds, and how many expired in the last hour.
+
+    `expired_alive`: leases that expired although their worker went on. Those were too short.
+    """
+
+    topic: str
+    group: str
+    visibility_timeout: float
+    leases: int
+    p50: float | None
+    p99: float | None
+    slowest: float | None
+    expired: int
+    expired_alive: int
+
+    @property
+    def recommended(self) -> float | None:
+        """The visibility timeout that these times suggest: three times the p99, and no less than 30 s."""
+        return None if self.p99 is None else max(30.0, 3 * self.p99)
+
+
+def server(db: Database) -> Server:
+    old = tuple(OldTransaction(**row) for row in db.call_dicts("old_transactions"))
+    return Server(**db.call_dicts("server_facts")[0], old_transactions=old)
+
+
+def handling_times(db: Database, topic: str | None, group: str | None, *, now: datetime | None) -> list[HandlingTime]:
+    rows = db.call_dicts("handling_times", topic=topic, group=group, now=now)
+    return [
+        HandlingTime(
+            topic=row["topic"],
+            group=row["consumer_group"],
+            visibility_timeout=row["visibility_timeout"].total_seconds(),
+            leases=row["leases"],
+            p50=row["p50"],
+            p99=row["p99"],
+            slowest=row["slowest"],
+            expired=row["expired"],
+            expired_alive=row["expired_alive"],
         )
         for row in rows
     ]

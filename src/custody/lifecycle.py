@@ -57,4 +57,10 @@ JOURNAL: dict[str, tuple[State | None, int | None]] = {
     "skip": (State.DONE, None),
     "free": (None, None),
     "discard": (State.DONE, None),
+    # these are about a group: they name no message, and a bare group's commit is about its position
+    "pause": (None, None),
+    "resume": (None, None),
+    "policy": (None, None),
+    "commit": (None, None),
+    "breaker": (None, None),
 }

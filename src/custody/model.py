@@ -125,6 +125,9 @@ class Stats:
     partitions: tuple[PartitionStats, ...]
     paused_reason: str | None
     paused_at: datetime | None
+    breaker: str | None
+    """closed, open or probing; None without a breaker."""
+    breaker_reason: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,6 +134,33 @@ BACKOFFS: dict[str, type[Exponential] | type[Linear] | type[Constant]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Breaker:
+    """A circuit breaker: opens when this share of the last outcomes failed; then one message is tried every so often.
+
+    While it is open nothing is charged, so that an outage downstream does not turn a backlog into dead letters.
+    """
+
+    failure_rate: float = 0.5
+    min_outcomes: int = 20
+    window: Duration = "10s"
+    probe_after: Duration = "5s"
+
+    def __post_init__(self) -> None:
+        _between("failure_rate", self.failure_rate, 0.01, 1)
+        _between("min_outcomes", self.min_outcomes, 1, 1_000_000)
+        if seconds(self.window) == 0 or seconds(self.probe_after) == 0:
+            raise InvalidPolicy("the window and probe_after of a breaker must be longer than zero")
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "breaker_rate": self.failure_rate,
+            "breaker_outcomes": self.min_outcomes,
+            "breaker_window": f"{seconds(self.window)} s",
+            "breaker_probe": f"{seconds(self.probe_after)} s",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """The rules of one group. Caps hold for each partition; None means no cap."""
 
@@ -147,6 +174,7 @@ class Policy:
     max_in_flight: int | None = None
     max_ack_holes: int | None = 10_000
     max_parked: int | None = None
+    breaker: Breaker | None = None
 
     def __post_init__(self) -> None:
         _one_of("ordering", self.ordering, ("none", "key"))
@@ -178,8 +206,12 @@ class Policy:
             kind = settings.pop("kind", "exponential")
             if kind not in BACKOFFS:
                 raise InvalidPolicy(f"{kind!r} is not a kind of backoff", did_you_mean(str(kind), list(BACKOFFS)))
-            refuse_unknown(settings, [f.name for f in fields(BACKOFFS[kind])], f"an {kind} backoff")
+            refuse_unknown(settings, [f.name for f in fields(BACKOFFS[kind])], f"the {kind} backoff")
             values["backoff"] = BACKOFFS[kind](**settings)
+        breaker = values.get("breaker")
+        if isinstance(breaker, Mapping):
+            refuse_unknown(breaker, [f.name for f in fields(Breaker)], "a breaker")
+            values["breaker"] = Breaker(**breaker)
         return cls(**values)
 
     def columns(self) -> dict[str, Any]:
@@ -194,6 +226,7 @@ class Policy:
             "max_in_flight": self.max_in_flight,
             "max_ack_holes": self.max_ack_holes,
             "max_parked": self.max_parked,
+            **({"breaker_rate": None} if self.breaker is None else self.breaker.columns()),
         }
 
     @classmethod
@@ -212,6 +245,14 @@ class Policy:
             max_in_flight=row["max_in_flight"],
             max_ack_holes=row["max_ack_holes"],
             max_parked=row["max_parked"],
+            breaker=None
+            if row["breaker_rate"] is None
+            else Breaker(
+                failure_rate=row["breaker_rate"],
+                min_outcomes=row["breaker_outcomes"],
+                window=row["breaker_window"],
+                probe_after=row["breaker_probe"],
+            ),
         )
 
 

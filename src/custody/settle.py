@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 from uuid import UUID
 
 from custody.errors import LeaseLost
 from custody.model import Settled
+from custody.outcomes import Outcome
 from custody.policy import Duration, seconds
 from custody.store.postgres import Connection, Database
 
-Kind = Literal["ack", "nack", "dead", "later", "release"]
 REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one message."""
-
-    kind: Kind
-    error: str | None = field(default=None, kw_only=True)
-    delay: Duration | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +70,7 @@ class Settler:
         delay: Duration | None = None,
         requeue: bool = True,
     ) -> Settled:
-        return self._all(lease_id, offsets, Outcome("nack" if requeue else "dead", error=error, delay=delay))
+        return self._all(lease_id, offsets, Outcome("nack" if requeue else "reject", error=error, delay=delay))
 
     def release(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         return self._all(lease_id, offsets, Outcome("release"))

@@ -20,8 +20,10 @@ from custody.store.postgres import Connection, translated
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
-    "guards", "ranges", "topics", "read", "stats", "publish", "producers", "groups", "bare", "failures", "expire",
-    "order", "take", "claim", "leased", "settle_parts", "settle", "redrive", "rewind", "blocked", "retention", "views",
+    "guards", "ranges", "topics", "read", "stats", "publish", "producers", "groups", "bare", "failures", "breaker",
+    "expire", "order", "take", "claim", "leased", "settle_parts", "settle", "redrive", "rewind", "blocked",
+    "retention", "views",
+    "doctor",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 

@@ -48,6 +48,9 @@ BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
     PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = p_partition FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM custody.group_named(p_topic, p_group);
+    END IF;
     v_now := coalesce(p_now, clock_timestamp());
     v_at := custody.position(v_group.group_id, p_partition);
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = p_partition;

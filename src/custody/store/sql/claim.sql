@@ -72,7 +72,7 @@ BEGIN
         IF v_odd.due OR v_odd.hints THEN
             v_due := custody.take_due(p_group, p_head, v_live.held,
                                       CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
-                                      p_worker, p_now);
+                                      v_returned.taken > 0, p_worker, p_now);
         END IF;
         IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
             IF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
@@ -182,8 +182,18 @@ LANGUAGE sql VOLATILE AS $$
     WHERE x.certain OR x.possible
 $$;
 
--- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused or the
--- cap that was reached); the rows after it are its messages, by offset.
+-- Waits a little for a cursor. True if it is locked now; the setting of the caller's own waits stays as it is.
+CREATE FUNCTION custody.await_cursor(p_group_id int, p_partition int) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '250ms' AS $$
+BEGIN
+    PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id AND partition = p_partition FOR UPDATE;
+    RETURN FOUND;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $$;
+
+-- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
+-- breaker_open or the cap that was reached); the rows after it are its messages, by offset.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -201,9 +211,9 @@ DECLARE
     v_tried      boolean := false;
     v_claim      record;
     v_reason     text := 'empty';
-    v_patience   text;
 BEGIN
     PERFORM custody.require_read_committed();
+    SELECT NULL::custody.leases AS lease, 0 AS parts, 'empty' AS reason INTO v_claim;
     IF p_max IS NULL OR p_max < 1 THEN
         PERFORM custody.refuse('invalid_argument', 'max_messages must be at least 1');
     ELSIF p_visibility <= '0' THEN
@@ -214,11 +224,24 @@ BEGIN
                             NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, v_group.paused_reason;
         RETURN;
     END IF;
+    IF v_group.breaker_state <> 'closed' THEN
+        p_max := custody.breaker_allows(v_group.group_id, p_max, coalesce(p_now, clock_timestamp()));
+        IF p_max = 0 THEN
+            RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, 'breaker_open', NULL::bigint, NULL::timestamptz, NULL::text,
+                                NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, v_group.breaker_reason;
+            RETURN;
+        END IF;
+    END IF;
     IF p_partition IS NOT NULL THEN
         PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
         v_candidates := ARRAY[p_partition];
     ELSE
-        v_candidates := coalesce(custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp())), '{}');
+        BEGIN
+            v_candidates := coalesce(custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp())), '{}');
+        EXCEPTION WHEN undefined_table THEN
+            v_candidates := '{}';       -- the segment it looked into was dropped meanwhile
+            v_reason := 'busy';
+        END;
     END IF;
 
     -- once over all candidates without waiting; if each of them was locked, wait a little for the first
@@ -227,15 +250,11 @@ BEGIN
             IF v_round = 1 THEN
                 PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
             ELSE
-                v_patience := set_config('lock_timeout', '250ms', true);
-                BEGIN
-                    PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE;
-                EXCEPTION WHEN lock_not_available THEN
-                    EXIT;
-                END;
+                PERFORM WHERE custody.await_cursor(v_group.group_id, v_partition);
             END IF;
             IF NOT FOUND THEN
                 v_reason := 'busy';
+                EXIT WHEN v_round = 2;
                 CONTINUE;
             END IF;
             v_tried := true;
@@ -251,10 +270,13 @@ BEGIN
         EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
     END LOOP;
 
-    IF v_claim IS NULL OR v_claim.reason IS NOT NULL THEN
+    IF v_claim.reason IS NOT NULL THEN
         RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, v_reason, NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
                             NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
         RETURN;
+    END IF;
+    IF v_group.breaker_state <> 'closed' THEN
+        PERFORM custody.breaker_probes(v_group.group_id, (v_claim.lease).lease_id, (v_claim.lease).deadline);
     END IF;
     RETURN QUERY SELECT (v_claim.lease).lease_id, v_partition, (v_claim.lease).deadline, NULL::text, NULL::bigint, NULL::timestamptz, NULL::text,
                         NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;

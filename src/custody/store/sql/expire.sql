@@ -9,6 +9,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_gone     record;
     v_failures custody.failure[];
+    v_dead     bigint[];
 BEGIN
     FOR v_gone IN
         WITH locked AS (
@@ -27,14 +28,13 @@ BEGIN
         GROUP BY claim_no, lease_id, of_cases, attempt, size, worker, last_error, coalesce(first_delivery, claimed_at)
         ORDER BY claim_no
     LOOP
-        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
-        VALUES (p_now, 'expire', (p_group).group_id, (p_head).partition, v_gone.lease_id, v_gone.held, v_gone.worker,
-                'lease expired', jsonb_build_object('charged', v_gone.size = 1));
         IF v_gone.size = 1 THEN
             SELECT array_agg(ROW(k."offset", k.key, v_gone.attempt, v_gone.first_delivery, 'lease expired', '0 s', NULL)::custody.failure)
             INTO v_failures
             FROM custody.keys_of(p_head, v_gone.held) k;
-            PERFORM custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker, v_gone.lease_id, p_now);
+            v_dead := custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker, v_gone.lease_id, p_now);
+            -- what died of it is journalled as dead: it was never ready in between
+            CONTINUE WHEN cardinality(v_dead) > 0;
         ELSIF v_gone.of_cases THEN
             UPDATE custody.cases c
             SET state = 'waiting', run_at = p_now, lease_cap = greatest(1, v_gone.size / 10), updated_at = p_now,
@@ -47,5 +47,8 @@ BEGIN
             VALUES ((p_group).group_id, (p_head).partition, v_gone.held, v_gone.attempt, greatest(1, v_gone.size / 10),
                     v_gone.first_delivery, 'lease expired', p_now);
         END IF;
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
+        VALUES (p_now, 'expire', (p_group).group_id, (p_head).partition, v_gone.lease_id, v_gone.held, v_gone.worker,
+                'lease expired', jsonb_build_object('charged', v_gone.size = 1));
     END LOOP;
 END $$;

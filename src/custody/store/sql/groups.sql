@@ -7,24 +7,25 @@ CREATE FUNCTION custody.create_group(
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now     timestamptz := coalesce(p_now, clock_timestamp());
-    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_topic   custody.topics;
     v_group   custody.groups;
     v_head    custody.heads;
     v_start   bigint;
 BEGIN
-    PERFORM custody.require_read_committed();
     IF p_group IS NULL OR p_group !~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$' THEN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a group', p_group),
             'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     END IF;
     -- retention takes this lock too: no segment goes while a group is being placed on it
-    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    v_topic := custody.lock_topic(p_topic);
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
-        backoff_jitter, visibility_timeout, handler_timeout, on_dead, max_in_flight, max_ack_holes, max_parked, created_at)
+        backoff_jitter, visibility_timeout, handler_timeout, on_dead, max_in_flight, max_ack_holes, max_parked,
+        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, created_at)
     SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
            x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead, x.max_in_flight,
-           x.max_ack_holes, x.max_parked, v_now
+           x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20), coalesce(x.breaker_window, '10 s'),
+           coalesce(x.breaker_probe, '5 s'), v_now
     FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
     ON CONFLICT (topic_id, name) DO NOTHING
     RETURNING * INTO v_group;
@@ -75,12 +76,14 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
             'Create a second group with the other ordering.');
     END IF;
-    PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR UPDATE;
+    PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
     UPDATE custody.groups g SET
         max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
         backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
         visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead,
-        max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked
+        max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked,
+        breaker_rate = x.breaker_rate, breaker_outcomes = x.breaker_outcomes, breaker_window = x.breaker_window,
+        breaker_probe = x.breaker_probe
     FROM jsonb_populate_record(v_group, p_policy) x
     WHERE g.group_id = v_group.group_id
     RETURNING g.* INTO v_group;
@@ -93,8 +96,17 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
 BEGIN
-    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id ORDER BY partition FOR UPDATE;
+    PERFORM custody.require_read_committed();
+    PERFORM custody.lock_group(v_group.group_id);
     DELETE FROM custody.groups WHERE group_id = v_group.group_id;
+END $$;
+
+-- Everything that a claim or a settle holds while it writes rows that refer to the group: after this nobody is between.
+CREATE FUNCTION custody.lock_group(p_group_id int) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id ORDER BY partition FOR UPDATE;
+    PERFORM 1 FROM custody.leases WHERE group_id = p_group_id ORDER BY partition, claim_no, part FOR UPDATE;
 END $$;
 
 CREATE FUNCTION custody.pause(p_topic text, p_group text, p_reason text DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
@@ -112,6 +124,7 @@ BEGIN
     RETURN false;
 END $$;
 
+-- Goes on after a pause, or after the circuit breaker has opened. False if there was nothing to resume.
 CREATE FUNCTION custody.resume(p_topic text, p_group text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -119,10 +132,14 @@ DECLARE
     v_now   timestamptz := coalesce(p_now, clock_timestamp());
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
-    UPDATE custody.groups SET paused_at = NULL, paused_reason = NULL WHERE group_id = v_group.group_id AND paused_at IS NOT NULL;
-    IF FOUND THEN
-        INSERT INTO custody.journal (at, kind, group_id, worker) VALUES (v_now, 'resume', v_group.group_id, p_actor);
-        RETURN true;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id FOR UPDATE;
+    IF v_group.paused_at IS NULL AND v_group.breaker_state = 'closed' THEN
+        RETURN false;
     END IF;
-    RETURN false;
+    UPDATE custody.groups SET paused_at = NULL, paused_reason = NULL WHERE group_id = v_group.group_id;
+    IF v_group.breaker_state <> 'closed' THEN
+        PERFORM custody.set_breaker(v_group, 'closed', NULL, v_now);
+    END IF;
+    INSERT INTO custody.journal (at, kind, group_id, worker) VALUES (v_now, 'resume', v_group.group_id, p_actor);
+    RETURN true;
 END $$;

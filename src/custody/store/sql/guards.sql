@@ -31,6 +31,22 @@ BEGIN
     RETURN v_topic;
 END $$;
 
+-- The lock among those who place a group on the log, and those who end or drop its segments. It does not conflict with a
+-- mere reference to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
+CREATE FUNCTION custody.lock_topic(p_topic text) RETURNS custody.topics
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic custody.topics;
+BEGIN
+    PERFORM custody.require_read_committed();
+    LOOP
+        SELECT * INTO v_topic FROM custody.topics WHERE name = p_topic FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        PERFORM custody.topic_named(p_topic);
+    END LOOP;
+    RETURN v_topic;
+END $$;
+
 CREATE FUNCTION custody.group_named(p_topic text, p_group text) RETURNS custody.groups
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

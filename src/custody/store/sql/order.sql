@@ -33,7 +33,7 @@ $$;
 -- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know.
 CREATE FUNCTION custody.park(
     p_group_id int, p_partition int, p_offsets bigint[], p_keys text[], p_attempts int, p_first_delivery timestamptz,
-    p_last_error text, p_now timestamptz
+    p_last_error text, p_lease_cap int, p_now timestamptz
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -44,8 +44,9 @@ BEGIN
         SELECT p_group_id, p_partition, m.k, min(m.o), range_agg(int8range(m.o, m.o + 1)), count(*), p_now
         FROM unnest(p_offsets, p_keys) m (o, k) GROUP BY m.k;
     ELSE
-        INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, updated_at)
-        SELECT p_group_id, p_partition, m.o, m.k, 'parked', p_attempts, 0, p_now, p_first_delivery, p_last_error, p_now
+        INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, lease_cap, first_delivery,
+                                   last_error, updated_at)
+        SELECT p_group_id, p_partition, m.o, m.k, 'parked', p_attempts, 0, p_now, p_lease_cap, p_first_delivery, p_last_error, p_now
         FROM unnest(p_offsets, p_keys) m (o, k);
     END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets)
@@ -97,8 +98,8 @@ BEGIN
     RETURN coalesce(v_ready, '{}');
 END $$;
 
--- Takes up to p_max messages of these keys out of the parked ones, in order for each key, the keys in turn. What a key
--- still has parked stays awaited: it goes on when this lease is done with the key.
+-- Takes up to p_max messages of these keys out of the parked ones, in order for each key, the keys in turn. A key that
+-- still has something open stays awaited: it goes on when this lease is done with the key.
 CREATE FUNCTION custody.take_parked(p_group custody.groups, p_partition int, p_keys text[], p_max int) RETURNS int8multirange
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -140,13 +141,9 @@ BEGIN
         EXIT WHEN v_part <> v_run.ranges;
     END LOOP;
     DELETE FROM custody.awaited a
-    WHERE a.group_id = (p_group).group_id AND a.partition = p_partition AND a.key = ANY (p_keys)
-      AND NOT EXISTS (SELECT FROM custody.parked p
-                      WHERE p.group_id = a.group_id AND p.partition = a.partition AND p.key = a.key);
-    PERFORM custody.await((p_group).group_id, p_partition, array_agg(k.key))
-    FROM (SELECT key FROM unnest(p_keys) key) k
-    WHERE EXISTS (SELECT FROM custody.parked p
-                  WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = k.key)
+    WHERE a.group_id = (p_group).group_id AND a.partition = p_partition AND a.key = ANY (p_keys);
+    PERFORM custody.await((p_group).group_id, p_partition, array_agg(h.key))
+    FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
     HAVING count(*) > 0;
     RETURN v_taken;
 END $$;

@@ -20,7 +20,7 @@ END $$;
 
 -- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has already
 -- had: a prefix of the batch, often none.
-CREATE FUNCTION custody.known_receipts(p_producer text, p_epoch int, p_sequence bigint, p_count int, p_now timestamptz)
+CREATE FUNCTION custody.known_receipts(p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_count int)
 RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,6 +45,13 @@ BEGIN
             format('The next sequence is %s.', v_producer.last_sequence + 1));
     END IF;
     v_known := least(v_producer.last_sequence + 1 - p_sequence, p_count);
+    IF EXISTS (SELECT FROM custody.producer_receipts r
+               WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
+                 AND r.first_sequence < p_sequence + v_known AND r.topic_id <> (custody.topic_named(p_topic)).topic_id) THEN
+        PERFORM custody.refuse('sequence_conflict',
+            format('producer %L: sequence %s was used for another topic than %L', p_producer, p_sequence, p_topic),
+            format('The sequence counts over all topics. The next one is %s.', v_producer.last_sequence + 1));
+    END IF;
     RETURN QUERY
     SELECT x.p, x.o, true
     FROM custody.producer_receipts r, unnest(r.partitions, r.offsets) WITH ORDINALITY x (p, o, n)

@@ -44,7 +44,9 @@ BEGIN
         RETURN QUERY SELECT v_head.partition, v_tail.next_offset, v_head.segment_id, v_now;
     END LOOP;
     IF v_seen < cardinality(p_partitions) THEN
+        v_topic := custody.topic_named(p_topic);    -- it may have been deleted while this call waited
         PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+        PERFORM custody.refuse('topic_changed', format('topic %L was made anew meanwhile', p_topic), 'Publish again.');
     END IF;
 END $$;
 
@@ -62,7 +64,7 @@ DECLARE
     v_offsets bigint[];
 BEGIN
     IF p_producer IS NOT NULL THEN
-        RETURN QUERY SELECT * FROM custody.known_receipts(p_producer, p_epoch, p_sequence, cardinality(p_payloads), p_now);
+        RETURN QUERY SELECT * FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads));
         GET DIAGNOSTICS v_known = ROW_COUNT;
         IF v_known = cardinality(p_payloads) THEN
             RETURN;

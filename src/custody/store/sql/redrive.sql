@@ -40,28 +40,27 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_dead  custody.cases[];
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_dry_run THEN
         RETURN QUERY SELECT d.partition, d."offset" FROM custody.dead_matching(v_group, p_filter) d;
         RETURN;
     END IF;
+    SELECT array_agg(d) INTO v_dead FROM custody.lock_dead(v_group, p_filter) d;
+    v_now := coalesce(p_now, clock_timestamp());
     RETURN QUERY
-    WITH dead AS MATERIALIZED (
-        SELECT d.partition, d."offset" FROM custody.lock_dead(v_group, p_filter) d
-    ), clock AS MATERIALIZED (
-        SELECT coalesce(p_now, clock_timestamp()) AS now FROM (SELECT count(*) FROM dead) locked
-    ), ready AS (
+    WITH ready AS (
         UPDATE custody.cases c
-        SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = clock.now, lease_cap = NULL, dead_reason = NULL,
-            errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = clock.now
-        FROM dead d, clock
-        WHERE c.group_id = v_group.group_id AND c.partition = d.partition AND c."offset" = d."offset"
+        SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = v_now, lease_cap = NULL, dead_reason = NULL,
+            errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = v_now
+        FROM unnest(v_dead) d
+        WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset"
         RETURNING c.partition, c."offset"
     ), journalled AS (
         INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
-        SELECT clock.now, 'redrive', v_group.group_id, r.partition, range_agg(int8range(r."offset", r."offset" + 1)), p_actor, p_reason
-        FROM ready r, clock GROUP BY r.partition, clock.now
+        SELECT v_now, 'redrive', v_group.group_id, r.partition, range_agg(int8range(r."offset", r."offset" + 1)), p_actor, p_reason
+        FROM ready r GROUP BY r.partition
     )
     SELECT r.partition, r."offset" FROM ready r ORDER BY 1, 2;
 END $$;

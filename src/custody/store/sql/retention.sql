@@ -5,12 +5,10 @@ CREATE FUNCTION custody.seal_segment(p_topic text, p_now timestamptz DEFAULT NUL
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now     timestamptz := coalesce(p_now, clock_timestamp());
-    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_topic   custody.topics := custody.lock_topic(p_topic);
     v_head    custody.heads;
     v_segment int;
 BEGIN
-    PERFORM custody.require_read_committed();
-    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     UPDATE custody.segments SET sealed_at = v_now WHERE topic_id = v_topic.topic_id AND sealed_at IS NULL;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
@@ -29,13 +27,15 @@ CREATE FUNCTION custody.drop_segments(p_topic text, p_before timestamptz DEFAULT
 RETURNS TABLE (segment_id int, dropped boolean, kept_events bigint, held_by text)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic   custody.topics := custody.topic_named(p_topic);
-    v_segment custody.segments;
-    v_bound   record;
-BEGIN
-    PERFORM custody.require_read_committed();
     -- create_group and rewind take this lock too: nobody can be placed on what is about to go
-    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    v_topic   custody.topics := custody.lock_topic(p_topic);
+    v_segment custody.segments;
+    v_timeout text := current_setting('lock_timeout');
+BEGIN
+    -- a claim reads the log under its cursor, and a redrive makes a dead message unresolved under it
+    PERFORM 1 FROM custody.cursors c JOIN custody.groups g USING (group_id) WHERE g.topic_id = v_topic.topic_id
+        ORDER BY c.group_id, c.partition FOR UPDATE OF c;
+    PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     FOR v_segment IN
         SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id
     LOOP
@@ -66,6 +66,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '2s', true);
         EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', v_segment.segment_id);
         EXECUTE format('DROP TABLE custody.log_%s', v_segment.segment_id);
+        PERFORM set_config('lock_timeout', v_timeout, true);
         UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp()) WHERE s.segment_id = v_segment.segment_id;
         RETURN NEXT;
     END LOOP;

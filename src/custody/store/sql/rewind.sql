@@ -9,8 +9,8 @@ CREATE FUNCTION custody.rewind(
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz;
-    v_topic  custody.topics := custody.topic_named(p_topic);
-    v_group  custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_topic  custody.topics;
+    v_group  custody.groups;
     v_head   custody.heads;
     v_at     custody.frontiers;
     v_target bigint;
@@ -19,13 +19,18 @@ BEGIN
     PERFORM custody.require_read_committed();
     IF (p_to_offset IS NULL) = (p_to_time IS NULL) THEN
         PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
-    ELSIF p_partition IS NOT NULL THEN
-        PERFORM custody.require_partition(v_topic, p_partition);
     END IF;
     -- retention takes this lock too: what is returned here is still in the log
-    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
+    v_topic := custody.lock_topic(p_topic);
+    v_group := custody.lifecycle_group(p_topic, p_group);
+    IF p_partition IS NOT NULL THEN
+        PERFORM custody.require_partition(v_topic, p_partition);
+    END IF;
     PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND (c.partition = p_partition OR p_partition IS NULL)
         ORDER BY c.partition FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM custody.group_named(p_topic, p_group);
+    END IF;
     v_now := coalesce(p_now, clock_timestamp());
     FOR v_head IN
         SELECT * FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND (h.partition = p_partition OR p_partition IS NULL)

@@ -8,7 +8,8 @@ CREATE TYPE custody.settled AS (
     released bigint[]            -- unnamed later messages of a key that stopped: no longer in the lease
 );
 
--- One outcome for each offset: ack, nack, dead, later or release. p_delays: when a nack or later comes back (seconds).
+-- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
+-- release. p_delays: when a nack or later comes back (seconds).
 CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
     p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -24,15 +25,16 @@ DECLARE
     v_set     record;
     v_follow  record;
     v_gone    int8multirange;
+    v_failed  boolean;
     v_result  custody.settled := ROW(0, '{}', '{}', '{}');
 BEGIN
     PERFORM custody.require_read_committed();
     IF custody.cardinality(v_named) <> cardinality(p_offsets) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
         PERFORM custody.refuse('invalid_argument', 'each offset must be named once, with one outcome');
-    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'later', 'release')) THEN
-        PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, later, release');
+    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'reject', 'later', 'release')) THEN
+        PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, reject, later, release');
     END IF;
-    SELECT array_agg(l) INTO v_parts FROM (SELECT * FROM custody.leases WHERE lease_id = p_lease_id ORDER BY part FOR UPDATE) l;
+    v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
     SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > v_now), '{}') INTO v_held FROM unnest(v_parts) l;
     v_result.lost := custody.offsets_list(v_named - v_held);
@@ -42,13 +44,18 @@ BEGIN
     END IF;
     SELECT * INTO v_group FROM custody.groups WHERE group_id = v_parts[1].group_id;
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
+    v_failed := 'nack' = ANY (p_outcomes);
+    IF v_group.breaker_state <> 'closed' AND v_failed THEN
+        -- whatever is wrong, it is not this message: put off, not charged
+        p_outcomes := array_replace(p_outcomes, 'nack', 'later');
+    END IF;
 
     SELECT coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'ack'), '{}') AS ack,
-           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead')), '{}') AS failed,
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead', 'reject')), '{}') AS failed,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
            -- after these the rest of the key has to wait
-           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'later', 'release') OR x = 'dead' AND v_group.on_dead = 'hold'), '{}') AS stops
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'later', 'release') OR x IN ('dead', 'reject') AND v_group.on_dead = 'hold'), '{}') AS stops
     INTO v_set
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE v_held @> o;
 
@@ -88,33 +95,61 @@ BEGIN
         FROM unnest(p_offsets, p_errors) m (o, e) WHERE v_set.failed @> o
     ) j
     WHERE NOT isempty(j.offsets);
+    IF v_group.breaker_rate IS NOT NULL THEN
+        PERFORM custody.breaker_settled(v_group, p_lease_id, NOT isempty(v_set.ack), v_failed OR NOT isempty(v_set.failed), v_now);
+    END IF;
     RETURN v_result;
+END $$;
+
+-- Locks the rows of a lease and returns them. Whoever held them before may have split them into others, which a statement
+-- that waited for the old ones does not see: so look again until nothing has changed.
+CREATE FUNCTION custody.lock_lease(p_lease_id uuid) RETURNS custody.leases[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_locked int[];
+    v_parts  custody.leases[];
+BEGIN
+    LOOP
+        SELECT array_agg(l.part) INTO v_locked
+        FROM (SELECT part FROM custody.leases WHERE lease_id = p_lease_id ORDER BY part FOR UPDATE) l;
+        SELECT array_agg(l ORDER BY l.part) INTO v_parts FROM custody.leases l WHERE l.lease_id = p_lease_id;
+        EXIT WHEN v_locked IS NOT DISTINCT FROM (SELECT array_agg(l.part) FROM unnest(v_parts) l);
+    END LOOP;
+    RETURN v_parts;
 END $$;
 
 -- Everything that the lease still holds is done: one statement, whatever the number of messages.
 CREATE FUNCTION custody.ack_lease(p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now  timestamptz := coalesce(p_now, clock_timestamp());
     v_gone record;
     v_open bigint[];
+    v_rest bigint := 0;
 BEGIN
     PERFORM custody.require_read_committed();
     WITH gone AS (
         DELETE FROM custody.leases l
-        WHERE l.lease_id = p_lease_id AND l.deadline > v_now
+        -- the clock is read anew after a wait for the row
+        WHERE l.lease_id = p_lease_id AND l.deadline > coalesce(p_now, clock_timestamp())
           AND NOT EXISTS (SELECT FROM custody.leases c WHERE c.lease_id = p_lease_id AND c.of_cases)
-        RETURNING l.group_id, l.partition, l.held, l.remaining)
-    SELECT min(group_id) AS group_id, min(partition) AS partition, range_agg(held) AS held, sum(remaining) AS messages INTO v_gone FROM gone;
-    IF v_gone.messages IS NULL THEN
-        SELECT custody.offsets_list(range_agg(held)) INTO v_open FROM custody.leases WHERE lease_id = p_lease_id;
-        RETURN CASE WHEN cardinality(v_open) > 0
-            THEN (custody.settle(p_lease_id, v_open, array_fill('ack'::text, ARRAY[cardinality(v_open)]), p_worker => p_worker, p_now => p_now)).settled
-            ELSE 0 END;
+        RETURNING l.group_id, l.partition, l.held, l.remaining, l.size)
+    SELECT min(group_id) AS group_id, min(partition) AS partition, range_agg(held) AS held, sum(remaining) AS messages, min(size) AS size
+    INTO v_gone FROM gone;
+    IF v_gone.messages IS NOT NULL THEN
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
+        VALUES (coalesce(p_now, clock_timestamp()), 'ack', v_gone.group_id, v_gone.partition, p_lease_id, v_gone.held, p_worker);
+        PERFORM custody.breaker_settled(g, p_lease_id, true, false, coalesce(p_now, clock_timestamp()))
+        FROM custody.groups g WHERE g.group_id = v_gone.group_id AND g.breaker_state = 'probing';
     END IF;
-    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
-    VALUES (v_now, 'ack', v_gone.group_id, v_gone.partition, p_lease_id, v_gone.held, p_worker);
-    RETURN v_gone.messages;
+    -- with cases, settled in part before, or split by somebody for whom this waited: there may be more of it
+    IF v_gone.messages IS DISTINCT FROM v_gone.size OR v_gone.messages IS NULL THEN
+        SELECT custody.offsets_list(range_agg(held)) INTO v_open FROM custody.leases WHERE lease_id = p_lease_id;
+        IF cardinality(v_open) > 0 THEN
+            v_rest := (custody.settle(p_lease_id, v_open, array_fill('ack'::text, ARRAY[cardinality(v_open)]),
+                                      p_worker => p_worker, p_now => p_now)).settled;
+        END IF;
+    END IF;
+    RETURN coalesce(v_gone.messages, 0) + v_rest;
 END $$;
 
 -- The offsets that a lease still holds: what a verb means that names none.
@@ -139,7 +174,7 @@ BEGIN
     IF p_timeout <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the timeout must be positive', 'Release the message to give it back at once.');
     END IF;
-    PERFORM 1 FROM custody.leases WHERE lease_id = p_lease_id ORDER BY part FOR UPDATE;
+    PERFORM custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
     SELECT * INTO v_part FROM custody.leases
     WHERE lease_id = p_lease_id AND deadline > v_now AND (p_offset IS NULL OR held @> p_offset) LIMIT 1;

@@ -79,7 +79,7 @@ DECLARE
     v_failures custody.failure[];
 BEGIN
     SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), left(m.e, 8000), make_interval(secs => m.d),
-                         CASE WHEN m.x = 'dead' THEN 'rejected' END)::custody.failure)
+                         CASE m.x WHEN 'dead' THEN 'terminal' WHEN 'reject' THEN 'rejected' END)::custody.failure)
     INTO v_failures
     FROM unnest(p_offsets, p_outcomes, p_errors, p_delays) m (o, x, e, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
@@ -137,7 +137,7 @@ BEGIN
         GROUP BY p.attempt, p.first_delivery, p.last_error
     LOOP
         PERFORM custody.park((p_group).group_id, p_partition, v_part.offsets, v_part.keys, v_part.attempt - 1,
-                             v_part.first_delivery, v_part.last_error, p_now);
+                             v_part.first_delivery, v_part.last_error, NULL, p_now);
     END LOOP;
 END $$;
 

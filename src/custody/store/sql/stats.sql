@@ -79,3 +79,22 @@ BEGIN
             'Wait until consumers have caught up, publish less at a time, or raise max_depth.');
     END IF;
 END $$;
+
+-- Seconds until something of the group is due by itself: a waiting case, or a lease that expires. Null if nothing is.
+CREATE FUNCTION custody.next_due(p_topic text, p_group text, p_now timestamptz DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_group custody.groups := custody.group_named(p_topic, p_group);
+BEGIN
+    RETURN (
+        SELECT extract(epoch FROM min(least(w.run_at, l.deadline)) - coalesce(p_now, clock_timestamp()))
+        FROM custody.cursors c
+        CROSS JOIN LATERAL custody.position(c.group_id, c.partition) f
+        CROSS JOIN LATERAL (
+            SELECT min(x.run_at) AS run_at FROM custody.cases x
+            WHERE x.group_id = c.group_id AND x.partition = c.partition AND x.state = 'waiting') w
+        CROSS JOIN LATERAL (
+            SELECT min(x.deadline) AS deadline FROM custody.leases x
+            WHERE x.group_id = c.group_id AND x.partition = c.partition AND x.claim_no >= f.oldest_claim) l
+        WHERE c.group_id = v_group.group_id);
+END $$;

@@ -56,7 +56,7 @@ BEGIN
             WHERE m.k = ANY (v_busy) OR h.lowest < m.o;
             IF v_blocked IS NOT NULL THEN
                 PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
-                                     v_row.first_delivery, v_row.last_error, p_now);
+                                     v_row.first_delivery, v_row.last_error, v_row.chunk, p_now);
                 PERFORM custody.await(v_row.group_id, v_row.partition, v_busy);
                 v_piece := v_piece - custody.offsets_set(v_blocked);
             END IF;
@@ -72,15 +72,17 @@ BEGIN
 END $$;
 
 -- Takes due cases, the longest due first. Those of a blocked key leave the due index, or they would crowd out the rest.
+-- Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has p_others already.
 CREATE FUNCTION custody.take_due(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_worker text, p_now timestamptz,
-    OUT taken bigint[], OUT capped boolean
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean, p_worker text,
+    p_now timestamptz, OUT taken bigint[], OUT capped boolean
 )
 LANGUAGE plpgsql AS $$
 DECLARE
     v_partition int := (p_head).partition;
     v_first     record;
-    v_max       int := p_max;
+    v_max       int;
+    v_look      int := p_max;
     v_offsets   bigint[];
     v_keys      text[];
     v_busy      text[] := '{}';
@@ -88,40 +90,42 @@ DECLARE
 BEGIN
     taken := '{}';
     capped := false;
-    SELECT lease_cap INTO v_first FROM custody.cases
-    WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_now
-    ORDER BY run_at, "offset" LIMIT 1;
-    IF NOT FOUND OR p_max < 1 THEN
-        RETURN;
-    END IF;
-    -- cases that came back from a lost lease are leased in their own, smaller company
-    capped := v_first.lease_cap IS NOT NULL;
-    v_max := least(p_max, v_first.lease_cap);
-    SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
-    FROM (SELECT c."offset", c.key FROM custody.cases c
-          WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_now
-            AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
-          ORDER BY c.run_at, c."offset" LIMIT v_max) d;
-    IF (p_group).ordering = 'key' THEN
-        IF p_in_flight IS NOT NULL THEN
-            v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
+    -- until something is found; each round takes what is blocked out of the way, and looks further than the one before
+    WHILE p_max > 0 AND cardinality(taken) = 0 LOOP
+        SELECT lease_cap INTO v_first FROM custody.cases
+        WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_now
+          AND (lease_cap IS NULL OR NOT p_others)
+        ORDER BY run_at, "offset" LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        capped := v_first.lease_cap IS NOT NULL;
+        v_max := least(p_max, v_first.lease_cap);
+        SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
+        FROM (SELECT c."offset", c.key FROM custody.cases c
+              WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_now
+                AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
+              ORDER BY c.run_at, c."offset" LIMIT v_look) d;
+        IF (p_group).ordering = 'key' THEN
+            IF p_in_flight IS NOT NULL THEN
+                v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
+            END IF;
+            SELECT array_agg(m.o) FILTER (WHERE NOT m.free), array_agg(m.o ORDER BY m.n) FILTER (WHERE m.free)
+            INTO v_blocked, v_offsets
+            FROM (SELECT m.o, m.n, m.k IS NULL OR (m.k <> ALL (v_busy) AND h.lowest = m.o) AS free
+                  FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
+                  LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
+                                               (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k) m;
+            IF v_blocked IS NOT NULL THEN
+                UPDATE custody.cases SET state = 'parked', updated_at = p_now
+                WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
+                PERFORM custody.await((p_group).group_id, v_partition, v_busy);
+            END IF;
         END IF;
-        SELECT array_agg(m.o) FILTER (WHERE NOT m.free), array_agg(m.o) FILTER (WHERE m.free)
-        INTO v_blocked, v_offsets
-        FROM (SELECT m.o, m.k IS NULL OR (m.k <> ALL (v_busy) AND h.lowest = m.o) AS free
-              FROM unnest(v_offsets, v_keys) m (o, k)
-              LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
-                                           (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k) m;
-        IF v_blocked IS NOT NULL THEN
-            UPDATE custody.cases SET state = 'parked', updated_at = p_now
-            WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
-            PERFORM custody.await((p_group).group_id, v_partition, v_busy);
-        END IF;
-    END IF;
+        taken := coalesce(v_offsets[:v_max], '{}');
+        v_look := greatest(v_look, least(v_look::bigint * 4, 10000));
+    END LOOP;
     UPDATE custody.cases
     SET state = 'leased', attempts = attempts + 1, first_delivery = coalesce(first_delivery, p_now), worker = p_worker, updated_at = p_now
-    WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_offsets);
-    taken := coalesce(v_offsets, '{}');
+    WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (taken);
 END $$;
 
 -- Takes fresh messages from the frontier on. Those of a blocked key are parked on the way, so one key never holds up the
@@ -169,7 +173,7 @@ BEGIN
             SELECT array_agg(o) AS offsets, array_agg(k) AS keys INTO v_parked
             FROM unnest(v_offsets, v_keys) m (o, k) WHERE k = ANY (v_blocked) AND o < v_cut;
             IF v_parked.offsets IS NOT NULL THEN
-                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, p_now);
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now);
                 PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
             END IF;
         END IF;

@@ -58,12 +58,11 @@ END $$;
 CREATE FUNCTION custody.delete_topic(p_topic text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_topic   custody.topics := custody.lock_topic(p_topic);
     v_segment int;
 BEGIN
-    PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR UPDATE;
-    PERFORM 1 FROM custody.cursors c JOIN custody.groups g USING (group_id) WHERE g.topic_id = v_topic.topic_id
-        ORDER BY c.group_id, c.partition FOR UPDATE OF c;
+    PERFORM custody.lock_group(g.group_id)
+    FROM (SELECT group_id FROM custody.groups WHERE topic_id = v_topic.topic_id ORDER BY group_id) g;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL ORDER BY segment_id LOOP
         EXECUTE format('DROP TABLE custody.log_%s', v_segment);
@@ -78,7 +77,12 @@ BEGIN
     EXECUTE format('SELECT "offset" + 1, published_at FROM custody.log_%s WHERE partition = $1 ORDER BY "offset" DESC LIMIT 1',
                    (p_head).segment_id)
     INTO next_offset, newest USING (p_head).partition;
-    next_offset := coalesce(next_offset, (p_head).segment_start);
+    IF next_offset IS NULL THEN
+        next_offset := (p_head).segment_start;
+        IF next_offset > (p_head).first_offset THEN
+            SELECT published_at INTO newest FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
+        END IF;
+    END IF;
 END $$;
 
 CREATE FUNCTION custody.partitions(p_topic text)

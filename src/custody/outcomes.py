@@ -1,0 +1,62 @@
+"""What a handler may say of a message: return is done, any exception is a failure, and three exceptions say more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from custody.policy import Duration, seconds
+
+Kind = Literal["ack", "nack", "dead", "reject", "later", "release"]
+"""dead: the handler gave it up (terminal); reject: a nack that asked for no retry."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one message."""
+
+    kind: Kind
+    error: str | None = field(default=None, kw_only=True)
+    delay: Duration | None = field(default=None, kw_only=True)
+
+    @property
+    def resolves(self) -> bool:
+        """Whether later messages of the key may go on in the same lease."""
+        return self.kind == "ack"
+
+
+class Retry(Exception):
+    """A failure: tried again after this time instead of the policy's backoff, dead at max_attempts."""
+
+    def __init__(self, reason: str = "the handler asked for a retry", *, after: Duration | None = None) -> None:
+        super().__init__(reason)
+        if after is not None:
+            seconds(after)
+        self.after = after
+
+
+class Dead(Exception):
+    """No retry will help: dead now, with this reason."""
+
+
+class Later(Exception):
+    """Not now: delivered again after this time; costs nothing."""
+
+    def __init__(self, after: Duration, reason: str | None = None) -> None:
+        super().__init__(reason or f"put off by {after}")
+        seconds(after)
+        self.after = after
+        self.reason = reason
+
+
+def outcome_of(error: BaseException | None) -> Outcome:
+    """The outcome of a handler that returned (None) or raised."""
+    if error is None:
+        return Outcome("ack")
+    if isinstance(error, Later):
+        return Outcome("later", error=error.reason, delay=error.after)
+    if isinstance(error, Dead):
+        return Outcome("dead", error=str(error) or "given up by the handler")
+    if isinstance(error, Retry):
+        return Outcome("nack", error=str(error), delay=error.after)
+    return Outcome("nack", error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

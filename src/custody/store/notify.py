@@ -1,0 +1,99 @@
+"""Wake-ups: hints that a topic has news. They only save waiting; whoever misses one finds out by polling.
+
+A hint is sent by a thread of its own after the producer's commit: NOTIFY inside the producer's transaction would make
+all committers queue for one lock. Hints that come faster than `INTERVAL` are sent as one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import psycopg
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "custody"
+INTERVAL = 0.003
+RECONNECT = 1.0
+
+
+class Hints:
+    """Sends hints; starts its thread and connection with the first one."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._topics: set[str] = set()
+        self._some = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def send(self, topic: str) -> None:
+        self._topics.add(topic)
+        if not self._some.is_set():
+            self._some.set()
+        if self._thread is None:
+            with self._lock:
+                self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closed.is_set():
+            self._thread = threading.Thread(target=self._run, name="custody-hints", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._some.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True, application_name="custody hints") as connection:
+                    self._send_all(connection)
+            except psycopg.Error as error:
+                logger.debug("no hints can be sent, consumers will poll: %s", error)
+                self._closed.wait(RECONNECT)
+
+    def _send_all(self, connection: psycopg.Connection) -> None:
+        while True:
+            self._some.wait()
+            self._some.clear()
+            topics, self._topics = self._topics, set()
+            for topic in topics:
+                connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, topic])
+            if self._closed.wait(INTERVAL):
+                return
+
+
+class Listener:
+    """Calls `wake` when a hint for the topic arrives, from a thread of its own."""
+
+    def __init__(self, url: str, topic: str, wake: Callable[[], None]) -> None:
+        self._url = url
+        self._topic = topic
+        self._wake = wake
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="custody-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True, application_name="custody listener") as connection:
+                    connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
+                    self._wake()  # what came while nobody listened
+                    while not self._closed.is_set():
+                        for hint in connection.notifies(timeout=0.5, stop_after=1):
+                            if hint.payload == self._topic:
+                                self._wake()
+            except psycopg.Error as error:
+                logger.debug("no hints can be heard, polling instead: %s", error)
+                self._closed.wait(RECONNECT)

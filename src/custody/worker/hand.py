@@ -1,0 +1,61 @@
+"""What the worker has in its hands: leases, and tracks of messages that must be handled one after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from custody.claim import Lease
+from custody.model import Message
+
+
+@dataclass(eq=False)
+class HeldLease:
+    """A lease and what of it is not settled yet."""
+
+    lease_id: UUID
+    open: set[int]
+    lost: bool = False
+
+
+@dataclass(eq=False)
+class Track:
+    """Messages of one lease that have to be handled in this order: those of one key, or a single one."""
+
+    lease: HeldLease
+    messages: list[Message]
+
+
+@dataclass(eq=False)
+class Run:
+    """One message in a handler. `given_up`: it took too long, was settled as failed, and its result does not count."""
+
+    lease: HeldLease
+    message: Message
+    thread: threading.Thread
+    started: float = field(default_factory=time.monotonic)
+    given_up: bool = False
+
+
+def tracks(lease: HeldLease, messages: Iterable[Message], *, ordered: bool) -> list[Track]:
+    """One track for each key in an ordered group; one for each message otherwise. In the order of the log."""
+    if not ordered:
+        return [Track(lease, [message]) for message in messages]
+    by_key: dict[str, Track] = {}
+    found: list[Track] = []
+    for message in messages:
+        if message.key is not None and message.key in by_key:
+            by_key[message.key].messages.append(message)
+            continue
+        track = Track(lease, [message])
+        found.append(track)
+        if message.key is not None:
+            by_key[message.key] = track
+    return found
+
+
+def held(lease: Lease) -> HeldLease:
+    return HeldLease(lease.lease_id, {message.offset for message in lease.messages})

@@ -1,0 +1,323 @@
+"""The worker's loop: claims what it can handle, keeps the leases alive, and stops without losing anything.
+
+Threads: the caller's claims; `concurrency` threads run handlers; one settles in batches; one extends leases; one
+listens for hints. A crash of any kind costs the visibility timeout and nothing else: all truth is in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, cast
+from uuid import UUID
+
+from custody.claim import Lease
+from custody.errors import LeaseLost, NotFound, Transient
+from custody.model import Group, Message, Settled
+from custody.outcomes import Outcome, outcome_of
+from custody.policy import Duration, seconds
+from custody.worker.hand import HeldLease, Run, Track, held, tracks
+from custody.worker.settling import Settling
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
+
+AHEAD = 0.25  # seconds of work to have in hand: enough to keep the threads busy, little to come back after a crash
+MOST_AT_ONCE = 1000
+BUSY = 0.03
+QUICK = 0.005  # a handler that takes less is not worth a second lease of an ordered group
+
+
+class Verbs(Protocol):
+    """What the worker needs of Custody."""
+
+    def group(self, topic: str, group: str) -> Group: ...
+    def claim(self, topic: str, group: str, *, max_messages: int, visibility_timeout: Duration | None) -> Lease: ...
+    def ack(self, lease_id: UUID) -> Settled: ...
+    def settle(self, lease_id: UUID, outcomes: dict[int, Outcome]) -> Settled: ...
+    def extend(self, lease_id: UUID, timeout: Duration) -> datetime: ...
+    def next_due(self, topic: str, group: str) -> float | None: ...
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a worker did: `lost` outcomes came after their lease had expired and were refused."""
+
+    done: int
+    failed: int
+    dead: int
+    later: int
+    released: int
+    lost: int
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread of a coroutine handler: runs the loop until it is stopped, and closes it."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+class Worker:
+    """Runs a handler over a group's messages: keys in parallel, one key in order. See `Custody.work`."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        concurrency: int = 8,
+        max_messages: int | None = None,
+        visibility_timeout: Duration | None = None,
+        poll: Duration = "1s",
+        grace: Duration = "30s",
+    ) -> None:
+        policy = verbs.group(topic, group).policy
+        if policy is None:
+            # a bare group: let the verb refuse it with its own words
+            verbs.claim(topic, group, max_messages=1, visibility_timeout=None)
+            raise AssertionError("a claim on a bare group was accepted")
+        self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
+        self._ordered = policy.ordering == "key"
+        self._handler_timeout = None if policy.handler_timeout is None else seconds(policy.handler_timeout)
+        self._visibility = seconds(visibility_timeout or policy.visibility_timeout)
+        self._concurrency, self._fixed_size = concurrency, max_messages
+        self._poll, self._grace = seconds(poll), seconds(grace)
+        self._counts: Counter[str] = Counter()
+        self._wake, self._stopping, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._tracks: queue.SimpleQueue[Track | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._leases: set[HeldLease] = set()
+        self._runs: set[Run] = set()
+        self._hands: list[threading.Thread] = []
+        self._in_hand = 0
+        self._took = 0.0  # a moving average of how long a handler takes
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.waiting_for: str | None = None
+        """Why nothing is claimed just now: empty, busy, paused, a cap, or that the database cannot be reached."""
+
+    def stop(self) -> None:
+        """Ends the work gracefully: what runs is finished and settled, what has not begun is released."""
+        self._stopping.set()
+        self._wake.set()
+
+    def run(self) -> Summary:
+        """Works until `stop`. Survives a restart of the database; raises only if the topic or group is gone."""
+        self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled)
+        stop_listening = self._verbs.listen(self._topic, self._wake.set)
+        if inspect.iscoroutinefunction(self._handler):
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_loop, args=[self._loop], name="custody-loop", daemon=True).start()
+        for _ in range(self._concurrency):
+            self._add_hand()
+        keeper = threading.Thread(target=self._keep, name="custody-keeper", daemon=True)
+        keeper.start()
+        try:
+            self._claim_until_stopped()
+        finally:
+            self._wind_down()
+            self._ended.set()
+            keeper.join()
+            stop_listening()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        counts = self._counts
+        return Summary(
+            done=counts["ack"],
+            failed=counts["nack"],
+            dead=counts["died"],
+            later=counts["later"],
+            released=counts["release"] + counts["set free"],
+            lost=counts["lost"],
+        )
+
+    def _claim_until_stopped(self) -> None:
+        pause = 0.1
+        while not self._stopping.is_set():
+            self._wake.clear()
+            wanted = self._wanted()
+            if wanted <= 0:
+                self._wake.wait(self._poll)
+                continue
+            try:
+                lease = self._verbs.claim(
+                    self._topic, self._group, max_messages=wanted, visibility_timeout=self._visibility
+                )
+                if lease:
+                    self._take(lease)
+                    pause = 0.1
+                else:
+                    self._wait(lease.reason or "empty", lease.detail)
+            except NotFound:
+                raise
+            except Transient as error:
+                self._say(f"the database: {error}")
+                self._stopping.wait(pause)
+                pause = min(pause * 2, 5.0)
+
+    def _wanted(self) -> int:
+        """How many messages to claim: none while enough is in hand, else as much as the threads do in a short while."""
+        with self._guard:
+            size = self._fixed_size
+            if size is None:
+                ahead = MOST_AT_ONCE if self._took == 0 else int(self._concurrency * AHEAD / self._took)
+                size = max(self._concurrency, min(MOST_AT_ONCE, ahead))
+            starving = self._concurrency - len(self._runs) > self._tracks.qsize()
+            if self._ordered and self._took < QUICK:
+                # a second lease would find its keys in the first one and park them, only to wake them a moment later
+                return size if self._in_hand == 0 else 0
+            if not self._ordered and self._in_hand < max(size // 2, self._concurrency):
+                return size
+            return size if starving else 0
+
+    def _take(self, lease: Lease) -> None:
+        self.waiting_for = None
+        taken = held(lease)
+        with self._guard:
+            self._leases.add(taken)
+            self._in_hand += len(lease)
+        for track in tracks(taken, lease.messages, ordered=self._ordered):
+            self._tracks.put(track)
+
+    def _wait(self, reason: str, detail: str | None) -> None:
+        self._say(reason if detail is None else f"{reason}: {detail}")
+        if reason == "busy":
+            # others are at it: come back soon, but not all at once
+            self._wake.wait(random.uniform(0.002, BUSY))
+            return
+        due = self._verbs.next_due(self._topic, self._group)
+        self._wake.wait(self._poll if due is None else max(0.005, min(self._poll, due)))
+
+    def _say(self, reason: str) -> None:
+        if reason != self.waiting_for:
+            log = logger.debug if reason in ("empty", "busy") else logger.warning
+            log("%s/%s waits: %s", self._topic, self._group, reason)
+            self.waiting_for = reason
+
+    def _settled(self, lease: HeldLease) -> None:
+        with self._guard:
+            self._in_hand = sum(len(other.open) for other in self._leases)
+            if not lease.open:
+                self._leases.discard(lease)
+        self._wake.set()
+
+    def _add_hand(self) -> None:
+        hand = threading.Thread(target=self._handle_tracks, name="custody-handler", daemon=True)
+        with self._guard:
+            self._hands.append(hand)
+        hand.start()
+
+    def _handle_tracks(self) -> None:
+        """One handler thread: track after track, until it is told to end or has been given up as stuck."""
+        while (track := self._tracks.get()) is not None:
+            for message in track.messages:
+                if track.lease.lost:
+                    break
+                if self._stopping.is_set():
+                    self._settling.add(track.lease, message, Outcome("release"))
+                    break  # in an ordered group the release takes the rest of the key along
+                run = Run(track.lease, message, threading.current_thread())
+                with self._guard:
+                    self._runs.add(run)
+                outcome = outcome_of(self._call(message))
+                took = time.monotonic() - run.started
+                with self._guard:
+                    if run.given_up:
+                        return  # reported when it happened; another thread has taken this one's place
+                    self._runs.discard(run)
+                    self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
+                self._settling.add(track.lease, message, outcome)
+                if not outcome.resolves:
+                    break
+
+    def _call(self, message: Message) -> BaseException | None:
+        try:
+            if self._loop is not None:
+                running: Future[object] = asyncio.run_coroutine_threadsafe(
+                    cast("Coroutine[None, None, object]", self._handler(message)), self._loop
+                )
+                try:
+                    running.result(self._handler_timeout)
+                except TimeoutError:
+                    if not running.done():
+                        running.cancel()
+                        return TimeoutError(f"the handler took longer than {self._handler_timeout:g} s")
+                    raise
+            else:
+                self._handler(message)
+        except Exception as error:
+            logger.debug(
+                "the handler failed on %s/%d/%d", message.topic, message.partition, message.offset, exc_info=True
+            )
+            return error
+        return None
+
+    def _keep(self) -> None:
+        """Extends the leases that still have messages in hand, and gives up handlers that take too long."""
+        every = max(0.02, self._visibility / 3)
+        if self._handler_timeout is not None:
+            every = min(every, max(0.02, self._handler_timeout / 4))
+        extended = time.monotonic()
+        while not self._ended.wait(every):
+            self._give_up_stuck()
+            if time.monotonic() - extended < self._visibility / 3 - 0.01:
+                continue
+            extended = time.monotonic()
+            with self._guard:
+                leases = [lease for lease in self._leases if lease.open and not lease.lost]
+            for lease in leases:
+                try:
+                    self._verbs.extend(lease.lease_id, self._visibility)
+                except LeaseLost:
+                    lease.lost = True
+                except Transient as error:
+                    logger.warning("lease %s could not be extended: %s", lease.lease_id, error)
+
+    def _give_up_stuck(self) -> None:
+        if self._handler_timeout is None or self._loop is not None:
+            return
+        with self._guard:
+            stuck = [run for run in self._runs if time.monotonic() - run.started > self._handler_timeout]
+            for run in stuck:
+                run.given_up = True
+                self._runs.discard(run)
+                self._hands.remove(run.thread)
+        for run in stuck:
+            logger.error(
+                "the handler has been running for more than %g s on %s/%d/%d; thread %s is left behind",
+                self._handler_timeout, self._topic, run.message.partition, run.message.offset, run.thread.name,
+            )  # fmt: skip
+            error = f"the handler took longer than {self._handler_timeout:g} s"
+            self._settling.add(run.lease, run.message, Outcome("nack", error=error))
+            self._add_hand()
+
+    def _wind_down(self) -> None:
+        """Lets running handlers finish (up to the grace period), gives back the rest, settles everything."""
+        self._stopping.set()
+        until = time.monotonic() + self._grace
+        with suppress(queue.Empty):
+            while (track := self._tracks.get_nowait()) is not None:
+                self._settling.add(track.lease, track.messages[0], Outcome("release"))
+        with self._guard:
+            hands = list(self._hands)
+        for _ in hands:
+            self._tracks.put(None)
+        for hand in hands:
+            hand.join(max(0.0, until - time.monotonic()))
+        self._settling.close()

@@ -1,0 +1,101 @@
+"""Settling in batches: whatever has finished meanwhile goes in one statement for each lease."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID
+
+from custody.errors import LeaseLost, Transient
+from custody.model import Message, Settled
+from custody.outcomes import Outcome
+from custody.worker.hand import HeldLease
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST = 0.05
+RETRY_MOST = 2.0
+
+Finished = tuple[HeldLease, Message, Outcome]
+
+
+class Settling:
+    """A thread that settles finished messages. No outcome is dropped while its lease may still be alive."""
+
+    def __init__(
+        self,
+        settle: Callable[[UUID, dict[int, Outcome]], Settled],
+        ack: Callable[[UUID], Settled],
+        counts: Counter[str],
+        settled: Callable[[HeldLease], None],
+    ) -> None:
+        self._settle = settle
+        self._ack = ack
+        self._counts = counts
+        self._settled = settled
+        self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="custody-settling", daemon=True)
+        self._thread.start()
+
+    def add(self, lease: HeldLease, message: Message, outcome: Outcome) -> None:
+        self._finished.put((lease, message, outcome))
+
+    def close(self) -> None:
+        """Returns when everything that was added is settled, or lost."""
+        self._finished.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            batch = [self._finished.get()]
+            while not self._finished.empty():
+                batch.append(self._finished.get())
+            ended = None in batch
+            by_lease: dict[HeldLease, dict[int, Outcome]] = {}
+            for finished in batch:
+                if finished is not None:
+                    lease, message, outcome = finished
+                    by_lease.setdefault(lease, {})[message.offset] = outcome
+            for lease, outcomes in by_lease.items():
+                self._settle_one(lease, outcomes)
+
+    def _settle_one(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> None:
+        pause = RETRY_FIRST
+        while True:
+            try:
+                result = self._send(lease, outcomes)
+            except LeaseLost as error:
+                self._lost(lease, outcomes, error)
+                break
+            except Transient as error:
+                # the lease may outlive the outage; if not, the next try says so
+                logger.warning("settling again in %.2f s: %s", pause, error)
+                threading.Event().wait(pause)
+                pause = min(pause * 2, RETRY_MOST)
+                continue
+            for outcome in outcomes.values():
+                self._counts[outcome.kind] += 1
+            self._counts["died"] += len(result.dead)
+            self._counts["set free"] += len(result.released)
+            lease.open.difference_update(outcomes)
+            lease.open.difference_update(result.released)
+            break
+        self._settled(lease)
+
+    def _send(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
+        if lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values()):
+            return self._ack(lease.lease_id)
+        return self._settle(lease.lease_id, outcomes)
+
+    def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:
+        gone = set(error.lost) or set(outcomes)
+        self._counts["lost"] += len(gone)
+        for offset, outcome in outcomes.items():
+            if offset not in gone:
+                self._counts[outcome.kind] += 1
+        lease.open.difference_update(outcomes)
+        logger.warning("%d outcomes came too late and were refused: %s", len(gone), error)
