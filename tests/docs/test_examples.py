@@ -1,0 +1,44 @@
+"""Every example runs from nothing, twice: the second time it finds what the first one left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def run(example: Path, directory: Path) -> str:
+    environment = {**os.environ, "CUSTODY_HOME": str(directory / "home")}
+    done = subprocess.run(
+        [sys.executable, example],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    run(example, tmp_path)
+    run(example, tmp_path)
+
+
+@pytest.mark.req("K9")
+def test_the_stock_example_never_goes_below_zero_and_delays_no_other_sku(tmp_path: Path) -> None:
+    lines = run(Path(__file__).parents[2] / "examples" / "stock.py", tmp_path).splitlines()
+    add, remove, other = (
+        next(n for n, line in enumerate(lines) if line.strip().startswith(what))
+        for what in ("+100 to SKU-123", "-50 to SKU-123", "+10 to SKU-456")
+    )
+    assert other < add < remove
+    assert lines[-1] == "{'SKU-123': 50, 'SKU-456': 10}"
