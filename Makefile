@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch '$@'
 
 demo: install ## Run the stock example
-	@$(BIN)/python examples/stock.py
+	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
 	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not long' $(ARGS)

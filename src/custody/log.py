@@ -13,7 +13,7 @@ import msgspec
 
 from custody.errors import InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
-from custody.store.append import Encoded, copy_rows
+from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Connection, Database
 
 COPY_FROM = 64
@@ -32,6 +32,8 @@ def partition_for(key: str, partitions: int) -> int:
 
 def encode(payload: Payload) -> tuple[bytes, bytes]:
     """The kind and the bytes of a payload. Refuses what would come back as something else: NaN, tuples, datetimes …"""
+    if type(payload) is bytes:
+        return b"b", payload
     if isinstance(payload, bytes | bytearray | memoryview):
         return b"b", bytes(payload)
     try:
@@ -50,10 +52,10 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
     )
 
 
-def decode(kind: bytes | str, data: bytes) -> Payload:
-    if kind in (b"j", "j"):
+def decode(kind: str, data: bytes) -> Payload:
+    if kind == "j":
         return _decode_json(data)
-    return data if kind in (b"b", "b") else data.decode()
+    return data if kind == "b" else data.decode()
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
@@ -80,6 +82,10 @@ def _refuse_surrogates(what: str, text: str) -> None:
         raise InvalidPayload(
             f"{what} has half a surrogate pair, which is no character", "Decode the text with the right encoding."
         ) from None
+
+
+Encoded = tuple[str | None, bytes, bytes, bytes | None]
+"""key, kind, payload, headers (JSON) of one message."""
 
 
 def encode_message(message: Outgoing) -> Encoded:
@@ -150,12 +156,15 @@ def publish(
     """Appends the messages in one transaction, in the order given for each partition. All of them or none."""
     if not messages:
         return []
+    if producer is None and len(messages) >= COPY_FROM:
+        # encoded before the partitions are taken: they are held for as short a time as possible
+        tails = [row_tail(*encode_message(message)) for message in messages]
+        placed = place(messages, partitions)
+        with db.transaction() as connection:
+            offsets = _copy(db, connection, topic, tails, placed, partitions, expected_offset, now)
+        return [Receipt(topic, partition, offset) for partition, offset in zip(placed, offsets, strict=True)]
     encoded = [encode_message(message) for message in messages]
     placed = place(messages, partitions)
-    if producer is None and len(messages) >= COPY_FROM:
-        with db.transaction() as connection:
-            offsets = _copy(db, connection, topic, encoded, placed, partitions, expected_offset, now)
-        return [Receipt(topic, partition, offset) for partition, offset in zip(placed, offsets, strict=True)]
     producer_id, epoch, sequence = producer or (None, None, None)
     rows = db.call(
         "publish",
@@ -179,12 +188,12 @@ def _copy(
     db: Database,
     connection: Connection,
     topic: str,
-    encoded: list[Encoded],
+    tails: list[bytes],
     placed: list[int],
     partitions: int,
     expected_offset: int | None,
     now: datetime | None,
-) -> list[int]:
+) -> Sequence[int]:
     wanted = sorted(set(placed))
     counts = [placed.count(partition) for partition in wanted]
     reserved = db.call(
@@ -197,14 +206,19 @@ def _copy(
         now=now,
         of=partitions,
     )
+    segment_id = reserved[0][2]
+    times = {partition: published_at for partition, _, _, published_at in reserved}
     following = {partition: offset for partition, offset, _, _ in reserved}
-    time = {partition: published_at for partition, _, _, published_at in reserved}
-    offsets = []
-    for partition in placed:
-        offset = following[partition]
-        following[partition] = offset + 1
-        offsets.append(offset)
-    copy_rows(connection, reserved[0][2], encoded, placed, offsets, [time[partition] for partition in placed])
+    offsets: Sequence[int]
+    if len(wanted) == 1:
+        first = following[placed[0]]
+        offsets = range(first, first + len(placed))
+    else:
+        offsets = numbered = []
+        for partition in placed:
+            numbered.append(following[partition])
+            following[partition] += 1
+    copy_rows(connection, segment_id, tails, placed, offsets, times)
     return offsets
 
 

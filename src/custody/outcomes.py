@@ -19,10 +19,9 @@ class Outcome:
     error: str | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
 
-    @property
-    def resolves(self) -> bool:
-        """Whether later messages of the key may go on in the same lease."""
-        return self.kind == "ack"
+    def stops_key(self, on_dead: Literal["release", "hold"]) -> bool:
+        """Whether the later messages of its key leave the lease with it: all but what resolves the message."""
+        return self.kind != "ack" and not (self.kind in ("dead", "reject") and on_dead == "release")
 
 
 class Retry(Exception):

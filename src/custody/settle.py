@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -35,16 +35,18 @@ class Settler:
         """
         if not outcomes:
             return Settled(settled=0)
+        others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
         result = self.db.call(
             "settle",
             on=self.connection,
             lease_id=lease_id,
-            offsets=list(outcomes),
-            outcomes=[outcome.kind for outcome in outcomes.values()],
-            errors=[_storable(outcome.error) for outcome in outcomes.values()],
-            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in outcomes.values()],
+            offsets=list(others),
+            outcomes=[outcome.kind for outcome in others.values()],
+            errors=[outcome.error for outcome in others.values()],
+            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in others.values()],
             worker=self.worker,
             now=self._now(),
+            acked=_ranges(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
         )[0]
         settled, lost, dead, released = result
         if lost:
@@ -111,3 +113,14 @@ def _storable(error: object) -> str | None:
 def _listed(offsets: Sequence[int]) -> str:
     listed = ", ".join(map(str, offsets[:10])) + (" …" if len(offsets) > 10 else "")
     return f"offset{'s' if len(offsets) > 1 else ''} {listed}"
+
+
+def _ranges(offsets: Iterable[int]) -> str:
+    """A set of offsets as PostgreSQL writes a multirange."""
+    ranges: list[list[int]] = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1][1] = offset + 1
+        else:
+            ranges.append([offset, offset + 1])
+    return "{" + ",".join(f"[{first},{last})" for first, last in ranges) + "}"

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.waiting import wait_for
@@ -97,6 +98,27 @@ def test_every_outcome_of_a_handler(live: custody.Custody, start: Start) -> None
     assert letters[4].reason == "max_retries_exceeded"
     assert letters[4].attempts == 3
     assert tries == {0: 1, 1: 2, 2: 1, 3: 6, 4: 3}
+
+
+@pytest.mark.req("V12")
+@pytest.mark.parametrize("on_dead", ["release", "hold"])
+def test_a_key_goes_on_after_its_dead_message_only_if_the_policy_says_so(
+    live: custody.Custody, start: Start, on_dead: Literal["release", "hold"]
+) -> None:
+    prepare(live, 30, Policy(ordering="key", on_dead=on_dead))
+    seen: list[int] = []
+
+    def handler(message: custody.Message) -> None:
+        if message.payload == 7:  # of key k2, as 12, 17, 22 and 27
+            raise Dead("no such customer")
+        seen.append(message.payload)
+
+    running = start("t", "g", handler, concurrency=3)
+    left = 0 if on_dead == "release" else 5
+    wait_for(lambda: live.stats("t", "g").depth == left, f"all but {left} messages are resolved")
+    assert running.stop().done == (29 if on_dead == "release" else 25)
+    assert live.stats("t", "g").in_flight == 0
+    assert {12, 17, 22, 27} <= set(seen) if on_dead == "release" else not {12, 17, 22, 27} & set(seen)
 
 
 @pytest.mark.req("G7")

@@ -67,8 +67,8 @@ class Check:
     found: str
 
 
-def run(console: Console, plan: Plan | None = None, *, home: Path | None = None) -> bool:
-    """The whole demo; True if every check held. Leaves nothing behind unless `home` is given."""
+def run(console: Console, plan: Plan | None = None, *, home: Path | None = None) -> list[Check]:
+    """The whole demo, and what was checked. Leaves nothing behind unless `home` is given."""
     plan = plan or Plan()
     directory = home or Path(tempfile.mkdtemp(prefix="custody-demo-"))
     directory.chmod(0o711)  # as root the server runs as another user, who has to pass through
@@ -80,7 +80,7 @@ def run(console: Console, plan: Plan | None = None, *, home: Path | None = None)
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _show(console: Console, c: custody.Custody, plan: Plan) -> bool:
+def _show(console: Console, c: custody.Custody, plan: Plan) -> list[Check]:
     with psycopg.connect(c.database_url, autocommit=True) as connection:
         connection.execute(SCHEMA)
     c.create_topic(TOPIC, partitions=2)
@@ -115,7 +115,7 @@ def _show(console: Console, c: custody.Custody, plan: Plan) -> bool:
     console.print(f"\n[bold]Verdict[/] after {took:.1f} s")
     for check in checks:
         console.print(f"  {'[green]✓' if check.good else '[red]✗'}[/] {check.what}: {check.found}")
-    return all(check.good for check in checks)
+    return checks
 
 
 def _watch(

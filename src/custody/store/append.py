@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from psycopg import sql
 
@@ -15,48 +16,53 @@ _MICROSECOND = timedelta(microseconds=1)
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
+_ONE_BYTE = b"\0\0\0\1"
 _COLUMNS = ("segment_id", "partition", "offset", "published_at", "key", "kind", "payload", "headers")
 # number of columns, then (length, value) of segment, partition, offset and time
 _FIXED = struct.Struct("!hiiiiiqiq").pack
 _LENGTH = struct.Struct("!i").pack
 
-Encoded = tuple[str | None, bytes, bytes, bytes | None]
-"""key, kind, payload, headers (JSON) of one message."""
+
+@lru_cache(maxsize=65536)
+def _key_field(key: str) -> bytes:
+    text = key.encode()
+    return _LENGTH(len(text)) + text
+
+
+def row_tail(key: str | None, kind: bytes, payload: bytes, headers: bytes | None) -> bytes:
+    """The part of a row that is known before its offset is: key, kind, payload, headers (JSON)."""
+    start = _NULL if key is None else _key_field(key)
+    if headers is None:
+        return start + _ONE_BYTE + kind + _LENGTH(len(payload)) + payload + _NULL
+    # jsonb: its version, then the text
+    return start + _ONE_BYTE + kind + _LENGTH(len(payload)) + payload + _LENGTH(len(headers) + 1) + b"\1" + headers
+
+
+@lru_cache(maxsize=1024)
+def _copy_into(segment_id: int) -> bytes:
+    target = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
+        sql.Identifier("custody", f"log_{segment_id}"), sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
+    )
+    return target.as_bytes(None)
 
 
 def copy_rows(
     connection: Connection,
     segment_id: int,
-    messages: Sequence[Encoded],
-    partitions: Sequence[int],
-    offsets: Sequence[int],
-    times: Sequence[datetime],
+    tails: Iterable[bytes],
+    partitions: Iterable[int],
+    offsets: Iterable[int],
+    times: Mapping[int, datetime],
 ) -> None:
-    """Appends the messages to a segment, inside the caller's transaction, which holds the heads of the partitions."""
-    stamps = {time: (time - _EPOCH) // _MICROSECOND for time in set(times)}
+    """Appends rows to a segment, inside the caller's transaction, which holds the heads of the partitions.
+
+    `times` is the time of publishing for each partition.
+    """
+    stamps = {partition: (time - _EPOCH) // _MICROSECOND for partition, time in times.items()}
     buffer: list[bytes] = [_SIGNATURE]
-    add = buffer.append
-    for (key, kind, payload, headers), partition, offset, time in zip(
-        messages, partitions, offsets, times, strict=True
-    ):
-        add(_FIXED(8, 4, segment_id, 4, partition, 8, offset, 8, stamps[time]))
-        if key is None:
-            add(_NULL)
-        else:
-            text = key.encode()
-            add(_LENGTH(len(text)))
-            add(text)
-        add(b"\0\0\0\1" + kind)
-        add(_LENGTH(len(payload)))
-        add(payload)
-        if headers is None:
-            add(_NULL)
-        else:
-            add(_LENGTH(len(headers) + 1) + b"\1")  # jsonb: its version, then the text
-            add(headers)
-    add(_TRAILER)
-    target = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-        sql.Identifier("custody", f"log_{segment_id}"), sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
-    )
-    with connection.cursor() as cursor, cursor.copy(target) as copy:
+    for tail, partition, offset in zip(tails, partitions, offsets, strict=True):
+        buffer.append(_FIXED(8, 4, segment_id, 4, partition, 8, offset, 8, stamps[partition]))
+        buffer.append(tail)
+    buffer.append(_TRAILER)
+    with connection.cursor() as cursor, cursor.copy(_copy_into(segment_id)) as copy:
         copy.write(b"".join(buffer))

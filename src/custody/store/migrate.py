@@ -75,7 +75,7 @@ def state(connection: Connection) -> tuple[int, str] | None:
 def check(connection: Connection) -> None:
     """Refuses a database whose schema is not the one of this code."""
     found = state(connection)
-    remedy = "Run `custody.migrate(url)` once, with no older version of Custody still at work."
+    remedy = "Run `custody migrate` once, with no older version of Custody still at work."
     if found is None:
         raise SchemaMissing("the database has no Custody schema", remedy)
     version, digest = found

@@ -26,15 +26,16 @@ _ERRORS = by_code()
 
 
 @lru_cache(maxsize=512)
-def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -> sql.Composed:
+def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -> bytes:
     """`SELECT * FROM custody.function(p_a => %s, …)`, once for each shape of a call."""
-    return sql.SQL("SELECT * FROM {}({})").format(
+    call = sql.SQL("SELECT * FROM {}({})").format(
         sql.Identifier("custody", function),
         sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.SQL("%b" if as_binary else "%s"))
             for name, as_binary in zip(arguments, binary, strict=True)
         ),
     )
+    return call.as_bytes(None)
 
 
 @lru_cache(maxsize=64)
@@ -68,8 +69,11 @@ def translate(error: psycopg.Error) -> CustodyError:
     if error.sqlstate == "CY000":
         known = _ERRORS.get(error.diag.message_detail or "", CustodyError)
         return known(error.diag.message_primary, error.diag.message_hint or "")
-    if isinstance(error, pg_errors.DataError | pg_errors.IntegrityConstraintViolation):
+    refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
+    if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityConstraintViolation):
         return InvalidArgument(str(error).strip())
+    if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
+        return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
         return Busy(f"the database gave up waiting: {str(error).strip()}", "Try again.")
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):

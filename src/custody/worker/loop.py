@@ -95,6 +95,7 @@ class Worker:
             raise AssertionError("a claim on a bare group was accepted")
         self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
         self._ordered = policy.ordering == "key"
+        self._on_dead = policy.on_dead
         self._handler_timeout = None if policy.handler_timeout is None else seconds(policy.handler_timeout)
         self._visibility = seconds(visibility_timeout or policy.visibility_timeout)
         self._concurrency, self._fixed_size = concurrency, max_messages
@@ -243,7 +244,7 @@ class Worker:
                     self._runs.discard(run)
                     self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
                 self._settling.add(track.lease, message, outcome)
-                if not outcome.resolves:
+                if outcome.stops_key(self._on_dead):
                     break
 
     def _call(self, message: Message) -> BaseException | None:

@@ -5,11 +5,21 @@ LANGUAGE sql STABLE AS $$
     SELECT * FROM custody.frontiers WHERE group_id = p_group_id AND partition = p_partition ORDER BY claim_no DESC LIMIT 1
 $$;
 
+CREATE FUNCTION custody.require_bare(p_topic text, p_group custody.groups) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT (p_group).bare THEN
+        PERFORM custody.refuse('lifecycle_group', format('group %L of topic %L has a lifecycle', (p_group).name, p_topic),
+            'Claim and settle its messages, or rewind it.');
+    END IF;
+END $$;
+
 CREATE FUNCTION custody.positions(p_topic text, p_group text) RETURNS TABLE (partition int, next_offset bigint)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
 BEGIN
+    PERFORM custody.require_bare(p_topic, v_group);
     RETURN QUERY
     SELECT c.partition, (custody.position(c.group_id, c.partition)).frontier
     FROM custody.cursors c WHERE c.group_id = v_group.group_id ORDER BY c.partition;
@@ -25,10 +35,7 @@ DECLARE
     v_head     custody.heads;
 BEGIN
     PERFORM custody.require_read_committed();
-    IF NOT v_group.bare THEN
-        PERFORM custody.refuse('lifecycle_group', format('group %L of topic %L has a lifecycle', p_group, p_topic),
-            'Settle its messages (ack), or rewind it.');
-    END IF;
+    PERFORM custody.require_bare(p_topic, v_group);
     PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = p_partition FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);

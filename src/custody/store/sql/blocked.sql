@@ -4,7 +4,7 @@
 CREATE FUNCTION custody.release_key(
     p_topic text, p_group text, p_key text, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now       timestamptz := coalesce(p_now, clock_timestamp());
     v_group     custody.groups := custody.lifecycle_group(p_topic, p_group);
@@ -36,7 +36,7 @@ CREATE FUNCTION custody.skip(
     p_topic text, p_group text, p_partition int, p_offset bigint, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
     p_now timestamptz DEFAULT NULL
 ) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);

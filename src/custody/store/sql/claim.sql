@@ -40,17 +40,18 @@ BEGIN
         RETURN;
     END IF;
 
+    -- min() walks to the first entry of an index; EXISTS makes a generic plan bet on a sequential scan to find one soon
     SELECT EXISTS (SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition) AS returned,
-           EXISTS (SELECT FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
-                   AND state = 'waiting' AND run_at <= p_now) AS due,
+           (SELECT min(run_at) FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
+            AND state = 'waiting') <= p_now AS due,
            v_ordered AND (
                EXISTS (SELECT FROM custody.freed WHERE group_id = v_at.group_id AND partition = v_at.partition)
                OR EXISTS (SELECT FROM custody.awaited WHERE group_id = v_at.group_id AND partition = v_at.partition)) AS hints,
            v_ordered AND (
                v_live.held IS NOT NULL
                OR EXISTS (SELECT FROM custody.parked WHERE group_id = v_at.group_id AND partition = v_at.partition)
-               OR EXISTS (SELECT FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
-                          AND key IS NOT NULL AND (state <> 'dead' OR held))) AS blocking
+               OR (SELECT min(key) FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
+                   AND key IS NOT NULL AND (state <> 'dead' OR held)) IS NOT NULL) AS blocking
     INTO v_odd;
 
     SELECT '{}'::int8multirange AS taken, v_at.frontier AS frontier INTO v_fresh;
@@ -80,7 +81,12 @@ BEGIN
             END IF;
             v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
             IF v_tail > v_at.frontier AND v_retries < p_max THEN
-                reason := coalesce(custody.cap_reached(p_group, v_at, v_live.held, v_live.messages + v_retries), 'empty');
+                v_all := coalesce(v_live.held, '{}');
+                IF v_retries > 0 THEN
+                    SELECT v_all + v_fresh.taken + custody.offsets_set(v_due.taken) + coalesce(range_agg(r.held), '{}')
+                    INTO v_all FROM unnest(v_returned.parts) r;
+                END IF;
+                reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
                 IF reason <> 'empty' THEN
                     NULL;
                 ELSIF v_odd.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
@@ -116,25 +122,32 @@ BEGIN
     lease.partition := v_at.partition;
     lease.deadline := p_now + p_visibility;
     lease.size := custody.cardinality(v_all);
-    INSERT INTO custody.leases
-    SELECT v_at.group_id, v_at.partition, lease.claim_no, p.part, lease.lease_id, p.held, custody.cardinality(p.held), p.of_cases,
-           p.attempt, lease.size, lease.deadline, p_now, p_worker, p.first_delivery, p.last_error
-    FROM (
-        SELECT 0 AS part, v_fresh.taken AS held, false AS of_cases, 1 AS attempt, NULL::timestamptz AS first_delivery, NULL::text AS last_error
-        UNION ALL
-        SELECT r.part, r.held, false, r.attempt, r.first_delivery, r.last_error FROM unnest(v_returned.parts) r
-        UNION ALL
-        SELECT 1000, custody.offsets_set(v_due.taken), true, 0, NULL, NULL
-    ) p
-    WHERE NOT isempty(p.held);
-    GET DIAGNOSTICS parts = ROW_COUNT;
+    IF NOT isempty(v_fresh.taken) THEN
+        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size, deadline, claimed_at, worker)
+        VALUES (v_at.group_id, v_at.partition, lease.claim_no, 0, lease.lease_id, v_fresh.taken, custody.cardinality(v_fresh.taken), false, 1,
+                lease.size, lease.deadline, p_now, p_worker);
+        parts := 1;
+    END IF;
+    IF v_fresh.taken <> v_all THEN
+        INSERT INTO custody.leases
+        SELECT v_at.group_id, v_at.partition, lease.claim_no, p.part, lease.lease_id, p.held, custody.cardinality(p.held), p.of_cases,
+               p.attempt, lease.size, lease.deadline, p_now, p_worker, p.first_delivery, p.last_error
+        FROM (
+            SELECT r.part, r.held, false AS of_cases, r.attempt, r.first_delivery, r.last_error FROM unnest(v_returned.parts) r
+            UNION ALL
+            SELECT cardinality(v_returned.parts) + 1, custody.offsets_set(v_due.taken), true, 0, NULL, NULL
+        ) p
+        WHERE NOT isempty(p.held);
+        parts := parts + cardinality(v_returned.parts) + (cardinality(v_due.taken) > 0)::int;
+    END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
     VALUES (p_now, 'claim', v_at.group_id, v_at.partition, lease.lease_id, v_all, p_worker);
     lease.held := v_all;
     reason := NULL;
 END $$;
 
--- The reason why no fresh message may be handed out, or null. Caps hold for each group and partition.
+-- The reason why no fresh message may be handed out, or null. Caps hold for each group and partition. p_in_flight is what
+-- is leased and what this claim has taken so far.
 CREATE FUNCTION custody.cap_reached(p_group custody.groups, p_at custody.frontiers, p_in_flight int8multirange, p_messages bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -146,7 +159,7 @@ BEGIN
         SELECT count(*) FROM (
             SELECT FROM custody.cases WHERE group_id = p_at.group_id AND partition = p_at.partition AND state = 'waiting'
             LIMIT (p_group).max_ack_holes) w) + (SELECT count(*) FROM unnest(p_in_flight))
-        AND custody.ack_holes(p_at) >= (p_group).max_ack_holes
+        AND custody.ack_holes(p_at, p_in_flight) >= (p_group).max_ack_holes
     THEN
         RETURN 'ack_hole_cap_exceeded';
     END IF;
@@ -159,6 +172,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Behind which key most messages wait.
+CREATE FUNCTION custody.most_parked(p_group_id int) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT format('%s messages wait behind key %L of partition %s', sum(messages), key, partition)
+    FROM custody.parked WHERE group_id = p_group_id GROUP BY partition, key ORDER BY sum(messages) DESC, partition, key LIMIT 1
+$$;
+
 -- The partitions of a group that have something to give, in random order; those that only wait for a live lease last.
 CREATE FUNCTION custody.claim_candidates(p_group custody.groups, p_now timestamptz) RETURNS int[]
 LANGUAGE sql VOLATILE AS $$
@@ -167,8 +187,8 @@ LANGUAGE sql VOLATILE AS $$
         SELECT c.partition,
                t.next_offset > f.frontier
                OR EXISTS (SELECT FROM custody.returned r WHERE r.group_id = c.group_id AND r.partition = c.partition)
-               OR EXISTS (SELECT FROM custody.cases s WHERE s.group_id = c.group_id AND s.partition = c.partition
-                          AND s.state = 'waiting' AND s.run_at <= p_now)
+               OR coalesce((SELECT min(s.run_at) FROM custody.cases s WHERE s.group_id = c.group_id AND s.partition = c.partition
+                            AND s.state = 'waiting') <= p_now, false)
                OR EXISTS (SELECT FROM custody.freed d WHERE d.group_id = c.group_id AND d.partition = c.partition)
                OR EXISTS (SELECT FROM custody.leases l WHERE l.group_id = c.group_id AND l.partition = c.partition
                           AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now) AS certain,
@@ -202,7 +222,7 @@ CREATE FUNCTION custody.claim(
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
     attempt int, first_delivery timestamptz, last_error text
 )
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_group      custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_head       custody.heads;
@@ -235,6 +255,8 @@ BEGIN
     IF p_partition IS NOT NULL THEN
         PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
         v_candidates := ARRAY[p_partition];
+    ELSIF (SELECT t.partitions FROM custody.topics t WHERE t.topic_id = v_group.topic_id) = 1 THEN
+        v_candidates := ARRAY[0];
     ELSE
         BEGIN
             v_candidates := coalesce(custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp())), '{}');
@@ -272,7 +294,8 @@ BEGIN
 
     IF v_claim.reason IS NOT NULL THEN
         RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, v_reason, NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
-                            NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
+                            NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz,
+                            CASE WHEN v_reason = 'max_parked' THEN custody.most_parked(v_group.group_id) END;
         RETURN;
     END IF;
     IF v_group.breaker_state <> 'closed' THEN

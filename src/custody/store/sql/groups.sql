@@ -98,8 +98,15 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.lock_group(v_group.group_id);
-    DELETE FROM custody.groups WHERE group_id = v_group.group_id;
+    PERFORM custody.remove_group(v_group.group_id);
 END $$;
+
+CREATE FUNCTION custody.remove_group(p_group_id int) RETURNS void
+LANGUAGE sql AS $$
+    DELETE FROM custody.leases WHERE group_id = p_group_id;
+    DELETE FROM custody.frontiers WHERE group_id = p_group_id;
+    DELETE FROM custody.groups WHERE group_id = p_group_id
+$$;
 
 -- Everything that a claim or a settle holds while it writes rows that refer to the group: after this nobody is between.
 CREATE FUNCTION custody.lock_group(p_group_id int) RETURNS void

@@ -15,6 +15,14 @@ BEGIN
         WHERE l.group_id = p_group_id AND l.partition = (p_head).partition AND l.claim_no = p_claim_no;
         IF NOT v_part.of_cases THEN
             FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_part.held), upper(v_part.held)) LOOP
+                IF v_part.held = int8multirange(range_merge(v_part.held)) THEN
+                    RETURN QUERY EXECUTE format(
+                        'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, "offset", published_at, key, kind, payload, headers,
+                                $3, $4, $5
+                         FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
+                    USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery, v_part.last_error;
+                    CONTINUE;
+                END IF;
                 RETURN QUERY EXECUTE format(
                     'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e.*, $2, $3, $4 FROM unnest($1) r,
                      LATERAL (SELECT "offset", published_at, key, kind, payload, headers FROM %s

@@ -7,11 +7,35 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(DISTINCT k.key), '{}') FROM custody.keys_of(p_head, p_in_flight, p_keys) k
 $$;
 
--- The lowest unresolved message of each key that has a case or parked messages. Probes the given keys only: reading all
--- open cases would cost as much as there are.
+-- The lowest unresolved message of each key that has a case or parked messages. Few of them are read at once; among many
+-- only the given keys are probed: reading all open cases would cost as much as there are.
 CREATE FUNCTION custody.open_heads(p_group_id int, p_partition int, p_keys text[])
 RETURNS TABLE (key text, case_offset bigint, case_state text, parked_offset bigint, lowest bigint)
-LANGUAGE sql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_few constant int := 500;
+BEGIN
+    IF cardinality(p_keys) > 20 AND v_few > (
+        SELECT count(*) FROM (
+            SELECT FROM custody.cases c
+            WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held)
+            LIMIT v_few) x) + (
+        SELECT count(*) FROM (
+            SELECT FROM custody.parked p WHERE p.group_id = p_group_id AND p.partition = p_partition LIMIT v_few) x)
+    THEN
+        RETURN QUERY
+        SELECT k.key, c."offset", c.state, p.first_offset, least(c."offset", p.first_offset)
+        FROM (
+            SELECT DISTINCT ON (x.key) x.key, x."offset", x.state FROM custody.cases x
+            WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key IS NOT NULL AND (x.state <> 'dead' OR x.held)
+            ORDER BY x.key, x."offset") c
+        FULL JOIN (
+            SELECT x.key, min(x.first_offset) AS first_offset FROM custody.parked x
+            WHERE x.group_id = p_group_id AND x.partition = p_partition GROUP BY x.key) p ON p.key = c.key
+        JOIN unnest(p_keys) k (key) ON k.key = coalesce(c.key, p.key);
+        RETURN;
+    END IF;
+    RETURN QUERY
     SELECT k, c."offset", c.state, p.first_offset, least(c."offset", p.first_offset)
     FROM unnest(p_keys) k
     LEFT JOIN LATERAL (
@@ -22,8 +46,8 @@ LANGUAGE sql STABLE AS $$
         SELECT x.first_offset FROM custody.parked x
         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key = k
         ORDER BY x.first_offset LIMIT 1) p ON true
-    WHERE c."offset" IS NOT NULL OR p.first_offset IS NOT NULL
-$$;
+    WHERE c."offset" IS NOT NULL OR p.first_offset IS NOT NULL;
+END $$;
 
 CREATE FUNCTION custody.await(p_group_id int, p_partition int, p_keys text[]) RETURNS void
 LANGUAGE sql AS $$
@@ -80,7 +104,7 @@ BEGIN
     IF p_in_flight IS NOT NULL THEN
         v_busy := custody.keys_in_flight(p_head, p_in_flight, v_hints || v_awaited);
     END IF;
-    SELECT array_agg(DISTINCT k) INTO v_open FROM unnest(v_hints || v_awaited) k WHERE k <> ALL (v_busy);
+    SELECT array_agg(k) INTO v_open FROM (SELECT unnest(v_hints || v_awaited) AS k EXCEPT SELECT unnest(v_busy)) x;
     WITH heads AS MATERIALIZED (
         SELECT * FROM custody.open_heads((p_group).group_id, v_partition, v_open)
     ), due AS (
@@ -91,10 +115,10 @@ BEGIN
     )
     SELECT array_agg(key ORDER BY parked_offset) INTO v_ready FROM heads WHERE parked_offset = lowest;
     DELETE FROM custody.awaited a
-    WHERE a.group_id = (p_group).group_id AND a.partition = v_partition
-      AND a.key = ANY (v_awaited) AND a.key <> ALL (v_busy || coalesce(v_ready, '{}'));
+    USING (SELECT unnest(v_awaited) AS key EXCEPT SELECT unnest(v_busy || coalesce(v_ready, '{}'))) gone
+    WHERE a.group_id = (p_group).group_id AND a.partition = v_partition AND a.key = gone.key;
     PERFORM custody.await((p_group).group_id, v_partition, array_agg(k))
-    FROM unnest(v_hints) k WHERE k = ANY (v_busy || coalesce(v_ready, '{}')) HAVING count(*) > 0;
+    FROM (SELECT unnest(v_hints) AS k INTERSECT SELECT unnest(v_busy || coalesce(v_ready, '{}'))) x HAVING count(*) > 0;
     RETURN coalesce(v_ready, '{}');
 END $$;
 

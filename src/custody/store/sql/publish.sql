@@ -7,7 +7,7 @@ CREATE FUNCTION custody.reserve(
     p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_of int DEFAULT NULL
 ) RETURNS TABLE (partition int, next_offset bigint, segment_id int, published_at timestamptz)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_head  custody.heads;
@@ -56,7 +56,7 @@ CREATE FUNCTION custody.publish(
     p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
     p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_known   int := 0;
     v_where   int[] := p_partitions;

@@ -27,7 +27,8 @@ BEGIN
     ORDER BY s.first;
 END $$;
 
--- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null).
+-- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null). ORDER BY keeps the lateral a
+-- lateral: flattened into a join it scans the whole log.
 CREATE FUNCTION custody.keys_of(p_head custody.heads, p_set int8multirange, p_keys text[] DEFAULT NULL)
 RETURNS TABLE ("offset" bigint, key text)
 LANGUAGE plpgsql STABLE AS $$
@@ -40,7 +41,7 @@ BEGIN
     FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
         RETURN QUERY EXECUTE format(
             'SELECT e."offset", e.key FROM unnest($1) r,
-             LATERAL (SELECT "offset", key FROM %s AND "offset" >= lower(r) AND "offset" < upper(r)) e %s',
+             LATERAL (SELECT "offset", key FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e %s',
             v_source.source, CASE WHEN p_keys IS NOT NULL THEN 'WHERE e.key = ANY ($2)' ELSE '' END)
         USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_keys;
     END LOOP;

@@ -36,7 +36,7 @@ CREATE FUNCTION custody.redrive(
     p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
     p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (partition int, "offset" bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
@@ -70,7 +70,7 @@ CREATE FUNCTION custody.discard(
     p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
     p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (partition int, "offset" bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now   timestamptz := coalesce(p_now, clock_timestamp());
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);

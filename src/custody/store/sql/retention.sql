@@ -36,6 +36,11 @@ BEGIN
     PERFORM 1 FROM custody.cursors c JOIN custody.groups g USING (group_id) WHERE g.topic_id = v_topic.topic_id
         ORDER BY c.group_id, c.partition FOR UPDATE OF c;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
+    -- what was kept for a dead letter that has been redriven and is done by now
+    DELETE FROM custody.kept_events k
+    WHERE k.topic_id = v_topic.topic_id
+      AND NOT EXISTS (SELECT FROM custody.groups g JOIN custody.cases c USING (group_id)
+                      WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset");
     FOR v_segment IN
         SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id
     LOOP

@@ -6,7 +6,7 @@ CREATE FUNCTION custody.rewind(
     p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL, p_partition int DEFAULT NULL,
     p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (partition int, target bigint, messages bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now    timestamptz;
     v_topic  custody.topics;

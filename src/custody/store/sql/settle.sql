@@ -9,19 +9,19 @@ CREATE TYPE custody.settled AS (
 );
 
 -- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
--- release. p_delays: when a nack or later comes back (seconds).
+-- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs less.
 CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
-    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_acked int8multirange DEFAULT '{}'
 ) RETURNS custody.settled
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now     timestamptz;
     v_parts   custody.leases[];
     v_group   custody.groups;
     v_head    custody.heads;
     v_held    int8multirange;
-    v_named   int8multirange := custody.offsets_set(p_offsets);
+    v_named   int8multirange := custody.offsets_set(p_offsets) + p_acked;
     v_set     record;
     v_follow  record;
     v_gone    int8multirange;
@@ -29,7 +29,7 @@ DECLARE
     v_result  custody.settled := ROW(0, '{}', '{}', '{}');
 BEGIN
     PERFORM custody.require_read_committed();
-    IF custody.cardinality(v_named) <> cardinality(p_offsets) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
+    IF custody.cardinality(v_named) <> cardinality(p_offsets) + custody.cardinality(p_acked) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
         PERFORM custody.refuse('invalid_argument', 'each offset must be named once, with one outcome');
     ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'reject', 'later', 'release')) THEN
         PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, reject, later, release');
@@ -50,7 +50,7 @@ BEGIN
         p_outcomes := array_replace(p_outcomes, 'nack', 'later');
     END IF;
 
-    SELECT coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'ack'), '{}') AS ack,
+    SELECT coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'ack'), '{}') + p_acked * v_held AS ack,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead', 'reject')), '{}') AS failed,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
@@ -91,8 +91,9 @@ BEGIN
         UNION ALL SELECT 'later', v_set.later, NULL, NULL
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
-        SELECT 'nack', v_set.failed - custody.offsets_set(v_result.dead), min(e), CASE WHEN count(DISTINCT e) > 1 THEN jsonb_object_agg(o, e) END
-        FROM unnest(p_offsets, p_errors) m (o, e) WHERE v_set.failed @> o
+        SELECT 'nack', v_set.failed - custody.offsets_set(v_result.dead), min(e),
+               CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
+        FROM unnest(p_offsets, p_errors) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_result.dead)
     ) j
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
@@ -118,9 +119,10 @@ BEGIN
     RETURN v_parts;
 END $$;
 
--- Everything that the lease still holds is done: one statement, whatever the number of messages.
+-- Everything that the lease still holds is done: one statement, whatever the number of messages. Where it has several rows
+-- or cases, settle decides: it locks them all before it looks at the clock.
 CREATE FUNCTION custody.ack_lease(p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_gone record;
     v_open bigint[];
@@ -131,7 +133,7 @@ BEGIN
         DELETE FROM custody.leases l
         -- the clock is read anew after a wait for the row
         WHERE l.lease_id = p_lease_id AND l.deadline > coalesce(p_now, clock_timestamp())
-          AND NOT EXISTS (SELECT FROM custody.leases c WHERE c.lease_id = p_lease_id AND c.of_cases)
+          AND NOT EXISTS (SELECT FROM custody.leases c WHERE c.lease_id = p_lease_id AND (c.of_cases OR c.part <> l.part))
         RETURNING l.group_id, l.partition, l.held, l.remaining, l.size)
     SELECT min(group_id) AS group_id, min(partition) AS partition, range_agg(held) AS held, sum(remaining) AS messages, min(size) AS size
     INTO v_gone FROM gone;
@@ -160,42 +162,56 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is then split off under the
--- same lease and attempt. Returns the new deadline, or null if the lease does not hold it any more.
+-- same lease and attempt. With ordering by key its key goes with it: the messages of a key live and expire together, or a
+-- later one could be settled when an earlier one is lost. Returns the new deadline, or null if the lease does not hold it.
 CREATE FUNCTION custody.extend(
     p_lease_id uuid, p_timeout interval DEFAULT NULL, p_offset bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS timestamptz
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now      timestamptz;
+    v_parts    custody.leases[];
     v_part     custody.leases;
+    v_held     int8multirange;
+    v_set      int8multirange;
+    v_group    custody.groups;
+    v_head     custody.heads;
     v_deadline timestamptz;
+    v_last     int;
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_timeout <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the timeout must be positive', 'Release the message to give it back at once.');
     END IF;
-    PERFORM custody.lock_lease(p_lease_id);
+    v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
-    SELECT * INTO v_part FROM custody.leases
-    WHERE lease_id = p_lease_id AND deadline > v_now AND (p_offset IS NULL OR held @> p_offset) LIMIT 1;
-    IF NOT FOUND THEN
+    SELECT range_agg(l.held) FILTER (WHERE l.deadline > v_now), max(l.part) INTO v_held, v_last FROM unnest(v_parts) l;
+    IF v_held IS NULL OR NOT v_held @> p_offset THEN
         RETURN NULL;
     END IF;
-    v_deadline := v_now + coalesce(p_timeout, (SELECT visibility_timeout FROM custody.groups WHERE group_id = v_part.group_id));
-    IF p_offset IS NULL OR v_part.remaining = 1 THEN
-        UPDATE custody.leases SET deadline = v_deadline
-        WHERE lease_id = p_lease_id AND deadline > v_now AND (p_offset IS NULL OR part = v_part.part);
-    ELSE
-        UPDATE custody.leases SET held = held - int8multirange(int8range(p_offset, p_offset + 1)), remaining = remaining - 1
-        WHERE lease_id = p_lease_id AND part = v_part.part;
-        v_part.held := int8multirange(int8range(p_offset, p_offset + 1));
-        v_part.remaining := 1;
-        v_part.deadline := v_deadline;
-        v_part.part := (SELECT max(part) + 1 FROM custody.leases WHERE lease_id = p_lease_id);
-        INSERT INTO custody.leases SELECT v_part.*;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_parts[1].group_id;
+    v_deadline := v_now + coalesce(p_timeout, v_group.visibility_timeout);
+    v_set := coalesce(int8multirange(int8range(p_offset, p_offset + 1)) * v_held, v_held);
+    IF p_offset IS NOT NULL AND v_group.ordering = 'key' THEN
+        SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
+        SELECT v_set + coalesce(range_agg(int8range(k."offset", k."offset" + 1)), '{}') INTO v_set
+        FROM custody.keys_of(v_head, v_held) k WHERE k.key = (SELECT o.key FROM custody.keys_of(v_head, v_set) o);
     END IF;
+    UPDATE custody.leases SET deadline = v_deadline WHERE lease_id = p_lease_id AND deadline > v_now AND held <@ v_set;
+    FOR v_part IN
+        SELECT p.* FROM unnest(v_parts) p WHERE p.deadline > v_now AND p.held && v_set AND NOT p.held <@ v_set
+    LOOP
+        UPDATE custody.leases SET held = held - v_set, remaining = custody.cardinality(held - v_set)
+        WHERE lease_id = p_lease_id AND part = v_part.part;
+        v_last := v_last + 1;
+        v_part.part := v_last;
+        v_part.held := v_part.held * v_set;
+        v_part.remaining := custody.cardinality(v_part.held);
+        v_part.deadline := v_deadline;
+        INSERT INTO custody.leases SELECT v_part.*;
+    END LOOP;
     INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
-    SELECT v_now, 'extend', group_id, partition, p_lease_id, range_agg(held), min(worker), jsonb_build_object('deadline', v_deadline)
-    FROM custody.leases WHERE lease_id = p_lease_id AND deadline = v_deadline GROUP BY group_id, partition;
+    VALUES (v_now, 'extend', v_group.group_id, v_parts[1].partition, p_lease_id, v_set, v_parts[1].worker,
+            jsonb_build_object('deadline', v_deadline));
     RETURN v_deadline;
 END $$;

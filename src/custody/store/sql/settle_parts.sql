@@ -11,6 +11,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_resolved int8multirange := (p_acked + p_failed) - p_stops;
     v_stay     int8multirange := p_held - p_named;
+    v_keys     text[];           -- the keys that matter; null: all
     v_conflict record;
 BEGIN
     parked := '{}';
@@ -21,8 +22,16 @@ BEGIN
     IF isempty(p_stops) AND (isempty(v_stay) OR isempty(v_resolved) OR upper(v_resolved) <= lower(v_stay)) THEN
         RETURN;
     END IF;
+    -- with nothing left in the lease only the keys that stop matter; a few messages of a big lease concern only their own
+    IF isempty(v_stay) OR custody.cardinality(p_named) * 8 < custody.cardinality(p_held) THEN
+        SELECT array_agg(DISTINCT k.key) INTO v_keys
+        FROM custody.keys_of(p_head, CASE WHEN isempty(v_stay) THEN p_stops ELSE p_named * p_held END) k WHERE k.key IS NOT NULL;
+        IF v_keys IS NULL THEN
+            RETURN;
+        END IF;
+    END IF;
     WITH keyed AS MATERIALIZED (
-        SELECT k."offset" AS o, k.key AS k FROM custody.keys_of(p_head, p_held) k WHERE k.key IS NOT NULL
+        SELECT k."offset" AS o, k.key AS k FROM custody.keys_of(p_head, p_held, v_keys) k WHERE k.key IS NOT NULL
     ), barred AS MATERIALIZED (
         -- for each key its first message that this call does not resolve
         SELECT k, min(o) AS o FROM keyed WHERE NOT v_resolved @> o GROUP BY k

@@ -17,10 +17,14 @@ LANGUAGE sql STABLE AS $$
     ) x
 $$;
 
--- Gaps among the resolved offsets. What reaches up to the frontier has nothing resolved above it: it is no gap.
-CREATE FUNCTION custody.ack_holes(p_at custody.frontiers) RETURNS bigint
+-- Gaps among the resolved offsets, but for those of which all is parked behind its key. What reaches up to the frontier
+-- has nothing resolved above it: it is no gap.
+CREATE FUNCTION custody.ack_holes(p_at custody.frontiers, p_taken int8multirange DEFAULT '{}') RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT count(*) FROM unnest(custody.unresolved(p_at, false)) r WHERE upper(r) < (p_at).frontier
+    SELECT count(*)
+    FROM (SELECT custody.unresolved(p_at, false) + p_taken AS counted, custody.unresolved(p_at, true) + p_taken AS whole OFFSET 0) u,
+         unnest(u.whole) r
+    WHERE upper(r) < (p_at).frontier AND r && u.counted
 $$;
 
 CREATE FUNCTION custody.partition_stats(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)

@@ -53,7 +53,7 @@ BEGIN
             FROM unnest(v_offsets, v_keys) m (o, k)
             LEFT JOIN custody.open_heads((p_group).group_id, (p_head).partition,
                                          (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
-            WHERE m.k = ANY (v_busy) OR h.lowest < m.o;
+            WHERE m.k IN (SELECT unnest(v_busy)) OR h.lowest < m.o;
             IF v_blocked IS NOT NULL THEN
                 PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
                                      v_row.first_delivery, v_row.last_error, v_row.chunk, p_now);
@@ -110,7 +110,7 @@ BEGIN
             END IF;
             SELECT array_agg(m.o) FILTER (WHERE NOT m.free), array_agg(m.o ORDER BY m.n) FILTER (WHERE m.free)
             INTO v_blocked, v_offsets
-            FROM (SELECT m.o, m.n, m.k IS NULL OR (m.k <> ALL (v_busy) AND h.lowest = m.o) AS free
+            FROM (SELECT m.o, m.n, m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
                   FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
                   LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
                                                (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k) m;
@@ -165,19 +165,20 @@ BEGIN
             v_cut := least(frontier + v_want, v_until);
             v_free := int8multirange(int8range(frontier, v_cut));
         ELSE
-            SELECT coalesce(max(o) FILTER (WHERE nth = v_want AND free) + 1, v_until),
-                   range_agg(int8range(o, o + 1)) FILTER (WHERE free AND nth <= v_want)
-            INTO v_cut, v_free
-            FROM (SELECT o, free, count(*) FILTER (WHERE free) OVER (ORDER BY o) AS nth
-                  FROM (SELECT o, k IS NULL OR k <> ALL (v_blocked) AS free FROM unnest(v_offsets, v_keys) m (o, k)) m) n;
-            SELECT array_agg(o) AS offsets, array_agg(k) AS keys INTO v_parked
-            FROM unnest(v_offsets, v_keys) m (o, k) WHERE k = ANY (v_blocked) AND o < v_cut;
+            SELECT array_agg(m.o ORDER BY m.o) AS offsets, array_agg(m.k ORDER BY m.o) AS keys INTO v_parked
+            FROM unnest(v_offsets, v_keys) m (o, k) WHERE m.k IN (SELECT unnest(v_blocked));
+            -- each blocked message in the way pushes the end one further
+            SELECT least(v_until, frontier + v_want + count(*)) INTO v_cut
+            FROM unnest(v_parked.offsets) WITH ORDINALITY b (o, n) WHERE b.o - (b.n - 1) < frontier + v_want;
+            SELECT array_agg(b.o) AS offsets, array_agg(b.k) AS keys INTO v_parked
+            FROM unnest(v_parked.offsets, v_parked.keys) b (o, k) WHERE b.o < v_cut;
+            v_free := int8multirange(int8range(frontier, v_cut)) - custody.offsets_set(coalesce(v_parked.offsets, '{}'));
             IF v_parked.offsets IS NOT NULL THEN
                 PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now);
                 PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
             END IF;
         END IF;
-        taken := taken + coalesce(v_free, '{}');
+        taken := taken + v_free;
         v_want := p_max - custody.cardinality(taken);
         frontier := v_cut;
     END LOOP;

@@ -67,6 +67,7 @@ BEGIN
     FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL ORDER BY segment_id LOOP
         EXECUTE format('DROP TABLE custody.log_%s', v_segment);
     END LOOP;
+    PERFORM custody.remove_group(group_id) FROM custody.groups WHERE topic_id = v_topic.topic_id;
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;
 END $$;
 

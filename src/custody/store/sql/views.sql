@@ -109,7 +109,7 @@ LANGUAGE sql STABLE AS $$
            CASE WHEN h.kind IN ('claim', 'ack', 'nack', 'dead', 'expire', 'extend') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
                    OVER (PARTITION BY h.consumer_group, h.life ORDER BY h.entry) END,
-           h.worker, coalesce(h.detail ->> p_offset::text, h.error), h.lease_id, h.detail
+           h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END, h.lease_id, h.detail
     FROM (SELECT x.*, count(*) FILTER (WHERE x.kind IN ('redrive', 'rewind')) OVER (PARTITION BY x.consumer_group ORDER BY x.entry) AS life
           FROM custody.history x
           WHERE x.topic = p_topic AND x.partition = p_partition AND x.offsets @> p_offset AND (p_group IS NULL OR x.consumer_group = p_group)) h

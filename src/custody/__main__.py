@@ -1,0 +1,5 @@
+"""`python -m custody` is the command line."""
+
+from custody.cli import main
+
+main()

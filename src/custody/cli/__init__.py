@@ -1,0 +1,50 @@
+"""The command line, `custody`: parses, calls the engine, renders. Exit codes: 0, 1 failed, 2 usage, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main", "run"]
+
+
+def main() -> None:
+    """The entry point of the command `custody`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code. Never raises, unless CUSTODY_TRACEBACK asks for it."""
+    import typer
+
+    from custody.cli import failures
+    from custody.cli.app import command, hoist
+    from custody.errors import CustodyError
+
+    arguments = hoist(arguments)
+    as_json = "--json" in arguments
+    if "--no-color" in arguments:
+        os.environ["NO_COLOR"] = "1"  # before Rich looks at it, for the help too
+    try:
+        answer = command()(args=arguments, prog_name="custody", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return failures.usage(error, as_json=as_json)
+    except typer.Abort:
+        return failures.declined(as_json=as_json)
+    except CustodyError as error:
+        if os.environ.get("CUSTODY_TRACEBACK"):
+            raise
+        return failures.refused(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return failures.interrupted()
+    except BrokenPipeError:
+        return failures.unread()
+    except Exception as error:
+        if os.environ.get("CUSTODY_TRACEBACK"):
+            raise
+        return failures.unexpected(error, as_json=as_json)
+    if answer == failures.INTERRUPTED:
+        return failures.interrupted()
+    return answer if isinstance(answer, int) else failures.OK

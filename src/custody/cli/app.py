@@ -1,0 +1,93 @@
+"""The command tree and the options that every command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from custody.cli import blocked, consume, dead, demo, doctor, groups, inspect, operate, publish, topics, work
+from custody.cli.door import Door, door_of
+
+FLAGS = ("--json", "--quiet", "-q", "--no-color")
+VALUED = ("--database", "--home")
+
+
+def hoist(arguments: Sequence[str]) -> list[str]:
+    """Moves the global options to the front, so that they may stand anywhere before a `--`."""
+    front: list[str] = []
+    rest: list[str] = []
+    pending = list(arguments)
+    while pending:
+        argument = pending.pop(0)
+        if argument == "--":
+            rest += [argument, *pending]
+            break
+        if argument in FLAGS or argument.startswith(tuple(f"{name}=" for name in VALUED)):
+            front.append(argument)
+        elif argument in VALUED and pending:
+            front += [argument, pending.pop(0)]
+        else:
+            rest.append(argument)
+    return front + rest
+
+
+def options(
+    ctx: typer.Context,
+    database: Annotated[
+        str | None,
+        typer.Option(metavar="URL", envvar="CUSTODY_DATABASE", help="A postgresql:// URL; else the embedded database."),
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Where the embedded database is kept (default: CUSTODY_HOME, or ./.custody).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text. NO_COLOR does the same.")] = False,
+) -> None:
+    """A durable message log in which every message has a lifecycle.
+
+    The global options may stand anywhere on the command line.
+    """
+    ctx.obj = Door(database=database if home is None else None, home=home, json=json, quiet=quiet, color=not no_color)
+
+
+def version(ctx: typer.Context) -> None:
+    """Show the version of Custody and of Python."""
+    import platform
+    from importlib.metadata import version as version_of
+
+    found = {"custody": version_of("custody"), "python": platform.python_version()}
+    door_of(ctx).show(found, f"custody {found['custody']} (Python {found['python']})")
+
+
+def command() -> Callable[..., Any]:
+    """The whole command tree, ready to be called."""
+    app = typer.Typer(
+        name="custody",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    app.add_typer(topics.app, name="topics")
+    app.add_typer(groups.app, name="groups")
+    app.command()(publish.publish)
+    app.command()(consume.consume)
+    app.command()(work.work)
+    app.command("dead")(dead.dead)
+    app.command()(dead.redrive)
+    app.command()(dead.discard)
+    app.command()(operate.rewind)
+    app.command()(operate.pause)
+    app.command()(operate.resume)
+    app.add_typer(blocked.app, name="blocked")
+    app.command()(inspect.trace)
+    app.command()(inspect.stats)
+    app.command()(demo.demo)
+    app.command()(doctor.migrate)
+    app.command()(doctor.doctor)
+    app.command()(version)
+    return typer.main.get_command(app)

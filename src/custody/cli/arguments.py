@@ -1,0 +1,132 @@
+"""Arguments that are more than a word: times, starts, backoffs, breakers, headers. Bad ones are usage errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from custody.errors import CustodyError
+from custody.policy import BACKOFFS, Backoff, Breaker, did_you_mean, seconds
+
+Start = str | int | datetime
+T = TypeVar("T")
+
+
+def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Lets a parser refuse with Custody's own words, as a usage error."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except CustodyError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed
+
+
+@_usage
+def duration(text: str) -> str:
+    """A duration such as 30s, checked and left as it is."""
+    seconds(text)
+    return text
+
+
+def time(text: str) -> datetime:
+    """An ISO 8601 time (local without a zone), or a duration with its unit: so long ago."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        pass
+    try:
+        if not text.strip().replace(".", "", 1).isdigit():
+            return datetime.now(UTC) - timedelta(seconds=seconds(text))
+    except CustodyError:
+        pass
+    raise typer.BadParameter(
+        f"{text!r} is not a time. Write 2030-01-31T12:00:00Z, or 15m for a quarter of an hour ago."
+    )
+
+
+def start(text: str) -> Start:
+    """earliest, latest, an offset, or a time."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        return time(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{text!r} is not earliest, latest, an offset or a time") from error
+
+
+def _settings(parts: Iterable[str], known: dict[str, Callable[[str], Any]], what: str) -> dict[str, Any]:
+    found = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            raise typer.BadParameter(f"{what} has no setting {part!r}. {did_you_mean(name, list(known))}")
+        try:
+            found[name] = known[name](value)
+        except ValueError as error:
+            raise typer.BadParameter(f"{name} cannot be {value!r}: it is a number") from error
+    return found
+
+
+@_usage
+def backoff(text: str) -> Backoff:
+    """`exponential:2s:cap=5m:multiplier=3:jitter=0.1`, `linear:1s`, `constant:500ms`."""
+    kind, *rest = text.split(":")
+    if kind not in BACKOFFS:
+        raise typer.BadParameter(f"{kind!r} is not a kind of backoff. {did_you_mean(kind, list(BACKOFFS))}")
+    initial: dict[str, Any] = {"initial": rest.pop(0)} if rest and "=" not in rest[0] else {}
+    numbers: dict[str, Callable[[str], Any]] = {"jitter": float, "multiplier": float}
+    known = {f.name: numbers.get(f.name, str) for f in dataclasses.fields(BACKOFFS[kind])}
+    return BACKOFFS[kind](**initial, **_settings(rest, known, f"the {kind} backoff"))
+
+
+@_usage
+def breaker(text: str) -> Breaker | None:
+    """`on`, `off`, or a failure rate with settings: `0.5:min_outcomes=20:window=10s:probe_after=5s`."""
+    if text in ("on", "off"):
+        return Breaker() if text == "on" else None
+    rate, *rest = text.split(":")
+    first = [f"failure_rate={rate}"] if "=" not in rate else [rate]
+    known: dict[str, Callable[[str], Any]] = {
+        "failure_rate": float,
+        "min_outcomes": int,
+        "window": str,
+        "probe_after": str,
+    }
+    return Breaker(**_settings([*first, *rest], known, "a breaker"))
+
+
+def cap(text: str) -> int | str:
+    """A number, or `none` for no cap."""
+    if text == "none":
+        return text
+    if not text.isdigit():
+        raise typer.BadParameter(f"{text!r} is not a number, and not none")
+    return int(text)
+
+
+def header(text: str) -> tuple[str, str]:
+    """`name=value`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is not name=value")
+    return name, value
+
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Group = Annotated[str, typer.Argument(help="The group.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen and change nothing.")]
+Reason = Annotated[str | None, typer.Option(help="Why, for the journal.")]
+Partition = Annotated[int | None, typer.Option(help="Only this partition.")]
+VisibilityTimeout = Annotated[
+    str | None, typer.Option(parser=duration, metavar="DURATION", help="How long a lease lasts.")
+]

@@ -1,0 +1,178 @@
+"""`custody consume`: claims, prints, acknowledges. What could not be printed is given back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from custody.cli import render
+from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
+from custody.cli.door import Door, counted, door_of, single
+from custody.errors import CustodyError
+from custody.model import Message
+
+if TYPE_CHECKING:
+    from custody import Custody, Lease
+
+BATCH = 100
+POLL = 1.0
+
+
+def consume(
+    ctx: typer.Context,
+    topic: Topic,
+    group: Group,
+    most: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")] = None,
+    no_ack: Annotated[bool, typer.Option("--no-ack", help="Only look: everything is given back untouched.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    partition: Partition = None,
+    visibility_timeout: VisibilityTimeout = None,
+) -> None:
+    """Take what is due, print it, and acknowledge it: one message on each line."""
+    door = door_of(ctx)
+    single(no_ack=no_ack, follow=follow)
+    with door.connect() as c, _terminated_as_interrupt():
+        if c.group(topic, group).bare:
+            count = _read_bare(c, door, topic, group, partition, most, commit=not no_ack, follow=follow)
+        else:
+            taking = _Taking(c, door, topic, group, most=most, partition=partition, visibility=visibility_timeout)
+            count = taking.run(keep=not no_ack, follow=follow)
+    if not door.json:
+        door.note(f"{counted(count, 'message')} {'looked at and given back' if no_ack else 'consumed'}")
+
+
+class _Taking:
+    """One run over a group with a lifecycle."""
+
+    def __init__(
+        self,
+        c: Custody,
+        door: Door,
+        topic: str,
+        group: str,
+        *,
+        most: int | None,
+        partition: int | None,
+        visibility: str | None,
+    ) -> None:
+        self._c, self._door, self._topic, self._group = c, door, topic, group
+        self._most, self._partition, self._visibility = most, partition, visibility
+        self._looked_at: list[Lease] = []
+
+    def run(self, *, keep: bool, follow: bool) -> int:
+        count = 0
+        try:
+            with _woken(self._c, self._topic, follow=follow) as wait:
+                while self._most is None or count < self._most:
+                    lease = self._claim(BATCH if self._most is None else min(BATCH, self._most - count))
+                    if lease:
+                        count += self._print(lease, keep=keep)
+                    elif lease.reason != "busy" and not follow:
+                        if lease.reason != "empty":
+                            self._door.note(f"stopped: {lease.reason}" + (f" ({lease.detail})" if lease.detail else ""))
+                        break
+                    else:
+                        wait(self._c.next_due(self._topic, self._group), lease.reason)
+        finally:
+            for lease in self._looked_at:
+                _give_back(lease)
+        return count
+
+    def _claim(self, count: int) -> Lease:
+        return self._c.claim(
+            self._topic,
+            self._group,
+            max_messages=count,
+            partition=self._partition,
+            visibility_timeout=self._visibility,
+        )
+
+    def _print(self, lease: Lease, *, keep: bool) -> int:
+        """Prints, then acknowledges: a message may be printed twice, but is never done unprinted."""
+        try:
+            _print(self._door, lease)
+        except BaseException:
+            _give_back(lease)
+            raise
+        if keep:
+            lease.ack()
+        else:
+            self._looked_at.append(lease)
+        return len(lease)
+
+
+def _give_back(lease: Lease) -> None:
+    with suppress(CustodyError):  # it has expired, and so is given back already
+        lease.release()
+
+
+def _print(door: Door, messages: Iterable[Message]) -> None:
+    lines = [render.to_json(message) if door.json else render.message(message) for message in messages]
+    print("\n".join(lines), flush=True)
+
+
+def _read_bare(
+    c: Custody,
+    door: Door,
+    topic: str,
+    group: str,
+    partition: int | None,
+    most: int | None,
+    *,
+    commit: bool,
+    follow: bool,
+) -> int:
+    """A bare group: from its position on, partition by partition. Without a commit one batch of each is shown."""
+    partitions = range(c.topic(topic).partitions) if partition is None else [partition]
+    count = 0
+    with _woken(c, topic, follow=follow) as wait:
+        while True:
+            before = count
+            for number in partitions:
+                size = BATCH if most is None else min(BATCH, most - count)
+                messages = c.fetch(topic, group, number, max_messages=size) if size else []
+                if messages:
+                    _print(door, messages)
+                    count += len(messages)
+                    if commit:
+                        c.commit(topic, group, number, messages[-1].offset + 1)
+            if not commit or count == most:
+                return count
+            if count == before:
+                if not follow:
+                    return count
+                wait(None, "empty")
+
+
+@contextmanager
+def _woken(c: Custody, topic: str, *, follow: bool) -> Iterator[Callable[[float | None, str | None], None]]:
+    """A wait that a publish ends early. It never lasts longer than a second: a hint may be missed."""
+    wake = threading.Event()
+    end = c.listen(topic, wake.set) if follow else None
+
+    def wait(due: float | None, reason: str | None) -> None:
+        longest = 0.01 if reason == "busy" else POLL
+        wake.wait(longest if due is None else max(0.005, min(longest, due)))
+        wake.clear()
+
+    try:
+        yield wait
+    finally:
+        if end is not None:
+            end()
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: what is in hand is given back first."""
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,169 @@
+"""`custody doctor` and `migrate`: is everything as it should be, and if not, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from custody.cli import java, render
+from custody.cli.door import Door, counted, door_of
+from custody.cli.failures import FAILED
+from custody.errors import CustodyError, SchemaMismatch
+
+if TYPE_CHECKING:
+    from custody import Custody
+    from custody.insights import HandlingTime, Server
+
+OLDEST, NEWEST = 15, 18  # PostgreSQL versions that Custody is tested on
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "info": "cyan"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding. Only `fail` makes the command fail."""
+
+    name: str
+    status: Literal["ok", "warn", "fail", "info"]
+    message: str
+    remedy: str = ""
+
+
+def doctor(ctx: typer.Context) -> int | None:
+    """Check the database, its settings and schema, Java, and whether visibility timeouts fit the handlers."""
+    door = door_of(ctx)
+    checks: list[Check] = []
+    times: list[HandlingTime] = []
+    c = _opened(door, checks)
+    if c is not None:
+        with c:
+            server = c.server()
+            times = c.handling_times()
+        checks += _server_checks(server)
+        checks += [check for time in times for check in _visibility_checks(time)]
+    checks.append(Check(name="java", status="info", message=java.found()))
+    healthy = all(check.status != "fail" for check in checks)
+    if door.json:
+        groups = [{**render.plain(time), "recommended_visibility_timeout": time.recommended} for time in times]
+        door.emit({"healthy": healthy, "checks": checks, "groups": groups})
+    else:
+        _print(door, checks, times)
+    return None if healthy else FAILED
+
+
+def _opened(door: Door, checks: list[Check]) -> Custody | None:
+    """Opens the database, without creating or changing a schema in one of your own; None if that cannot be."""
+    from custody.engine import check_schema
+
+    try:
+        url = door.configured_url
+        if url is not None:
+            check_schema(url)
+        c = door.connect()
+    except SchemaMismatch as error:
+        checks.append(Check(name="database", status="ok", message="reachable"))
+        checks.append(Check(name="schema", status="fail", message=error.message, remedy=error.remedy))
+        return None
+    except CustodyError as error:
+        checks.append(Check(name="database", status="fail", message=error.message, remedy=error.remedy))
+        return None
+    where = "embedded" if url is None else "as configured"
+    checks.append(Check(name="database", status="ok", message=f"reachable ({where})"))
+    return c
+
+
+def _server_checks(server: Server) -> list[Check]:
+    major = server.version_num // 10_000
+    checks = [Check(name="postgresql", status="ok", message=f"version {server.version}")]
+    if not OLDEST <= major <= NEWEST:
+        checks = [
+            Check(
+                name="postgresql",
+                status="fail" if major < OLDEST else "warn",
+                message=f"version {server.version}",
+                remedy=f"Custody is made for PostgreSQL {OLDEST} to {NEWEST}.",
+            )
+        ]
+    checks.append(Check(name="schema", status="ok", message=f"version {server.schema_version}"))
+    settings = {
+        "fsync": (server.fsync, "A crash of the machine can corrupt the database. Set fsync = on."),
+        "full_page_writes": (server.full_page_writes, "A torn page cannot be repaired. Set full_page_writes = on."),
+        "synchronous_commit": (
+            server.synchronous_commit != "off",
+            "The last publishes and acks before a crash can be lost. Set synchronous_commit = on.",
+        ),
+    }
+    for name, (good, remedy) in settings.items():
+        checks.append(
+            Check(name=name, status="ok", message="on")
+            if good
+            else Check(name=name, status="warn", message="off", remedy=remedy)
+        )
+    for old in server.old_transactions:
+        who = old.who if old.pid is None else f"{old.who}, pid {old.pid}"
+        checks.append(
+            Check(
+                name="old transaction",
+                status="warn",
+                message=f"{old.kind} since {render.moment(old.since)} ({who})",
+                remedy="It keeps old rows from being removed, and may hold locks. End it, or set a time-out for such.",
+            )
+        )
+    if not server.old_transactions:
+        checks.append(Check(name="old transactions", status="ok", message="none open for more than a minute"))
+    return checks
+
+
+def _visibility_checks(time: HandlingTime) -> list[Check]:
+    name = f"{time.topic}/{time.group}"
+    checks = []
+    if time.p99 is not None and time.recommended is not None and time.visibility_timeout < 3 * time.p99:
+        checks.append(
+            Check(
+                name=name,
+                status="warn",
+                message=f"leases last {render.span(time.visibility_timeout)}, their p99 is {render.span(time.p99)}",
+                remedy=f"custody groups update {time.topic} {time.group} --visibility-timeout {time.recommended:.0f}s",
+            )
+        )
+    if time.expired:
+        alive = f", {time.expired_alive} of them under workers that went on" if time.expired_alive else ""
+        remedy = "Workers that died with messages in their hands." if not alive else "Use a longer visibility timeout."
+        message = f"{counted(time.expired, 'lease')} expired in the last hour{alive}"
+        checks.append(Check(name=name, status="warn", message=message, remedy=remedy))
+    return checks
+
+
+def _print(door: Door, checks: list[Check], times: list[HandlingTime]) -> None:
+    console = render.console(color=door.color)
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        console.print(f"{check.status:<4}", style=STYLES[check.status], end="  ")
+        console.print(f"{check.name:<{width}}  {render.safe(check.message)}", soft_wrap=True)
+        if check.remedy and check.status != "ok":
+            console.print(f"{'':<{width + 8}}{render.safe(check.remedy)}", soft_wrap=True)
+    rows = [
+        [f"{t.topic}/{t.group}", t.leases, render.span(t.p50), render.span(t.p99), render.span(t.slowest),
+         render.span(t.visibility_timeout), render.span(t.recommended)]
+        for t in times if t.leases
+    ]  # fmt: skip
+    if rows:
+        console.print()
+        door.table(["group", "leases", "p50", "p99", "slowest", "visibility", "recommended"], rows, empty="")
+
+
+def migrate(ctx: typer.Context) -> None:
+    """Bring the schema of the database to this version of Custody."""
+    import custody
+
+    door = door_of(ctx)
+    url = door.configured_url
+    # the embedded database is brought up to date by being opened
+    applied = custody.migrate(url) if url is not None else []
+    with door.connect() as c:
+        version = c.server().schema_version
+    if door.json:
+        door.emit({"applied": applied, "schema_version": version})
+    done = f"applied {', '.join(map(str, applied))}; " if applied else ""
+    door.say(f"{done}the schema is at version {version}")

@@ -1,0 +1,64 @@
+"""How a command fails: an exit code, and one error on stderr, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import typer
+
+from custody.errors import CustodyError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def _report(code: str, message: str, remedy: str, *, as_json: bool) -> None:
+    if as_json:
+        error = {"code": code, "message": message, "remedy": remedy}
+        print(json.dumps({"error": error}, ensure_ascii=False), file=sys.stderr)
+        return
+    print(f"error: {message}", file=sys.stderr)
+    if remedy:
+        print(f"  {remedy}", file=sys.stderr)
+
+
+def refused(error: CustodyError, *, as_json: bool) -> int:
+    """An error of Custody, with its code and remedy."""
+    _report(error.code, error.message, error.remedy, as_json=as_json)
+    return FAILED
+
+
+def usage(error: typer.TyperException, *, as_json: bool) -> int:
+    """A command line that cannot be understood, or that needs a confirmation."""
+    message = error.format_message()
+    if message:  # `custody topics` alone has shown its help already
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "custody"
+        remedy = getattr(error, "remedy", f"`{path} --help` shows what it takes.")
+        _report("usage", message, remedy, as_json=as_json)
+    return error.exit_code
+
+
+def declined(*, as_json: bool) -> int:
+    """The question was answered with no."""
+    _report("declined", "not confirmed; nothing was changed", "", as_json=as_json)
+    return FAILED
+
+
+def interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def unread() -> int:
+    """Whoever read our output has gone: nothing more can be said to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
+
+def unexpected(error: Exception, *, as_json: bool) -> int:
+    """Something that Custody does not explain: a missing package, a file that cannot be read, or a bug."""
+    name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    _report("unexpected", f"{name}{error}", "CUSTODY_TRACEBACK=1 shows where it happened.", as_json=as_json)
+    return FAILED

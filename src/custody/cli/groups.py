@@ -1,0 +1,219 @@
+"""`custody groups`: list, create, describe, update, delete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.arguments import Group, Topic, Yes
+from custody.cli.door import Door, counted, door_of
+from custody.model import Group as GroupFound
+from custody.policy import Backoff, Breaker, Policy
+
+app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, delete.")
+
+POLICY = "The policy"
+Ordering = Annotated[
+    Literal["none", "key"] | None,
+    typer.Option(help="key: messages of one key are handled in their order.", rich_help_panel=POLICY),
+]
+MaxAttempts = Annotated[
+    int | None, typer.Option(min=1, help="Failures after which a message is dead.", rich_help_panel=POLICY)
+]
+BackoffGiven = Annotated[
+    Backoff | None,
+    typer.Option(
+        parser=arguments.backoff,
+        metavar="KIND[:INITIAL[:NAME=VALUE…]]",
+        help="exponential:2s:cap=5m:multiplier=2:jitter=0.1, linear:1s or constant:500ms.",
+        rich_help_panel=POLICY,
+    ),
+]
+Visibility = Annotated[
+    str | None,
+    typer.Option(
+        parser=arguments.duration, metavar="DURATION", help="How long a lease lasts: 30s.", rich_help_panel=POLICY
+    ),
+]
+HandlerTimeout = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION|none", help="How long a worker lets a handler run.", rich_help_panel=POLICY),
+]
+OnDead = Annotated[
+    Literal["release", "hold"] | None,
+    typer.Option(help="hold: the key of a dead message waits for you.", rich_help_panel=POLICY),
+]
+DeadLetter = Annotated[
+    str | None, typer.Option(metavar="keep", help="Where dead messages are kept.", rich_help_panel=POLICY)
+]
+CapOf = typer.Option(parser=arguments.cap, metavar="N|none", rich_help_panel=POLICY)
+MaxInFlight = Annotated[Any, CapOf]
+MaxAckHoles = Annotated[Any, CapOf]
+MaxParked = Annotated[Any, CapOf]
+BreakerGiven = Annotated[
+    str | None,
+    typer.Option(
+        metavar="on|off|RATE[:NAME=VALUE…]",
+        help="0.5:min_outcomes=20:window=10s:probe_after=5s opens at a failure rate of 50 %.",
+        rich_help_panel=POLICY,
+    ),
+]
+
+
+def _policy(base: Policy, given: dict[str, Any]) -> Policy:
+    """The base with what was given; `none` takes a cap or a time-out away."""
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "breaker" in changes:
+        changes["breaker"] = arguments.breaker(changes["breaker"])
+    if changes.get("handler_timeout", "none") != "none":
+        arguments.duration(changes["handler_timeout"])
+    changes = {name: None if value == "none" and name != "ordering" else value for name, value in changes.items()}
+    return replace(base, **changes)
+
+
+def _given(
+    ordering: object,
+    max_attempts: int | None,
+    backoff: Backoff | None,
+    visibility_timeout: str | None,
+    handler_timeout: str | None,
+    on_dead: object,
+    dead_letter: str | None,
+    max_in_flight: object,
+    max_ack_holes: object,
+    max_parked: object,
+    breaker: str | Breaker | None,
+) -> dict[str, Any]:
+    return dict(locals())
+
+
+@app.command("list")
+def list_groups(ctx: typer.Context, topic: Topic) -> None:
+    """The groups of a topic."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        groups = c.groups(topic)
+    if door.json:
+        door.emit(groups)
+        return
+    rows = [
+        [
+            group.name,
+            "bare" if group.policy is None else f"ordering {group.policy.ordering}",
+            None if group.policy is None else group.policy.max_attempts,
+            None if group.policy is None else render.span(cast("Any", group.policy.visibility_timeout)),
+            None if group.paused_at is None else group.paused_reason or "yes",
+            group.created_at,
+        ]
+        for group in groups
+    ]
+    columns = ["group", "kind", "max attempts", "visibility", "paused", "created"]
+    door.table(columns, rows, empty=f"Topic {topic} has no groups.")
+
+
+def _show(door: Door, group: GroupFound) -> None:
+    if door.json:
+        door.emit(group)
+        return
+    paused = None if group.paused_at is None else f"since {render.moment(group.paused_at)}: {group.paused_reason or ''}"
+    door.facts(
+        {
+            "topic": group.topic,
+            "group": group.name,
+            "kind": "bare: only a cursor" if group.bare else "with a lifecycle",
+            "created": group.created_at,
+            "paused": paused,
+            **render.policy(group),
+        }
+    )
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    topic: Topic,
+    group: Group,
+    start: Annotated[
+        Any,
+        typer.Option(
+            parser=arguments.start, metavar="earliest|latest|OFFSET|TIME", help="The first message that it gets."
+        ),
+    ] = "earliest",
+    bare: Annotated[bool, typer.Option("--bare", help="Only a cursor, without lifecycle or policy.")] = False,
+    ordering: Ordering = None,
+    max_attempts: MaxAttempts = None,
+    backoff: BackoffGiven = None,
+    visibility_timeout: Visibility = None,
+    handler_timeout: HandlerTimeout = None,
+    on_dead: OnDead = None,
+    dead_letter: DeadLetter = None,
+    max_in_flight: MaxInFlight = None,
+    max_ack_holes: MaxAckHoles = None,
+    max_parked: MaxParked = None,
+    breaker: BreakerGiven = None,
+) -> None:
+    """Create a group. What is not given comes from custody.yaml, the environment and the defaults."""
+    from custody import config
+
+    door = door_of(ctx)
+    given = _given(ordering, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
+                   max_in_flight, max_ack_holes, max_parked, breaker)  # fmt: skip
+    policy = _policy(config.load().policy, given) if any(value is not None for value in given.values()) else None
+    with door.connect() as c:
+        made = c.create_group(topic, group, policy, start=start, bare=bare)
+    if door.json:
+        door.emit(made)
+    door.say(f"created {'bare ' if bare else ''}group {group} on topic {topic}")
+
+
+@app.command()
+def describe(ctx: typer.Context, topic: Topic, group: Group) -> None:
+    """One group and its policy."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        found = c.group(topic, group)
+    _show(door, found)
+
+
+@app.command()
+def update(
+    ctx: typer.Context,
+    topic: Topic,
+    group: Group,
+    max_attempts: MaxAttempts = None,
+    backoff: BackoffGiven = None,
+    visibility_timeout: Visibility = None,
+    handler_timeout: HandlerTimeout = None,
+    on_dead: OnDead = None,
+    dead_letter: DeadLetter = None,
+    max_in_flight: MaxInFlight = None,
+    max_ack_holes: MaxAckHoles = None,
+    max_parked: MaxParked = None,
+    breaker: BreakerGiven = None,
+) -> None:
+    """Change the policy of a group, from now on. What is not given stays; so does the ordering."""
+    door = door_of(ctx)
+    given = _given(None, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
+                   max_in_flight, max_ack_holes, max_parked, breaker)  # fmt: skip
+    if all(value is None for value in given.values()):
+        raise typer.BadParameter("say what to change, for example --max-attempts 5")
+    with door.connect() as c:
+        before = c.group(topic, group).policy or Policy()  # a bare group is refused by the verb itself
+        changed = c.update_group(topic, group, _policy(before, given))
+    _show(door, changed)
+
+
+@app.command()
+def delete(ctx: typer.Context, topic: Topic, group: Group, yes: Yes = False) -> None:
+    """Delete a group and everything that is known of it; the messages stay in the log."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        depth = c.stats(topic, group).depth
+        door.confirm(f"Delete group {group} of topic {topic}, with {counted(depth, 'unresolved message')}?", yes=yes)
+        c.delete_group(topic, group)
+    if door.json:
+        door.emit({"deleted": group, "topic": topic, "unresolved": depth})
+    door.say(f"deleted group {group} of topic {topic}")

@@ -1,0 +1,222 @@
+"""`custody trace` and `stats`: what happened to a message, and how a group stands."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.arguments import Topic
+from custody.cli.door import Door, door_of
+from custody.errors import OffsetOutOfRange
+from custody.model import HistoryEntry, Message, Stats
+from custody.policy import seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from custody import Custody
+
+WORDS = {
+    "start": "before the group's start: counts as done",
+    "claim": "claimed",
+    "ack": "done",
+    "nack": "failed",
+    "dead": "dead",
+    "later": "put off",
+    "release": "given back",
+    "expire": "lease expired",
+    "extend": "lease extended",
+    "park": "waits behind its key",
+    "redrive": "redriven: ready with a fresh budget",
+    "rewind": "rewound: to be delivered again",
+    "skip": "skipped: counts as done",
+    "free": "its key was let go on",
+    "discard": "discarded",
+    "commit": "done by the group's position",
+}
+
+
+def trace(
+    ctx: typer.Context,
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(help="The partition.")],
+    offset: Annotated[int, typer.Argument(help="The offset.")],
+    group: Annotated[str | None, typer.Option(help="Only in this group.")] = None,
+) -> None:
+    """Everything that happened to one message, in every group, as a timeline."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        if group is not None:
+            c.group(topic, group)  # refuses one that is not there
+        entries = c.trace(topic, partition, offset, group=group)
+        message = _message(c, topic, partition, offset)
+        if message is None and not entries:
+            raise OffsetOutOfRange(
+                f"{topic}/{partition} has no offset {offset}", f"`custody topics describe {topic}` shows its offsets."
+            )
+    if door.json:
+        document = {"topic": topic, "partition": partition, "offset": offset}
+        door.emit({**document, "message": message, "entries": entries})
+        return
+    _print_timeline(f"{topic}/{partition}/{offset}", message, entries)
+
+
+def _message(c: Custody, topic: str, partition: int, offset: int) -> Message | None:
+    try:
+        found = c.read(topic, partition, offset=offset, max_messages=1)
+    except OffsetOutOfRange:  # retention has dropped it; its history may still be there
+        return None
+    return found[0] if found and found[0].offset == offset else None
+
+
+def _print_timeline(name: str, message: Message | None, entries: list[HistoryEntry]) -> None:
+    print(name + (f"  key {render.safe(message.key)}" if message is not None and message.key is not None else ""))
+    last: datetime | None = None
+    if message is None:
+        print("  no longer in the log")
+    else:
+        print(f"  {render.payload(message.payload)}")
+        print(f"  {render.moment(message.published_at, milliseconds=True)}  published")
+        last = message.published_at
+    groups = sorted({entry.group for entry in entries})
+    for group in groups:
+        print(f"in group {group}")
+        before = last
+        for entry in entries:
+            if entry.group == group:
+                print(f"  {render.moment(entry.at, milliseconds=True)}  {_sentence(entry)}{_since(before, entry.at)}")
+                before = entry.at
+    if not groups:
+        print("  not yet handed to any group")
+
+
+def _since(before: datetime | None, at: datetime) -> str:
+    return "" if before is None or at < before else f"  (+{render.span(at - before)})"
+
+
+def _sentence(entry: HistoryEntry) -> str:
+    words = WORDS.get(entry.kind, entry.kind)
+    if entry.attempt is not None and entry.kind in ("claim", "nack", "dead"):
+        words += f", attempt {entry.attempt}"
+    if entry.worker is not None:
+        words += f", by {render.safe(entry.worker)}"
+    return words + (f": {render.safe(entry.error)}" if entry.error else "")
+
+
+def stats(
+    ctx: typer.Context,
+    topic: Topic,
+    group: Annotated[str | None, typer.Argument(help="The group; else all groups of the topic.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")] = False,
+    every: Annotated[
+        Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="How often, with --watch.")
+    ] = "2s",
+) -> None:
+    """How a group, or all groups of a topic, stand: lag, retries, dead letters, handling times."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        if not watch:
+            found = _figures(c, topic, group)
+            if door.json:
+                door.emit(found[0] if group is not None else found)
+            else:
+                _print_stats(door, found, alone=group is not None)
+            return
+        _watch(c, door, topic, group, max(0.05, seconds(every)))
+
+
+def _figures(c: Custody, topic: str, group: str | None) -> list[dict[str, Any]]:
+    """The figures of one group or all, each with its handling times."""
+    names = [group] if group is not None else [one.name for one in c.groups(topic)]
+    if group is None:
+        c.topic(topic)
+    times = {time.group: time for time in c.handling_times(topic, group)}
+    found = []
+    for name in names:
+        figures: Stats = c.stats(topic, name)
+        took = times.get(name)
+        handling = None if took is None else {"leases": took.leases, "p50": took.p50, "p99": took.p99}
+        found.append({**render.plain(figures), "handling": handling})
+    return found
+
+
+OVERVIEW = ["lag", "waiting", "in_flight", "parked", "dead", "depth"]
+ON_A_PARTITION = ["partition", "frontier", "tail", "lag", "waiting", "in_flight", "parked", "dead", "holes"]
+
+
+def _titles(names: list[str]) -> list[str]:
+    return [name.replace("_", " ") for name in names]
+
+
+def _age(at: str | None) -> str | None:
+    return (
+        None if at is None else render.span(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
+    )
+
+
+def _state(one: dict[str, Any]) -> str | None:
+    if one["paused_at"]:
+        return f"paused: {one['paused_reason'] or 'no reason given'}"
+    return (
+        f"breaker {one['breaker']}: {one['breaker_reason'] or ''}" if one["breaker"] not in (None, "closed") else None
+    )
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    rows = [
+        [
+            one["group"],
+            *(one[name] for name in OVERVIEW),
+            _age(one["oldest_unresolved"]),
+            render.span((one["handling"] or {"p99": None})["p99"]),
+            _state(one),
+        ]
+        for one in found
+    ]
+    return render.table(["group", *_titles(OVERVIEW), "oldest", "p99", "state"], rows)
+
+
+def _print_stats(door: Door, found: list[dict[str, Any]], *, alone: bool) -> None:
+    if not found:
+        door.say("The topic has no groups.")
+    elif not alone:
+        render.console(color=door.color).print(_table(found))
+    else:
+        (one,) = found
+        took = one["handling"] or {"p50": None, "p99": None}
+        figures = dict(zip(_titles([*OVERVIEW, "holes"]), (one[name] for name in [*OVERVIEW, "holes"]), strict=True))
+        door.facts(
+            {
+                **figures,
+                "oldest unresolved": _age(one["oldest_unresolved"]),
+                "handling p50": render.span(took["p50"]),
+                "handling p99": render.span(took["p99"]),
+                "state": _state(one),
+            }
+        )
+        print()
+        rows = [[partition[name] for name in ON_A_PARTITION] for partition in one["partitions"]]
+        door.table(_titles(ON_A_PARTITION), rows, empty="")
+
+
+def _watch(c: Custody, door: Door, topic: str, group: str | None, pause: float) -> None:
+    """Until Ctrl-C; as JSON one line for each look."""
+    console = render.console(color=door.color)
+    if door.json or not console.is_terminal:
+        while True:
+            found = _figures(c, topic, group)
+            if door.json:
+                door.emit(found[0] if group is not None else found)
+            else:
+                console.print(_table(found))
+            time.sleep(pause)
+    from rich.live import Live
+
+    with Live(_table(_figures(c, topic, group)), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(pause)
+            live.update(_table(_figures(c, topic, group)), refresh=True)

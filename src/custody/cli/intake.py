@@ -1,0 +1,120 @@
+"""What `custody publish` takes in: lines, in batches that do not wait for more than is there, as messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from custody.errors import InvalidPayload
+from custody.model import Outgoing
+from custody.policy import did_you_mean
+
+ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition"]
+_CHUNK = 1 << 16
+_QUIET = 0.1  # seconds without input after which what has arrived is published
+
+Line = tuple[int, bytes]
+
+
+def batches(descriptor: int, size: int) -> Iterator[list[Line]]:
+    """The lines of a file or pipe with their numbers, up to `size` at once, fewer when the input pauses."""
+    number = 0
+    rest = b""
+    pending: list[Line] = []
+    while chunk := os.read(descriptor, _CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            number += 1
+            pending.append((number, line))
+        while len(pending) >= size:
+            yield pending[:size]
+            del pending[:size]
+        if pending and not select.select([descriptor], [], [], _QUIET)[0]:
+            yield pending
+            pending = []
+    if rest:
+        pending.append((number + 1, rest))
+    if pending:
+        yield pending
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a line becomes a message."""
+
+    form: Literal["json", "text", "bytes", "envelope"]
+    key: str | None = None
+    key_field: str | None = None
+    headers: dict[str, str] | None = None
+    partition: int | None = None
+
+    def messages(self, lines: list[Line]) -> list[Outgoing]:
+        """The messages of a batch; blank lines are none, unless they are text or bytes."""
+        kept = lines if self.form in ("text", "bytes") else [line for line in lines if line[1].strip()]
+        return [self.message(line, f"line {number}") for number, line in kept]
+
+    def message(self, line: bytes, where: str) -> Outgoing:
+        line = line.removesuffix(b"\r")
+        if self.form == "bytes":
+            return self._outgoing(line)
+        if self.form == "text":
+            try:
+                return self._outgoing(line.decode())
+            except UnicodeDecodeError as error:
+                raise InvalidPayload(f"{where} is not UTF-8: {error}", "Use --bytes for it.") from error
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidPayload(
+                f"{where} is not JSON: {error}", "Quote text as JSON does, or publish it as it is with --text."
+            ) from error
+        return (
+            self._unwrapped(value, where) if self.form == "envelope" else self._outgoing(value, self._key(value, where))
+        )
+
+    def _outgoing(self, payload: Any, key: str | None = None) -> Outgoing:
+        return Outgoing(payload, key=self.key if key is None else key, headers=self.headers, partition=self.partition)
+
+    def _key(self, value: Any, where: str) -> str | None:
+        if self.key_field is None:
+            return None
+        if not isinstance(value, dict) or self.key_field not in value:
+            known = list(value) if isinstance(value, dict) else []
+            raise InvalidPayload(
+                f"{where} has no field {self.key_field!r} to take the key from",
+                did_you_mean(self.key_field, known) if known else "--key-field needs JSON objects.",
+            )
+        key = value[self.key_field]
+        return key if key is None or isinstance(key, str) else msgspec.json.encode(key).decode()
+
+    def _unwrapped(self, value: Any, where: str) -> Outgoing:
+        if not isinstance(value, dict) or ("payload" in value) == ("payload_base64" in value):
+            raise InvalidPayload(f"{where} is not an object with a payload or a payload_base64")
+        for name in value:
+            if name not in ENVELOPE:
+                raise InvalidPayload(f"{where} has a field {name!r}", did_you_mean(name, ENVELOPE))
+        payload = value.get("payload")
+        if "payload_base64" in value:
+            try:
+                payload = base64.b64decode(value["payload_base64"], validate=True)
+            except (TypeError, ValueError, binascii.Error) as error:
+                raise InvalidPayload(f"the payload_base64 of {where} is not base64: {error}") from error
+        headers, partition = value.get("headers"), value.get("partition")
+        if headers is not None and not isinstance(headers, dict):
+            raise InvalidPayload(f"the headers of {where} are not an object")
+        if partition is not None and type(partition) is not int:
+            raise InvalidPayload(f"the partition of {where} is not a whole number")
+        key = value.get("key", self._key(payload, where))
+        return Outgoing(
+            payload,
+            key=self.key if key is None else key,
+            headers={**(self.headers or {}), **(headers or {})} or None,
+            partition=self.partition if partition is None else partition,
+        )

@@ -1,0 +1,188 @@
+"""`custody publish`: arguments, a file or stdin into a topic, in batches; a stop says exactly how far it came."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.arguments import Topic
+from custody.cli.door import Door, counted, door_of, single
+from custody.cli.failures import INTERRUPTED
+from custody.cli.intake import Reading, batches
+from custody.errors import CustodyError, DatabaseUnavailable
+from custody.model import Outgoing, Receipt
+
+if TYPE_CHECKING:
+    from custody import Custody
+
+BATCH = 1000
+
+
+@dataclass
+class Published:
+    """How far it came: a count and, for each partition, the offsets."""
+
+    topic: str
+    count: int = 0
+    partitions: dict[int, list[int]] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def add(self, receipts: Sequence[Receipt]) -> None:
+        self.count += len(receipts)
+        for receipt in receipts:
+            seen = self.partitions.setdefault(receipt.partition, [0, receipt.offset, receipt.offset])
+            seen[0] += 1
+            seen[2] = receipt.offset
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "published": self.count,
+            "interrupted": self.interrupted,
+            "partitions": [
+                {"partition": partition, "published": count, "first_offset": first, "last_offset": last}
+                for partition, (count, first, last) in sorted(self.partitions.items())
+            ],
+        }
+
+    def sentence(self) -> str:
+        where = ""
+        if self.count == 1:
+            partition, (_, offset, _) = next(iter(self.partitions.items()))
+            where = f"/{partition}/{offset}"
+        return f"published {counted(self.count, 'message')} to {self.topic}{where}"
+
+
+class Stop:
+    """Turns Ctrl-C and SIGTERM into a stop between two batches, so that what was published is known exactly."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._busy = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked or not self._busy:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While a batch is being published a stop has to wait; asking twice is not waiting."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+        if self.asked:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def publish(
+    ctx: typer.Context,
+    topic: Topic,
+    payloads: Annotated[
+        list[str] | None, typer.Argument(metavar="[PAYLOAD]…", help="JSON values; without any, lines of stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read lines from this file.", exists=True, dir_okay=False)
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every message that has none.")] = None,
+    key_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take the key from this field of the JSON object.")
+    ] = None,
+    header: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--header", "-H", parser=arguments.header, metavar="NAME=VALUE", help="A header, for all of them."
+        ),
+    ] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Publish to this partition.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
+    as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
+    envelope: Annotated[
+        bool, typer.Option("--envelope", help="Each is an object with payload, key, headers, partition.")
+    ] = False,
+) -> int | None:
+    """Publish messages: arguments, a file, or stdin with one JSON value on each line."""
+    door = door_of(ctx)
+    single(text=text, bytes=as_bytes, envelope=envelope)
+    single(file=file, payload=payloads)
+    if key_field and (text or as_bytes):
+        raise typer.BadParameter("--key-field needs JSON payloads")
+    form = "text" if text else "bytes" if as_bytes else "envelope" if envelope else "json"
+    reading = Reading(
+        form=form,  # type: ignore[arg-type]  # one of the four
+        key=key,
+        key_field=key_field,
+        headers=dict(header or []) or None,
+        partition=partition,
+    )
+    done, stop = Published(topic), Stop()
+    with door.connect() as c, stop.listening():
+        try:
+            if payloads:
+                given = [reading.message(os.fsencode(text), f"payload {n}") for n, text in enumerate(payloads, 1)]
+                with stop.held():
+                    done.add(c.publish_many(topic, given))
+            else:
+                c.topic(topic)  # refuses an unknown topic before anything is read
+                _publish_lines(c, door, reading, file, done, stop)
+        except KeyboardInterrupt:
+            done.interrupted = True
+        except CustodyError as error:
+            if done.count:
+                more = " at least" if isinstance(error, DatabaseUnavailable) else ""
+                door.note(f"{counted(done.count, 'message')}{more} had been published before this:")
+            raise
+    if done.interrupted and not door.json:
+        print(done.sentence(), file=sys.stderr)
+    else:
+        door.show(done.document(), done.sentence()) if door.json else door.say(done.sentence())
+    return INTERRUPTED if done.interrupted else None
+
+
+def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, done: Published, stop: Stop) -> None:
+    descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
+    if file is None and sys.stdin.isatty():
+        door.note("one message on each line; Ctrl-D ends")
+    with _progress(door, None if file is None else file.stat().st_size) as advance:
+        for lines in batches(descriptor, BATCH):
+            messages: list[Outgoing] = reading.messages(lines)
+            with stop.held():
+                done.add(c.publish_many(done.topic, messages))
+            advance(sum(len(line) + 1 for _, line in lines), done.count)
+
+
+@contextmanager
+def _progress(door: Door, size: int | None) -> Iterator[Any]:
+    """A bar on stderr, by bytes where the size is known; it is called with the bytes read and the count so far."""
+    if not door.progresses() or (size is None and sys.stdin.isatty()):
+        yield lambda _read, _count: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = [BarColumn(), TextColumn("{task.fields[count]:,} messages"), TimeElapsedColumn()]
+    if size is not None:
+        columns.append(TimeRemainingColumn())
+    with Progress(*columns, console=render.console(color=door.color, stderr=True), transient=True) as progress:
+        task = progress.add_task("publishing", total=size, count=0)
+        yield lambda read, count: progress.update(task, advance=read, count=count)

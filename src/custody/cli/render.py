@@ -1,0 +1,166 @@
+"""How things look: JSON with stable fields for programs, tables and plain lines for people."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from custody.model import Group, Message, Topic
+from custody.policy import Backoff, Policy, seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\\t", 10: "\\n", 13: "\\r"}
+_UNLIMITED = 1000  # columns of a table that goes into a pipe: nothing is cut
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON: times in ISO 8601, durations in seconds, bytes as `payload_base64`."""
+    if isinstance(value, Policy):
+        return {**_fields(value), "backoff": {"kind": value.backoff.kind, **plain(value.backoff)}}
+    if isinstance(value, Backoff):
+        return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Message):
+        found = {name: plain(getattr(value, name)) for name in value.__struct_fields__ if name != "payload"}
+        if isinstance(value.payload, bytes):
+            return {**found, "payload_base64": base64.b64encode(value.payload).decode()}
+        return {**found, "payload": value.payload}
+    if isinstance(value, Topic):
+        return {**_fields(value), "message_count": value.message_count}
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID | Path):
+        return str(value)
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+_DURATIONS = {"visibility_timeout", "handler_timeout", "initial", "cap", "window", "probe_after"}
+
+
+def _seconds(name: str, value: Any) -> Any:
+    return seconds(value) if name in _DURATIONS and value is not None else plain(value)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+
+
+def to_json(document: object) -> str:
+    return msgspec.json.encode(plain(document)).decode()
+
+
+@cache
+def console(*, color: bool = True, stderr: bool = False) -> Console:
+    """Where tables and progress go. No markup: what a message contains is never taken for a command."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else max(_UNLIMITED, shutil.get_terminal_size().columns)
+    return Console(stderr=stderr, no_color=not color, markup=False, emoji=False, highlight=False, width=width)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        numbers = any(type(row[number]) in (int, float) for row in rows)
+        made.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
+    for row in rows:
+        made.add_row(*map(cell, row))
+    return made
+
+
+def cell(value: object) -> str:
+    """One value for people."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, datetime):
+        return moment(value)
+    return safe(str(value))
+
+
+def safe(text: str) -> str:
+    """Text that cannot move the cursor, clear the screen or break a line."""
+    return text.translate(_CONTROLS)
+
+
+def moment(at: datetime, *, milliseconds: bool = False) -> str:
+    """A time in the local zone."""
+    return at.astimezone().isoformat(sep=" ", timespec="milliseconds" if milliseconds else "seconds")
+
+
+def span(value: float | timedelta | None) -> str:
+    """A duration for people: `12 ms`, `3.4 s`, `5 min`, `2.5 h`."""
+    if value is None:
+        return "–"
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if number < 1:
+        return f"{number * 1000:.3g} ms"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if number < limit:
+            return f"{number / size:.3g} {unit}"
+    return f"{number / 86400:.3g} d"
+
+
+def payload(value: Any) -> str:
+    """A payload on one line."""
+    if isinstance(value, bytes):
+        return safe(repr(value))
+    return safe(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def message(found: Message) -> str:
+    """One message on one line."""
+    parts = [f"{found.partition}/{found.offset}", f"key={safe(found.key)}" if found.key is not None else ""]
+    parts.append(f"attempt={found.attempt}" if found.attempt > 1 else "")
+    parts += [f"{safe(name)}={safe(text)}" for name, text in found.headers.items() if not name.startswith("x-custody-")]
+    return "  ".join([part for part in parts if part] + [payload(found.payload)])
+
+
+def policy(group: Group) -> dict[str, object]:
+    """A group's policy, one line for each setting."""
+    if group.policy is None:
+        return {}
+    found = plain(group.policy)
+    settings = {name: _setting(value) for name, value in found.items() if name not in ("backoff", "breaker")}
+    settings["backoff"] = _listed(found["backoff"])
+    settings["breaker"] = None if found["breaker"] is None else _listed(found["breaker"])
+    for name in ("visibility_timeout", "handler_timeout"):
+        settings[name] = span(found[name])
+    return settings
+
+
+def _setting(value: object) -> object:
+    return "no cap" if value is None else value
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {span(value) if name in _DURATIONS else value}" if name != "kind" else str(value)
+        for name, value in settings.items()
+    )

@@ -1,0 +1,81 @@
+"""`custody topics`: list, create, describe, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from custody.cli.arguments import Topic, Yes
+from custody.cli.door import counted, door_of
+
+app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, delete.")
+
+
+@app.command("list")
+def list_topics(ctx: typer.Context) -> None:
+    """All topics."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        topics = c.topics()
+    if door.json:
+        door.emit(topics)
+        return
+    rows = [[topic.name, topic.partitions, topic.message_count, topic.max_depth, topic.created_at] for topic in topics]
+    door.table(["topic", "partitions", "messages", "max depth", "created"], rows, empty="There are no topics.")
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    topic: Topic,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")] = 1,
+    max_depth: Annotated[
+        int | None, typer.Option(min=1, help="Refuse publishes while a partition has that many unresolved messages.")
+    ] = None,
+) -> None:
+    """Create a topic."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        made = c.create_topic(topic, partitions=partitions, max_depth=max_depth)
+    if door.json:
+        door.emit(made)
+    door.say(f"created topic {topic} with {counted(partitions, 'partition')}")
+
+
+@app.command()
+def describe(ctx: typer.Context, topic: Topic) -> None:
+    """One topic: its partitions and groups."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        found = c.topic(topic)
+        groups = c.groups(topic)
+    if door.json:
+        door.emit({"topic": found, "groups": groups})
+        return
+    door.facts(
+        {
+            "topic": found.name,
+            "created": found.created_at,
+            "max depth": found.max_depth,
+            "messages": found.message_count,
+            "groups": ", ".join(group.name for group in groups) or None,
+        }
+    )
+    bounds = enumerate(zip(found.first_offsets, found.tails, strict=True))
+    rows = [[partition, first, tail, tail - first] for partition, (first, tail) in bounds]
+    door.table(["partition", "first offset", "next offset", "messages"], rows, empty="")
+
+
+@app.command()
+def delete(ctx: typer.Context, topic: Topic, yes: Yes = False) -> None:
+    """Delete a topic with its messages and groups, for good."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        found = c.topic(topic)
+        groups = counted(len(c.groups(topic)), "group")
+        door.confirm(f"Delete topic {topic} with {counted(found.message_count, 'message')} and {groups}?", yes=yes)
+        c.delete_topic(topic)
+    if door.json:
+        door.emit({"deleted": topic, "messages": found.message_count})
+    door.say(f"deleted topic {topic} with {counted(found.message_count, 'message')} and {groups}")

@@ -1,0 +1,180 @@
+"""`custody work`: runs a handler of yours over a group until it is stopped."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.arguments import VisibilityTimeout
+from custody.cli.door import Door, counted, door_of
+from custody.model import Message
+from custody.outcomes import outcome_of
+
+if TYPE_CHECKING:
+    from custody.worker import Worker
+
+_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
+
+
+def work(
+    ctx: typer.Context,
+    handler: Annotated[str, typer.Argument(metavar="MODULE:HANDLER", help="A function, found from this directory.")],
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="The group.")],
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Handlers at once.")] = 8,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="The most messages of one lease.")] = None,
+    visibility_timeout: VisibilityTimeout = None,
+    poll: Annotated[Any, typer.Option(help="The longest wait between two looks.", **_DURATION)] = "1s",
+    grace: Annotated[Any, typer.Option(help="How long a stop waits for handlers.", **_DURATION)] = "30s",
+    name: Annotated[str | None, typer.Option(help="The worker's name in the journal (default: host:pid).")] = None,
+) -> None:
+    """Run a handler over the messages of a group, until SIGTERM or Ctrl-C: then it finishes what it has begun."""
+    from custody.engine import stopped_by_signals
+
+    door = door_of(ctx)
+    tally = Tally(load(handler))
+    with door.connect(worker=name or _worker_name()) as c:
+        worker = c.worker_for(
+            topic,
+            group,
+            tally.handler,
+            concurrency=concurrency,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            poll=poll,
+            grace=grace,
+        )
+        with _logging(door), stopped_by_signals(worker.stop), _status(door, f"{topic}/{group}", worker, tally):
+            summary = worker.run()
+    if door.json:
+        door.emit({"topic": topic, "group": group, "summary": summary})
+    door.say(
+        f"stopped: {summary.done:,} done, {summary.failed:,} failed, {summary.dead:,} dead, {summary.later:,} put off, "
+        f"{summary.released:,} given back, {summary.lost:,} lost"
+    )
+
+
+def _worker_name() -> str:
+    import os
+    import socket
+
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def load(name: str) -> Callable[[Message], object]:
+    """Imports `module:function`, from the current directory first."""
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise typer.BadParameter(f"{name!r} is not MODULE:HANDLER, such as handlers:handle")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
+        raise typer.BadParameter(f"there is no module {module_name!r} in {Path.cwd()} or installed") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{module_name} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise typer.BadParameter(f"{name} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]  # whatever the module has under that name
+
+
+class Tally:
+    """Counts what a handler does, for the status line; the worker's own summary is what counts in the end."""
+
+    def __init__(self, handler: Callable[[Message], Any]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        if inspect.iscoroutinefunction(handler):
+
+            @functools.wraps(handler)
+            async def counted(message: Message) -> None:
+                with self._counting():
+                    await handler(message)
+        else:
+
+            @functools.wraps(handler)
+            def counted(message: Message) -> None:
+                with self._counting():
+                    handler(message)
+
+        self.handler: Callable[[Message], object] = counted
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        error: BaseException | None = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            with self._lock:
+                self.counts[outcome_of(error).kind] += 1
+
+
+@contextmanager
+def _logging(door: Door) -> Iterator[None]:
+    """What the worker reports, on stderr: stuck handlers, refused outcomes, an unreachable database."""
+    handler: logging.Handler = logging.StreamHandler()
+    if door.progresses():
+        from rich.logging import RichHandler
+
+        handler = RichHandler(console=render.console(color=door.color, stderr=True), show_path=False, markup=False)
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("custody")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
+def _status(door: Door, name: str, worker: Worker, tally: Tally) -> Iterator[None]:
+    """One line that is kept up to date on a terminal; elsewhere one line at the start."""
+    if not door.progresses():
+        if not door.json:
+            door.note(f"working on {name}; SIGTERM or Ctrl-C stops")
+        yield
+        return
+    from rich.status import Status
+
+    started, ended = time.monotonic(), threading.Event()
+
+    def line() -> str:
+        counts = tally.counts
+        done, failed = counts["ack"], counts["nack"] + counts["dead"]
+        rate = done / max(0.001, time.monotonic() - started)
+        waits = f" · waits: {worker.waiting_for}" if worker.waiting_for not in (None, "empty", "busy") else ""
+        return f"{name} · {counted(done, 'message')} done · {failed:,} failed · {rate:,.0f}/s{waits}"
+
+    def refresh() -> None:
+        while not ended.wait(0.25):
+            status.update(line())
+
+    with Status(line(), console=render.console(color=door.color, stderr=True)) as status:
+        refresher = threading.Thread(target=refresh, name="custody-status", daemon=True)
+        refresher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            refresher.join()

@@ -1,0 +1,139 @@
+"""Drain: handle everything that a group has, over all retries and backoffs, in no real time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from custody.errors import LeaseLost
+from custody.model import Message
+from custody.outcomes import Outcome, outcome_of
+from custody.testing.server import TestCustody
+
+AHEAD = 0.001  # a moment past the due time: a number of seconds does not carry every microsecond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """What a drain did. `left` messages are not resolved, and `reason` says why: nothing will move them by itself.
+
+    failed: deliveries that are to be tried again · dead: messages that became dead · later: put off by the handler ·
+    lost: outcomes that came after their lease had expired · moved: how far the clock was moved.
+    """
+
+    done: int
+    failed: int
+    dead: int
+    later: int
+    lost: int
+    moved: timedelta
+    left: int
+    reason: str | None
+    messages: tuple[Message, ...] = field(repr=False)
+    """Every message that the handler was called with, in that order."""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every message is done, or dead and not held."""
+        return self.left == 0
+
+
+def drain(
+    c: TestCustody,
+    topic: str,
+    group: str,
+    handler: Callable[[Message], Any],
+    *,
+    max_messages: int = 100,
+    max_deliveries: int = 100_000,
+) -> Drained:
+    """Claims, calls the handler, settles as a worker does, and moves the clock on to what is due next, until the end.
+
+    The end is when everything is resolved, when nothing will become due (a held key, a pause, a cap), or after
+    `max_deliveries`: a handler that always raises Later never ends. Leases that somebody else holds expire on the way.
+    """
+    run = _Run(c, topic, group, handler)
+    try:
+        reason = run.until_the_end(max_messages, max_deliveries)
+    finally:
+        run.close()
+    left = c.stats(topic, group).depth
+    return Drained(
+        done=run.counts["ack"],
+        failed=run.counts["nack"],
+        dead=run.counts["dead"],
+        later=run.counts["later"],
+        lost=run.counts["lost"],
+        moved=run.moved,
+        left=left,
+        reason=(reason or "held") if left else None,
+        messages=tuple(run.messages),
+    )
+
+
+class _Run:
+    def __init__(self, c: TestCustody, topic: str, group: str, handler: Callable[[Message], Any]) -> None:
+        self._c, self._topic, self._group, self._handler = c, topic, group, handler
+        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(handler) else None
+        self.counts: Counter[str] = Counter()
+        self.moved = timedelta()
+        self.messages: list[Message] = []
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+    def until_the_end(self, max_messages: int, max_deliveries: int) -> str | None:
+        """Why it ended with something left, if it did: the answer to the last claim, or the limit."""
+        waited = False
+        while len(self.messages) < max_deliveries:
+            lease = self._c.claim(
+                self._topic, self._group, max_messages=min(max_messages, max_deliveries - len(self.messages))
+            )
+            if lease:
+                self._handle(lease.lease_id, lease.messages)
+                waited = False
+                continue
+            if lease.reason == "busy":  # messages were parked on the way: there is more to find
+                continue
+            due = self._c.next_due(self._topic, self._group)
+            if due is None or lease.reason == "paused" or (waited and due <= 0):
+                return None if lease.reason == "empty" else lease.reason
+            before = self._c.clock.time
+            self._c.clock.move(max(0.0, due) + AHEAD)
+            self.moved += self._c.clock.time - before
+            waited = True
+        return "max_deliveries"
+
+    def _handle(self, lease_id: Any, messages: Any) -> None:
+        gone: set[int] = set()
+        for message in messages:
+            if message.offset in gone:
+                continue  # released with an earlier message of its key
+            outcome = outcome_of(self._call(message))
+            try:
+                settled = self._c.settle(lease_id, {message.offset: outcome})
+            except LeaseLost:
+                self.counts["lost"] += 1
+                continue
+            self._count(outcome, died=bool(settled.dead))
+            gone.update(settled.released)
+
+    def _count(self, outcome: Outcome, *, died: bool) -> None:
+        self.counts["dead" if died else outcome.kind] += 1
+
+    def _call(self, message: Message) -> BaseException | None:
+        self.messages.append(message)
+        try:
+            if self._loop is not None:
+                self._loop.run_until_complete(self._handler(message))
+            else:
+                self._handler(message)
+        except Exception as error:
+            return error
+        return None

@@ -1,0 +1,101 @@
+"""What holds for every command: options, errors, exit codes, help, completion, documentation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import DOCUMENT, Run
+
+from custody import Custody
+from custody.cli.app import command, hoist
+from custody.store import embedded
+
+
+def test_the_version(cli: Run, quick: Run) -> None:
+    found = cli("version", "--json").document
+    assert set(found) == {"custody", "python"}
+    assert quick("version").out.startswith(f"custody {found['custody']} ")
+
+
+def test_global_options_may_stand_anywhere_before_a_double_dash() -> None:
+    assert hoist(["topics", "list", "--json", "--home=x", "--database", "u"]) == [
+        *("--json", "--home=x", "--database", "u", "topics", "list")
+    ]
+    assert hoist(["publish", "t", "--", "--json"]) == ["publish", "t", "--", "--json"]
+    assert hoist(["topics", "--database"]) == ["topics", "--database"]
+
+
+def test_an_unreachable_database_is_an_error_in_words(cli: Run) -> None:
+    url = "postgresql://nobody@127.0.0.1:1/none"
+    failed = cli("topics", "list", "--database", url, code=1)
+    assert failed.err.startswith("error: the database cannot be reached")
+    assert cli("topics", "list", "--database", url, "--json", code=1).error["code"] == "database_unavailable"
+    wrong = cli("topics", "list", "--database", "mysql://x", "--json", code=1)
+    assert wrong.error["code"] == "invalid_argument"
+
+
+def test_a_traceback_is_shown_when_asked_for(cli: Run) -> None:
+    shown = cli("topics", "describe", "nothing", code=1, CUSTODY_TRACEBACK="1")
+    assert "Traceback" in shown.err
+    assert "TopicNotFound" in shown.err
+
+
+def test_the_embedded_database_of_a_home_that_was_stopped(cli: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert cli("topics", "create", "orders", "--home", str(home)).out == "created topic orders with 1 partition\n"
+    with embedded.acquire(home) as server:
+        url = server.url
+    stopped = cli("topics", "list", "--database", url, "--json", code=1)
+    assert stopped.error["code"] == "database_unavailable"
+    assert [
+        topic["name"] for topic in cli("topics", "list", "--json", CUSTODY_HOME=str(home), CUSTODY_DATABASE="").document
+    ]
+
+
+def test_usage_errors(cli: Run, quick: Run, live: Custody) -> None:
+    unknown = cli("topic", "list", code=2)
+    assert "No such command 'topic'" in unknown.err
+    assert quick("topics", "list", "--nonsense", "--json", code=2).error["code"] == "usage"
+    assert "Usage: custody" in quick(code=2).out + quick("--help").out
+
+
+def test_completion_for_a_shell(cli: Run) -> None:
+    assert "_CUSTODY_COMPLETE" in cli("--show-completion", "bash").out
+    offered = cli(_CUSTODY_COMPLETE="complete_bash", COMP_WORDS="custody to", COMP_CWORD="1", code=0).out
+    assert "topics" in offered
+
+
+def walk(found: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    children = getattr(found, "commands", None)
+    if not children:
+        return [path]
+    return [leaf for name, child in children.items() for leaf in walk(child, (*path, name))]
+
+
+COMMANDS = walk(command())
+
+
+def test_every_command_is_documented() -> None:
+    assert [path for path in COMMANDS if f"custody {' '.join(path)}" not in DOCUMENT] == []
+
+
+def test_every_option_is_documented() -> None:
+    def options(found: Any) -> set[str]:
+        own = {name for parameter in found.params for name in parameter.opts if name.startswith("--")}
+        return own.union(*(options(child) for child in getattr(found, "commands", {}).values()))
+
+    assert [name for name in sorted(options(command())) if name not in DOCUMENT] == []
+
+
+@pytest.mark.parametrize("path", [("groups", "create"), ("publish",)], ids=" ".join)
+def test_help_says_what_a_command_takes(quick: Run, path: tuple[str, ...]) -> None:
+    assert f"Usage: custody {' '.join(path)}" in quick(*path, "--help", "--no-color").out
+
+
+def test_json_goes_to_stdout_and_nothing_else(cli: Run) -> None:
+    answer = cli("topics", "create", "orders", "--json")
+    assert json.loads(answer.out)["name"] == "orders"
+    assert answer.err == ""

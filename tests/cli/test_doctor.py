@@ -1,0 +1,138 @@
+"""custody doctor and migrate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.cli.conftest import Run
+from tests.conftest import Clock
+
+from custody import Custody, Policy
+from custody.cli import java
+from custody.store import databases
+
+
+def checks(document: dict[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in document["checks"]}
+
+
+def test_a_healthy_database_with_unsafe_settings(cli: Run, quick: Run, explained) -> None:
+    document = cli("doctor", "--json").document
+    explained(document)
+    found = checks(document)
+    assert document["healthy"]
+    assert found["database"]["status"] == found["postgresql"]["status"] == found["schema"]["status"] == "ok"
+    assert found["java"]["status"] == "info"
+    assert set(found) >= {"fsync", "full_page_writes", "synchronous_commit"}
+    assert document["groups"] == []
+    text = quick("doctor").out
+    assert f"{found['fsync']['status']:<4}  fsync" in text
+
+
+def test_what_the_server_is_asked(c: Custody, db: psycopg.Connection) -> None:
+    server = c.server()
+    assert server.version_num >= 150000
+    (fsync,) = db.execute("SHOW fsync").fetchone() or ("",)
+    assert server.fsync == (fsync == "on")
+    assert server.old_transactions == ()
+    with psycopg.connect(c.database_url, application_name="forgotten") as idle:
+        idle.execute("SELECT 1")
+        assert db.execute("SELECT kind, who FROM custody.old_transactions('0 s')").fetchall() == [
+            ("idle in transaction", "forgotten")
+        ]
+
+
+@pytest.mark.req("N5")
+def test_a_visibility_timeout_is_recommended(c: Custody, clock: Clock, quick: Run) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "quick", Policy())
+    c.create_group("orders", "slow", Policy(visibility_timeout="1m"))
+    c.publish_many("orders", list(range(200)))
+    for group, took in (("quick", 0.01), ("slow", 25.0)):
+        for _ in range(100):
+            lease = c.claim("orders", group)
+            clock.move(took)
+            lease.ack()
+    document = quick("doctor", "--json").document
+    quick, slow = document["groups"]
+    assert (quick["leases"], quick["p50"], quick["recommended_visibility_timeout"]) == (100, 0.01, 30.0)
+    assert (slow["p99"], slow["visibility_timeout"], slow["recommended_visibility_timeout"]) == (25.0, 60.0, 75.0)
+    found = checks(document)
+    assert found["orders/slow"]["remedy"] == "custody groups update orders slow --visibility-timeout 75s"
+    assert "orders/quick" not in found
+
+
+@pytest.mark.req("N5")
+def test_leases_that_expire_under_a_live_worker_are_named(c: Custody, clock: Clock, cli: Run) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "stock", Policy(visibility_timeout="5s"))
+    c.publish_many("orders", list(range(20)))
+    c.claim("orders", "stock", max_messages=10)
+    clock.move(6)
+    assert c.handling_times("orders", "stock")[0].expired == 0  # nobody has noticed yet
+    c.claim("orders", "stock")
+    clock.move(1)
+    assert c.handling_times("orders", "stock")[0].expired_alive == 0
+    c.claim("orders", "stock").ack()
+    (times,) = c.handling_times()
+    assert (times.expired, times.expired_alive) == (1, 1)
+    warning = checks(cli("doctor", "--json").document)["orders/stock"]
+    assert warning["message"] == "1 lease expired in the last hour, 1 of them under workers that went on"
+    clock.move(3601)
+    assert c.handling_times()[0].expired == 0
+
+
+@pytest.fixture
+def empty_database(server_url: str, database_url: str) -> Iterator[str]:
+    """A database without Custody's schema."""
+    name = f"{database_url.rsplit('/', 1)[-1].split('?')[0]}_empty"
+    yield databases.create(server_url, name)
+    databases.drop(server_url, name)
+
+
+def test_the_doctor_changes_nothing_and_migrate_does(cli: Run, quick: Run, empty_database: str) -> None:
+    sick = cli("doctor", "--json", "--database", empty_database, code=1).document
+    assert not sick["healthy"]
+    assert checks(sick)["schema"]["status"] == "fail"
+    with psycopg.connect(empty_database) as connection:
+        assert connection.execute("SELECT to_regnamespace('custody')").fetchone() == (None,)
+
+    done = cli("migrate", "--json", "--database", empty_database).document
+    assert done == {"applied": list(range(1, done["schema_version"] + 1)), "schema_version": done["schema_version"]}
+    again = quick("migrate", "--database", empty_database)
+    assert again.out == f"the schema is at version {done['schema_version']}\n"
+    assert quick("doctor", "--json", "--database", empty_database).document["healthy"]
+
+
+def test_an_older_schema_is_named_by_every_command(quick: Run, live: Custody, db: psycopg.Connection) -> None:
+    db.execute("UPDATE custody.release SET digest = 'other'")
+    assert quick("topics", "list", "--json", code=1).error["code"] == "schema_older"
+    assert checks(quick("doctor", "--json", code=1).document)["schema"]["status"] == "fail"
+    quick("migrate")
+    quick("topics", "list")
+
+
+def test_a_database_that_is_not_there(cli: Run, quick: Run) -> None:
+    sick = cli("doctor", "--json", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).document
+    assert checks(sick)["database"]["status"] == "fail"
+    assert "fail  database" in quick("doctor", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).out
+
+
+def test_which_java_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def java_that_says(home: str, version: str) -> str:
+        program = tmp_path / home / "bin/java"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024' >&2\n")
+        program.chmod(0o755)
+        return str(program.parent)
+
+    monkeypatch.setenv("PATH", java_that_says("new", "17.0.1"))
+    monkeypatch.setenv("JAVA_HOME", str(Path(java_that_says("old", "1.8.0_292")).parent))
+    assert java.found() == "Java 17 from PATH"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "JAVA_HOME has Java 8, and Spark needs 17" in java.found()
+    monkeypatch.delenv("JAVA_HOME")
+    assert "JAVA_HOME" not in java.found()

@@ -1,0 +1,119 @@
+"""custody groups: list, create, describe, update, delete."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.cli.conftest import Run
+
+from custody import Constant, Custody, Exponential, Policy
+
+
+def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained) -> None:
+    live.create_topic("orders")
+    created = cli(
+        *("groups", "create", "orders", "stock", "--ordering", "key", "--max-attempts", "5", "--on-dead", "hold"),
+        *("--backoff", "exponential:2s:cap=5m:jitter=0.1", "--visibility-timeout", "1m", "--handler-timeout", "50s"),
+        *("--max-in-flight", "100", "--max-ack-holes", "none", "--max-parked", "7", "--breaker", "0.5:window=10s"),
+        "--json",
+    ).document
+    explained(created)
+    assert created["policy"] == {
+        "ordering": "key",
+        "max_attempts": 5,
+        "backoff": {"kind": "exponential", "initial": 2.0, "cap": 300.0, "jitter": 0.1, "multiplier": 2.0},
+        "visibility_timeout": 60.0,
+        "handler_timeout": 50.0,
+        "on_dead": "hold",
+        "dead_letter": "keep",
+        "max_in_flight": 100,
+        "max_ack_holes": None,
+        "max_parked": 7,
+        "breaker": {"failure_rate": 0.5, "min_outcomes": 20, "window": 10.0, "probe_after": 5.0},
+    }
+    assert quick("groups", "describe", "orders", "stock", "--json").document == created
+    described = cli("groups", "describe", "orders", "stock").out
+    assert "backoff             exponential, initial 2 s, cap 5 min, jitter 0.1, multiplier 2.0" in described
+
+    cli("groups", "update", "orders", "stock", "--max-attempts", "9", "--max-parked", "none", "--breaker", "off")
+    policy = live.group("orders", "stock").policy
+    assert policy is not None
+    assert (policy.max_attempts, policy.max_parked, policy.breaker, policy.on_dead) == (9, None, None, "hold")
+    assert quick("groups", "update", "orders", "stock", code=2).err.startswith(
+        "error: Invalid value: say what to change"
+    )
+
+    live.create_group("orders", "mirror", bare=True)
+    assert [group["name"] for group in quick("groups", "list", "orders", "--json").document] == ["mirror", "stock"]
+    listed = cli("groups", "list", "orders").out.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [["mirror", "bare"], ["stock", "ordering"]]
+
+
+def test_without_a_policy_the_configured_defaults_hold(quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    quick("groups", "create", "orders", "a", CUSTODY_MAX_RETRIES="7")
+    quick("groups", "create", "orders", "b", "--backoff", "constant:1s", CUSTODY_MAX_RETRIES="7")
+    defaults, changed = live.group("orders", "a").policy, live.group("orders", "b").policy
+    assert defaults is not None
+    assert changed is not None
+    assert (defaults.max_attempts, defaults.backoff.kind) == (7, Exponential.kind)
+    assert (changed.max_attempts, changed.backoff.kind) == (7, Constant.kind)
+
+
+@pytest.mark.req("V9")
+def test_the_start_positions(quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    live.publish_many("orders", [0, 1])
+    middle = datetime.now(UTC)
+    live.publish_many("orders", [2, 3])
+    for start in ("earliest", "latest", "1", middle.isoformat(), "1h"):
+        quick("groups", "create", "orders", f"from-{start[:8]}", "--start", start)
+    lags = {group.name: live.stats("orders", group.name).lag for group in live.groups("orders")}
+    assert lags == {
+        "from-earliest": 4,
+        "from-latest": 0,
+        "from-1": 3,
+        f"from-{middle.isoformat()[:8]}": 2,
+        "from-1h": 4,
+    }
+    assert (
+        quick("groups", "create", "orders", "x", "--start", "9", "--json", code=1).error["code"]
+        == "offset_out_of_range"
+    )
+    assert (
+        "is not earliest, latest, an offset or a time"
+        in quick("groups", "create", "orders", "x", "--start", "soon", code=2).err
+    )
+
+
+@pytest.mark.req("V2")
+def test_a_bare_group_takes_no_policy(quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    quick("groups", "create", "orders", "mirror", "--bare")
+    assert live.group("orders", "mirror").bare
+    assert quick("groups", "create", "orders", "x", "--bare", "--max-attempts", "2", "--json", code=1).error[
+        "code"
+    ] == ("invalid_argument")
+    assert quick("groups", "update", "orders", "mirror", "--max-attempts", "2", "--json", code=1).error["code"] == (
+        "bare_group"
+    )
+
+
+def test_a_wrong_policy_is_refused_before_anything_happens(quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    create = ("groups", "create", "orders", "stock")
+    assert "Did you mean 'exponential'?" in quick(*create, "--backoff", "exponentail:2s", code=2).err
+    assert "is not a duration" in quick(*create, "--visibility-timeout", "soon", code=2).err
+    assert quick(*create, "--on-dead", "hold", "--json", code=1).error["code"] == "invalid_policy"
+    assert live.groups("orders") == []
+
+
+def test_a_group_is_deleted_only_when_confirmed(cli: Run, quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    live.create_group("orders", "stock", Policy())
+    live.publish("orders", 1)
+    assert "with 1 unresolved message?" in cli("groups", "delete", "orders", "stock", code=2).err
+    assert len(live.groups("orders")) == 1
+    assert quick("groups", "delete", "orders", "stock", "-y").out == "deleted group stock of topic orders\n"
+    assert live.groups("orders") == []

@@ -1,0 +1,94 @@
+"""custody topics: list, create, describe, delete."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import COMMAND, Run
+
+from custody import Custody
+
+
+def test_a_topic_is_created_listed_and_described(cli: Run, quick: Run, live: Custody, explained) -> None:
+    assert cli("topics", "list").out == "There are no topics.\n"
+    said = cli("topics", "create", "orders", "--partitions", "2", "--max-depth", "10")
+    assert said.out == "created topic orders with 2 partitions\n"
+    assert (live.topic("orders").partitions, live.topic("orders").max_depth) == (2, 10)
+
+    live.publish("orders", 1, partition=1)
+    listed = quick("topics", "list")
+    assert [line.split()[:4] for line in listed.out.splitlines()] == [
+        ["topic", "partitions", "messages", "max"],
+        ["orders", "2", "1", "10"],
+    ]
+
+    (document,) = quick("topics", "list", "--json").document
+    explained(document)
+    assert document == {
+        "name": "orders",
+        "partitions": 2,
+        "max_depth": 10,
+        "created_at": live.topic("orders").created_at.isoformat(),
+        "tails": [0, 1],
+        "first_offsets": [0, 0],
+        "message_count": 1,
+    }
+
+    live.create_group("orders", "stock")
+    described = cli("--json", "topics", "describe", "orders").document
+    explained(described)
+    assert described["topic"] == document
+    assert [group["name"] for group in described["groups"]] == ["stock"]
+    assert "groups     stock" in quick("topics", "describe", "orders").out
+
+
+def test_a_topic_is_deleted_only_when_confirmed(cli: Run, quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    live.publish("orders", 1)
+    refused = cli("topics", "delete", "orders", code=2)
+    assert "error: Delete topic orders with 1 message and 0 groups?" in refused.err
+    assert "--yes" in refused.err
+    assert quick("--json", "topics", "delete", "orders", code=2).error["code"] == "usage"
+    assert [topic.name for topic in live.topics()] == ["orders"]
+
+    assert quick("topics", "delete", "orders", "--yes", "--json").document == {"deleted": "orders", "messages": 1}
+    assert live.topics() == []
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 1, 1), (b"y\n", 0, 0)])
+def test_on_a_terminal_it_asks(
+    environment: dict[str, str], tmp_path: Path, live: Custody, answer: bytes, code: int, left: int
+) -> None:
+    live.create_topic("orders")
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    done = subprocess.run(
+        [*COMMAND, "topics", "delete", "orders"],
+        stdin=theirs,
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == code, done.stderr
+    assert b"Delete topic orders with 0 messages and 0 groups? [y/N]" in done.stderr
+    assert len(live.topics()) == left
+
+
+def test_what_cannot_be_is_refused_in_words(cli: Run, quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    exists = cli("topics", "create", "orders", code=1)
+    assert exists.err == "error: topic 'orders' exists already\n  Use it, or choose another name.\n"
+    unknown = quick("topics", "describe", "order", "--json", code=1).error
+    assert unknown["code"] == "topic_not_found"
+    assert unknown["remedy"]
+    assert quick("topics", "create", "a b", code=1).err.startswith("error: 'a b' cannot be")
+    assert "Invalid value for '--partitions'" in quick("topics", "create", "x", "--partitions", "0", code=2).err
+    assert "Missing argument" in quick("topics", "create", code=2).err

@@ -1,0 +1,104 @@
+"""custody work: a handler of one's own, stopped by a signal without losing anything."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+from tests.waiting import wait_for
+
+from custody import Constant, Custody, Outgoing, Policy
+
+HANDLERS = """
+import time
+import custody
+
+def handle(message):
+    if message.payload == "poison":
+        raise custody.Dead("poison")
+
+def slow(message):
+    time.sleep(0.05)
+
+async def asynchronous(message):
+    if message.attempt == 1:
+        raise ValueError("not at first")
+
+class Stock:
+    @staticmethod
+    def apply(message):
+        pass
+
+number = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _orders(live: Custody, tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    live.create_topic("orders", partitions=2)
+    live.create_group("orders", "stock", Policy(max_attempts=3, backoff=Constant("0s")))
+
+
+def test_it_works_until_sigterm_and_says_what_it_did(start, live: Custody, explained) -> None:
+    live.publish_many("orders", [Outgoing("poison" if n == 7 else n) for n in range(200)])
+    process = start("work", "handlers:handle", "--topic", "orders", "--group", "stock", "--json", "--name", "me")
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "everything to be handled")
+    live.publish("orders", "later", key="a")
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "the late one to be handled")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    explained(document)
+    assert document["summary"] == {"done": 200, "failed": 0, "dead": 1, "later": 0, "released": 0, "lost": 0}
+    assert [letter.last_error for letter in live.dead("orders", "stock")] == ["poison"]
+
+
+@pytest.mark.req("V5")
+def test_ctrl_c_finishes_what_has_begun_and_gives_back_the_rest(start, live: Custody) -> None:
+    live.publish_many("orders", list(range(500)))
+    process = start("work", "handlers:slow", "-t", "orders", "-g", "stock", "--concurrency", "4")
+    wait_for(lambda: live.stats("orders", "stock").depth < 500, "the first to be done")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "working on orders/stock" in err
+    done = int(out.removeprefix("stopped: ").split(" done")[0].replace(",", ""))
+    stats = live.stats("orders", "stock")
+    assert (stats.in_flight, stats.depth, stats.dead) == (0, 500 - done, 0)
+
+
+@pytest.mark.req("V12")
+def test_a_coroutine_is_a_handler_too(start, live: Custody) -> None:
+    live.publish_many("orders", list(range(5)))
+    process = start("work", "handlers:asynchronous", "-t", "orders", "-g", "stock", "--json")
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "the second attempts")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert (json.loads(out)["summary"]["done"], json.loads(out)["summary"]["failed"]) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("handler", "complaint"),
+    [
+        ("handlers", "is not MODULE:HANDLER"),
+        ("handlers:handel", "has no 'handel'"),
+        ("handlers:number", "is a int, not a function"),
+        ("nowhere:handle", "there is no module 'nowhere'"),
+    ],
+)
+def test_a_handler_that_is_not_there(quick: Run, handler: str, complaint: str) -> None:
+    assert complaint in quick("work", handler, "-t", "orders", "-g", "stock", code=2).err
+
+
+def test_what_the_module_itself_lacks_is_named(quick: Run) -> None:
+    failed = quick("work", "broken:handle", "-t", "orders", "-g", "stock", code=1)
+    assert "error: ModuleNotFoundError: No module named 'nothing_of_that_name'" in failed.err
+    assert quick("work", "handlers:Stock.apply", "-t", "orders", "-g", "x", "--json", code=1).error["code"] == (
+        "group_not_found"
+    )
