@@ -22,6 +22,12 @@ TEMPLATE = "custody_template"
 _numbers = itertools.count()
 
 
+def _in_memory() -> Path | None:
+    """A file system without a disk, if there is one with room: copying a database is ten times faster there."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 8 * 2**30 else None
+
+
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """The server of this test process: the one that CUSTODY_TEST_DATABASE names, or an embedded one of its own."""
@@ -29,7 +35,7 @@ def server_url() -> Iterator[str]:
     if given:
         yield given
         return
-    home = Path(tempfile.mkdtemp(prefix="custody-tests-"))
+    home = Path(tempfile.mkdtemp(prefix="custody-tests-", dir=_in_memory()))
     # durability is tested where it matters, with a server of the test's own; here it would only cost time
     with embedded.acquire(
         home, settings={"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -71,7 +77,9 @@ def database_url(server_url: str, template: str) -> Iterator[str]:
     name = f"custody_test_{os.getpid()}_{next(_numbers)}"
     _execute(
         server_url,
-        sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)),
+        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
+            sql.Identifier(name), sql.Identifier(template)
+        ),
     )
     yield url_of(server_url, name)
     _execute(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -1,0 +1,101 @@
+"""Claim, read and acknowledge, beside a bare SELECT of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+from psycopg import sql
+
+from bench.backlog import fill
+from bench.measure import in_turn, rate, ratio
+from bench.report import Row, at_least
+from bench.stage import Connection, Stage
+from custody import Custody, Message, Policy
+
+TARGETS = {1000: 300_000, 100: 65_000}
+
+
+def rows(stage: Stage) -> Iterator[Row]:
+    for size in (1000, 100):
+        yield from batch(stage, size)
+
+
+def batch(stage: Stage, size: int) -> Iterator[Row]:
+    messages = size * stage.sizes.batches[size]
+    with stage.open() as (c, connection):
+        table = fill(c, connection, "orders", messages)
+        work = {
+            "drain": drainer(c, "orders", size),
+            "select": selector(connection, table, messages, size),
+            "messages": selector(connection, table, messages, size, as_messages=True),
+        }
+        for warm in work.values():
+            warm()
+        found = in_turn(stage.sizes.repetitions, {name: partial(rate, messages, one) for name, one in work.items()})
+    yield Row(
+        what=f"claim + read + ack, batch {size:,}",
+        measured=found["drain"].median,
+        unit="msg/s",
+        target=at_least(TARGETS[size]),
+        beside="bare SELECT",
+        other=found["select"].median,
+        ratio=ratio(found["drain"], found["select"]),
+        ratio_target=at_least(0.6),
+    )
+    yield Row(
+        what=f"  batch {size:,}, against the same messages in Python",
+        measured=found["drain"].median,
+        unit="msg/s",
+        beside="bare SELECT into messages",
+        other=found["messages"].median,
+        ratio=ratio(found["drain"], found["messages"]),
+    )
+
+
+_numbers = count()
+
+
+def drainer(c: Custody, topic: str, size: int, policy: Policy | None = None) -> Callable[[], None]:
+    """Consumes the whole topic as a new group, once a call."""
+
+    def drain() -> None:
+        group = f"group-{next(_numbers)}"
+        c.create_group(topic, group, policy)
+        while lease := c.claim(topic, group, max_messages=size):
+            lease.ack()
+
+    return drain
+
+
+def selector(
+    connection: Connection, table: sql.Identifier, messages: int, size: int, *, as_messages: bool = False
+) -> Callable[[], None]:
+    """Reads the whole table in the same batches, once a call: rows as tuples, or made into messages."""
+    query = sql.SQL(
+        """SELECT "offset", published_at, key, kind, payload, headers FROM {}
+           WHERE partition = 0 AND "offset" >= %s AND "offset" < %s ORDER BY "offset" """
+    ).format(table)
+
+    def select() -> None:
+        for start in range(0, messages, size):
+            rows = connection.cursor(binary=True).execute(query, [start, start + size]).fetchall()
+            if as_messages:
+                [message(*row) for row in rows]
+
+    return select
+
+
+def message(offset: Any, published_at: Any, key: Any, _: object, payload: Any, headers: Any) -> Message:
+    return Message(
+        topic="orders",
+        partition=0,
+        offset=offset,
+        key=key,
+        payload=payload,
+        headers=headers or {},
+        attempt=1,
+        published_at=published_at,
+    )

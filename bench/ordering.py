@@ -1,0 +1,100 @@
+"""Order by key: what it costs when all goes well, and when some keys fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from time import perf_counter
+
+from bench.backlog import fill
+from bench.consuming import drainer
+from bench.measure import in_turn, rate, ratio
+from bench.report import Row, at_least
+from bench.stage import Stage
+from custody import Constant, Custody, Lease, Outcome, Policy
+
+ORDERED = Policy(ordering="key", max_attempts=5, backoff=Constant("0s"))
+KEYS = 1000
+FAILING = frozenset(f"key-{number}" for number in range(KEYS // 100))
+
+
+def rows(stage: Stage) -> Iterator[Row]:
+    for size in (1000, 100):
+        yield from batch(stage, size)
+
+
+def batch(stage: Stage, size: int) -> Iterator[Row]:
+    messages = size * stage.sizes.batches[size]
+    with stage.open() as (c, connection):
+        fill(c, connection, "orders", messages, keys=KEYS)
+        plain, ordered = drainer(c, "orders", size), drainer(c, "orders", size, ORDERED)
+        plain()
+        ordered()
+        found = in_turn(
+            stage.sizes.repetitions,
+            {
+                "plain": lambda: rate(messages, plain),
+                "ordered": lambda: rate(messages, ordered),
+                "flow": failing(c, "orders", size, to_the_end=False),
+                "whole": failing(c, "orders", size, to_the_end=True),
+            },
+        )
+    yield Row(
+        what=f"ordered by key, batch {size:,}",
+        measured=found["ordered"].median,
+        unit="msg/s",
+        beside="unordered",
+        other=found["plain"].median,
+        ratio=ratio(found["ordered"], found["plain"]),
+        ratio_target=at_least(0.9),
+    )
+    for name, what in (("flow", "until the log is read"), ("whole", "until all is done")):
+        yield Row(
+            what=f"  batch {size:,}, 1 % of the keys fail twice, {what}",
+            measured=found[name].median,
+            unit="msg/s",
+            beside="failure-free",
+            other=found["ordered"].median,
+            ratio=ratio(found[name], found["ordered"]),
+            ratio_target=at_least(0.4),
+        )
+
+
+_numbers = count()
+
+
+def failing(c: Custody, topic: str, size: int, *, to_the_end: bool) -> Callable[[], float]:
+    """Consumes the topic as a new group in which some keys fail twice on each message: messages done a second."""
+
+    def drain() -> float:
+        group = f"failing-{next(_numbers)}"
+        c.create_group(topic, group, ORDERED)
+        last = c.topic(topic).tails[0] - 1
+        done = 0
+        start = perf_counter()
+        while lease := c.claim(topic, group, max_messages=size):
+            said = outcomes(lease)
+            c.settle(lease.lease_id, said)
+            done += sum(outcome.kind == "ack" for outcome in said.values())
+            # the very last messages may be of a failing key
+            if not to_the_end and lease.messages[-1].offset >= last - 20:
+                break
+        return done / (perf_counter() - start)
+
+    return drain
+
+
+def outcomes(lease: Lease) -> dict[int, Outcome]:
+    """What a handler would say: a failing key fails on the first two attempts of a message, and goes no further."""
+    done, failed = Outcome("ack"), Outcome("nack", error="the handler failed")
+    stopped = set()
+    said = {}
+    for message in lease.messages:
+        if message.key in stopped:
+            continue
+        if message.key in FAILING and message.attempt <= 2:
+            stopped.add(message.key)
+            said[message.offset] = failed
+        else:
+            said[message.offset] = done
+    return said

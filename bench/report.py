@@ -1,0 +1,110 @@
+"""What a run found: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on a figure."""
+
+    bound: float
+    at_most: bool = False
+
+    def met_by(self, value: float) -> bool:
+        return value <= self.bound if self.at_most else value >= self.bound
+
+
+def at_least(bound: float) -> Target:
+    return Target(bound)
+
+
+def at_most(bound: float) -> Target:
+    return Target(bound, at_most=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One figure, what it should be, and its ratio to what was measured beside it."""
+
+    what: str
+    measured: float
+    unit: str
+    target: Target | None = None
+    beside: str | None = None
+    other: float | None = None
+    ratio: float | None = None
+    ratio_target: Target | None = None
+    note: str | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        """None for a figure without a target."""
+        verdicts = [
+            target.met_by(value)
+            for target, value in ((self.target, self.measured), (self.ratio_target, self.ratio))
+            if target is not None and value is not None
+        ]
+        return all(verdicts) if verdicts else None
+
+
+def number(value: float) -> str:
+    if value >= 100_000:
+        return f"{value / 1000:,.0f}k"
+    if value >= 1000:
+        return f"{value / 1000:,.1f}k"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bound(target: Target | None) -> str:
+    return "" if target is None else f"{'≤' if target.at_most else '≥'} {number(target.bound)}"
+
+
+def _verdict(passed: bool | None) -> str:
+    return {None: "", True: "[green]pass[/]", False: "[red bold]miss[/]"}[passed]
+
+
+def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
+    shown = Table(title=" · ".join(facts.values()), title_justify="left", title_style="")
+    shown.add_column("what", no_wrap=True)
+    shown.add_column("measured", justify="right", no_wrap=True)
+    shown.add_column("target", justify="right", no_wrap=True)
+    shown.add_column("beside", no_wrap=True)
+    shown.add_column("that", justify="right", no_wrap=True)
+    shown.add_column("ratio", justify="right", no_wrap=True)
+    shown.add_column("target", justify="right", no_wrap=True)
+    shown.add_column("", no_wrap=True)
+    for row in rows:
+        shown.add_row(
+            row.what if row.note is None else f"{row.what}\n  [dim]{row.note}[/]",
+            f"{number(row.measured)} {row.unit}",
+            _bound(row.target),
+            row.beside or "",
+            "" if row.other is None else f"{number(row.other)} {row.unit}",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            _bound(row.ratio_target),
+            _verdict(row.passed),
+        )
+    return shown
+
+
+WIDTH = 170
+"""Of a table that goes to a file: as wide as it needs to be."""
+
+
+def show(console: Console, rows: Sequence[Row], facts: dict[str, str]) -> None:
+    console.print(table(rows, facts))
+    judged = [row.passed for row in rows if row.passed is not None]
+    console.print(f"{sum(judged)} of {len(judged)} targets met.")
+
+
+def write(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
+    found = {"facts": facts, "rows": [{**asdict(row), "passed": row.passed} for row in rows]}
+    path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,71 @@
+"""How much each row does: a full run for the record, a quick one for the desk, a tiny one that only proves it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PAYLOAD_BYTES = 167
+KEYS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    repetitions: int
+    batches: dict[int, int]
+    """How many batches of each size one repetition of a rate takes."""
+    claims: int
+    in_flight: int
+    open_cases: int
+    small_log: int
+    large_log: int
+    footprint_rounds: int
+    held_rounds: int
+    held_repetitions: int
+    peer_batches: int
+    peer_jobs: int
+
+
+FULL = Sizes(
+    repetitions=5,
+    batches={1: 500, 100: 400, 1000: 200},
+    claims=200,
+    in_flight=10_000,
+    open_cases=200_000,
+    small_log=100_000,
+    large_log=10_000_000,
+    footprint_rounds=100,
+    held_rounds=10_000,
+    held_repetitions=3,
+    peer_batches=20,
+    peer_jobs=5_000,
+)
+
+QUICK = Sizes(
+    repetitions=3,
+    batches={1: 200, 100: 150, 1000: 60},
+    claims=60,
+    in_flight=10_000,
+    open_cases=200_000,
+    small_log=100_000,
+    large_log=1_000_000,
+    footprint_rounds=30,
+    held_rounds=2_000,
+    held_repetitions=1,
+    peer_batches=5,
+    peer_jobs=1_000,
+)
+
+TINY = Sizes(
+    repetitions=1,
+    batches={1: 5, 100: 3, 1000: 2},
+    claims=5,
+    in_flight=1_000,
+    open_cases=1_000,
+    small_log=5_000,
+    large_log=10_000,
+    footprint_rounds=3,
+    held_rounds=20,
+    held_repetitions=1,
+    peer_batches=1,
+    peer_jobs=20,
+)

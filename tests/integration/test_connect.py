@@ -1,0 +1,195 @@
+"""Connecting: embedded, by URL, by the environment; and what happens when the database is wrong, away or back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.conftest import url_of
+from tests.waiting import wait_for
+
+import custody
+from custody.errors import DatabaseUnavailable, InvalidArgument, IsolationLevel
+from custody.store import embedded
+from custody.store.postgres import Database
+
+PUBLISH = """
+import sys, custody
+with custody.connect() as c:
+    if not c.topics():
+        c.create_topic("orders")
+    print(c.publish("orders", sys.argv[1]).offset, c.database_url, flush=True)
+    sys.stdin.readline()
+"""
+READ = """
+import custody
+with custody.connect() as c:
+    print([message.payload for message in c.read("orders")])
+"""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="custody connect "))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def python(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_processes_share_the_embedded_database_of_a_home_with_spaces(base: Path) -> None:
+    home = base / "a home, with spaces"
+    first = python(PUBLISH, "first", CUSTODY_HOME=str(home))
+    assert first.stdout is not None
+    offset, url = first.stdout.readline().split()
+    assert (offset, url.startswith("postgresql://")) == ("0", True)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM custody.events").fetchone() == (1,)
+    second = python(PUBLISH, "second", CUSTODY_HOME=str(home))
+    assert second.communicate("\n", timeout=60)[0].startswith("1 ")
+    first.communicate("\n", timeout=60)
+    third = python(READ, CUSTODY_HOME=str(home))
+    assert third.communicate(timeout=60)[0].strip() == "['first', 'second']", "it outlives the last process"
+    assert [process.returncode for process in (first, second, third)] == [0, 0, 0]
+
+
+def test_a_home_may_be_given_and_beats_the_environment(
+    base: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUSTODY_DATABASE", database_url)
+    with custody.connect(home=base / "home") as c:
+        assert c.database_url != database_url
+        assert c.topics() == []
+    assert (base / "home" / "data").is_dir()
+
+
+@pytest.mark.core
+def test_a_url_is_used_as_it_is(database_url: str) -> None:
+    with custody.connect(database_url) as c:
+        assert c.database_url == database_url
+        c.create_topic("orders")
+    with custody.connect(database_url) as c:
+        assert [topic.name for topic in c.topics()] == ["orders"]
+
+
+@pytest.mark.core
+def test_the_environment_names_the_database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUSTODY_DATABASE", database_url)
+    with custody.connect() as c:
+        assert c.database_url == database_url
+
+
+@pytest.mark.core
+@pytest.mark.req("G8")
+def test_the_file_names_the_database_and_the_defaults_of_groups(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    delivery = "defaults: {topic: {delivery: {maxRetries: 8, visibilityTimeout: 2m}}}"
+    (tmp_path / "custody.yaml").write_text(f"database: {database_url}\n{delivery}\n")
+    with custody.connect() as c:
+        c.create_topic("orders")
+        policy = c.create_group("orders", "stock").policy
+        assert policy is not None
+        assert (policy.max_attempts, policy.columns()["visibility_timeout"]) == (8, "120.0 s")
+
+
+def test_what_is_no_database_is_refused() -> None:
+    for url in ("mysql://localhost/x", "localhost:5432", "/tmp/somewhere", "host=localhost"):
+        with pytest.raises(InvalidArgument, match="Give a URL that begins with postgresql://"):
+            custody.connect(url)
+    for malformed in ("postgresql://[", "postgresql://localhost/db?no_such_option=1"):
+        with pytest.raises(InvalidArgument):
+            custody.connect(malformed)
+
+
+@pytest.mark.core
+def test_a_database_that_is_not_there_is_named(server_url: str) -> None:
+    with pytest.raises(DatabaseUnavailable, match="no_such_database"):
+        custody.connect(url_of(server_url, "no_such_database"))
+    with pytest.raises(DatabaseUnavailable, match="Check that it runs"):
+        custody.connect("postgresql://127.0.0.1:1/custody")
+
+
+def test_a_stopped_database_is_unavailable_and_used_again_when_it_is_back(base: Path) -> None:
+    home = base / "home"
+    with custody.connect(home=home) as c:
+        c.create_topic("orders")
+        c.create_group("orders", "stock")
+        c.publish("orders", 1)
+        lease = c.claim("orders", "stock", visibility_timeout="10m")
+        embedded.stop(home, "immediate")
+        with pytest.raises(DatabaseUnavailable, match="Check that it runs"):
+            c.publish("orders", 2)
+        with embedded.acquire(home):
+
+            def works() -> bool:
+                try:
+                    return bool(c.topics())
+                except DatabaseUnavailable:
+                    return False
+
+            wait_for(works, "the pool has found the database again")
+            assert lease.ack().settled == 1
+            assert c.publish("orders", 2).offset == 1
+
+
+@pytest.mark.core
+def test_a_cut_connection_costs_one_call(c: custody.Custody, db: psycopg.Connection) -> None:
+    c.create_topic("orders")
+    db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    try:
+        c.publish("orders", 1)
+    except DatabaseUnavailable:
+        c.publish("orders", 1)
+    assert len(c.read("orders")) == 1
+
+
+@pytest.mark.core
+def test_a_verb_in_another_isolation_level_is_refused(c: custody.Custody, database_url: str) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "stock")
+    db = Database(database_url)
+    try:
+        with psycopg.connect(database_url) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with pytest.raises(IsolationLevel, match="Use READ COMMITTED"):
+                db.call("claim", on=connection, topic="orders", group="stock")
+    finally:
+        db.close()
+
+
+@pytest.mark.core
+@pytest.mark.req("G20")
+def test_an_argument_of_a_strange_type_is_the_callers_error(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    with pytest.raises(InvalidArgument):
+        c.create_topic(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        c.read("orders", "first")  # type: ignore[arg-type]
+
+
+@pytest.mark.core
+def test_a_closed_custody_can_be_closed_again(database_url: str) -> None:
+    c = custody.connect(database_url)
+    c.close()
+    c.close()

@@ -1,0 +1,232 @@
+"""What operators do beside workers: redrive, rewind, skip and release, each decided under the cursor's lock."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from tests.conftest import Clock
+from tests.interleaving.conftest import Make
+from tests.interleaving.session import GROUP, TOPIC, Session
+
+import custody
+
+pytestmark = pytest.mark.core
+
+
+def kill(one: Session, *offsets: int) -> None:
+    """Claims and rejects: the messages named are dead, the others of the claim done."""
+    lease = one.claim(max(offsets) + 1)
+    one.settle(lease.lease_id, {offset: "dead" if offset in offsets else "ack" for offset in lease.offsets})
+    one.commit()
+
+
+@pytest.mark.req("V8")
+def test_trap_1_3_redrive_waits_for_a_claim_and_obeys_the_order_rule(make: Make, one: Session, two: Session) -> None:
+    """Trap 1.3: K@0 is dead and released, K@1 in flight. Redriven, K@0 must not go beside it."""
+    make("KKK")
+    kill(one, 0)
+    lease = one.claim(1)
+    assert lease.offsets == [1]
+    redriving = two.blocked(two.redrive)
+    one.commit()
+    assert redriving.result(10) == [(0, 0)]
+    two.commit()
+    assert two.claim(9).offsets == []
+    two.commit()
+    assert one.ack(lease.lease_id, 1).lost == []
+    one.commit()
+    again = two.claim(9)
+    assert again.attempts[0] == 1  # and a fresh budget
+    assert again.offsets == sorted(again.offsets)
+    assert 1 not in again.offsets
+
+
+def test_claim_waits_for_a_redrive_and_hands_it_out(make: Make, one: Session, two: Session) -> None:
+    make("Ka")
+    kill(one, 0)
+    one.redrive()
+    claiming = two.blocked(two.claim, 9)
+    one.commit()
+    assert claiming.result(10).attempts == {0: 1, 1: 1}
+
+
+@pytest.mark.req("V8")
+def test_two_redrives_at_once_redrive_once(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    make("Ka")
+    kill(one, 0)
+    assert one.redrive() == [(0, 0)]
+    second = two.blocked(two.redrive)
+    one.commit()
+    assert second.result(10) == []
+    two.commit()
+    assert [entry.kind for entry in c.trace(TOPIC, 0, 0)].count("redrive") == 1
+
+
+def test_redrive_that_waited_takes_what_died_meanwhile(
+    make: Make, c: custody.Custody, one: Session, two: Session, clock: Clock
+) -> None:
+    """It decides after it has its locks: what it redrives is what was dead then."""
+    make("ab", max_attempts=1)
+    one.claim(1, visibility=5)
+    one.commit()
+    clock.move(6)
+    assert one.claim(1).offsets == [1]  # the fold, not committed, makes the first one dead
+    redriving = two.blocked(two.redrive)
+    one.commit()
+    assert redriving.result(10) == [(0, 0)]
+    two.commit()
+    assert c.dead(TOPIC, GROUP) == []
+    assert two.claim(9).attempts == {0: 1}
+
+
+@pytest.mark.req("V9")
+def test_rewind_waits_for_an_open_settle_and_takes_all_of_it_back(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make("abcd")
+    lease = one.claim(4)
+    one.commit()
+    one.settle(lease.lease_id, {0: "ack", 1: "nack", 2: "release", 3: "dead"})
+    rewinding = two.blocked(two.rewind, 0)
+    one.commit()
+    assert rewinding.result(10) == [(0, 0, 4)]
+    two.commit()
+    assert c.dead(TOPIC, GROUP) == []
+    assert two.claim(9).attempts == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+@pytest.mark.req("V9", "G14")
+def test_trap_1_12_late_ack_behind_a_rewind_is_lost(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    """Trap 1.12: a table was emptied and the group rewound; the old lease's ack must not make anything done."""
+    make("abc")
+    lease = one.claim(2)
+    one.commit()
+    two.rewind(0)
+    acking = one.blocked(one.ack, lease.lease_id, 0, 1)
+    two.commit()
+    assert acking.result(10).lost == [0, 1]
+    one.commit()
+    assert one.ack_lease(lease.lease_id) == 0
+    one.commit()
+    assert c.stats(TOPIC, GROUP).depth == 3
+    assert one.claim(9).attempts == {0: 1, 1: 1, 2: 1}
+
+
+def test_rewind_into_a_lease_revokes_only_what_lies_beyond_its_target(make: Make, one: Session, two: Session) -> None:
+    make("abcd")
+    lease = one.claim(4)
+    one.commit()
+    two.rewind(2)
+    two.commit()
+    outcome = one.ack(lease.lease_id, 0, 1, 2, 3)
+    assert (outcome.settled, outcome.lost) == (2, [2, 3])
+    one.commit()
+    assert two.claim(9).attempts == {2: 1, 3: 1}
+
+
+def test_rewind_waits_for_a_claim_and_revokes_it(make: Make, one: Session, two: Session) -> None:
+    make("ab")
+    lease = one.claim(2)
+    rewinding = two.blocked(two.rewind, 0)
+    one.commit()
+    assert rewinding.result(10) == [(0, 0, 2)]
+    two.commit()
+    assert one.ack(lease.lease_id, 0, 1).lost == [0, 1]
+
+
+def test_claim_waits_for_a_rewind_and_starts_again(make: Make, one: Session, two: Session) -> None:
+    make("abc")
+    lease = one.claim(2)
+    one.ack_lease(lease.lease_id)
+    one.commit()
+    one.rewind(0)
+    claiming = two.blocked(two.claim, 2)
+    one.commit()
+    assert claiming.result(10).attempts == {0: 1, 1: 1}
+
+
+@pytest.mark.req("V9", "K2")
+def test_trap_1_2_rewind_over_an_open_case_keeps_the_order(make: Make, one: Session, two: Session) -> None:
+    """Trap 1.2: the due case K@2 must not go before K@0, which the rewind returned."""
+    make("KaK")
+    lease = one.claim(2)
+    one.ack_lease(lease.lease_id)
+    lease = one.claim(1)
+    one.nack(lease.lease_id, 2, delay=0)
+    one.commit()
+    one.rewind(0)
+    claiming = two.blocked(two.claim, 1)
+    one.commit()
+    first = claiming.result(10)
+    assert first.offsets == [0]
+    two.commit()
+    assert one.claim(9).offsets == [1]
+
+
+@pytest.mark.req("K8")
+def test_skip_waits_for_a_claim_and_refuses_what_is_in_flight(
+    make: Make, one: Session, two: Session, clock: Clock
+) -> None:
+    make("K")
+    lease = one.claim(1)
+    one.nack(lease.lease_id, 0, delay=1)
+    one.commit()
+    clock.move(1)
+    assert one.claim(1).offsets == [0]
+    skipping = two.blocked(two.skip, 0)
+    one.commit()
+    with pytest.raises(psycopg.Error) as refused:
+        skipping.result(10)
+    assert refused.value.diag.message_detail == "not_skippable"
+
+
+@pytest.mark.req("K8")
+def test_claim_waits_for_a_skip_and_the_key_goes_on(make: Make, one: Session, two: Session) -> None:
+    make("KaK")
+    lease = one.claim(3)
+    one.settle(lease.lease_id, {0: "nack", 1: "ack"}, delay=60)
+    one.commit()
+    one.skip(0)
+    claiming = two.blocked(two.claim, 9, partition=0)
+    one.commit()
+    assert claiming.result(10).attempts == {2: 1}
+
+
+@pytest.mark.req("K8")
+def test_skip_beside_an_open_nack_is_refused(make: Make, one: Session, two: Session) -> None:
+    make("K")
+    lease = one.claim(1)
+    one.commit()
+    one.nack(lease.lease_id, 0)
+    with pytest.raises(psycopg.Error) as refused:
+        two.skip(0)
+    assert refused.value.diag.message_detail == "not_skippable"
+    two.rollback()
+    one.commit()
+    two.skip(0)
+
+
+@pytest.mark.req("K8")
+def test_release_key_waits_for_a_claim_and_the_next_one_goes_on(make: Make, one: Session, two: Session) -> None:
+    make("KaK", on_dead="hold")
+    lease = one.claim(1)
+    one.settle(lease.lease_id, {0: "dead"})
+    one.commit()
+    assert one.claim(9).offsets == [1]  # K@2 is parked behind the held one
+    releasing = two.blocked(two.release_key, "K")
+    one.commit()
+    assert releasing.result(10) == 1
+    two.commit()
+    assert one.claim(9).offsets == [2]
+
+
+@pytest.mark.req("K8")
+def test_claim_waits_for_release_key(make: Make, one: Session, two: Session) -> None:
+    make("KaK", on_dead="hold")
+    lease = one.claim(3)
+    one.settle(lease.lease_id, {0: "dead", 1: "ack"})
+    one.commit()
+    assert one.release_key("K") == 1
+    claiming = two.blocked(two.claim, 9, partition=0)
+    one.commit()
+    assert claiming.result(10).offsets == [2]

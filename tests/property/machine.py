@@ -1,0 +1,125 @@
+"""Random verbs on a real group and on its model, side by side."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.property.journal import Journal
+from tests.property.model import Filter, Model, Rules, Said
+from tests.property.steps import KEY, steps
+from tests.property.tables import Connection, Reader
+from tests.property.verbs import GROUP, Verbs
+
+import custody
+from custody.lifecycle import State
+
+if TYPE_CHECKING:
+    from tests.conftest import Clock
+
+_names = itertools.count()
+
+
+class Lifecycle(Verbs, RuleBasedStateMachine):
+    """Random steps; after each of them all that can be known is compared."""
+
+    def __init__(self, c: custody.Custody, db: Connection, clock: Clock, rules: Rules, scale: int = 1) -> None:
+        super().__init__()
+        self.c, self.db, self.clock, self.terms, self.scale = c, db, clock, rules, scale
+        self.topic = f"topic-{next(_names)}"
+        self.sound = False
+
+    @initialize(keys=st.lists(KEY, min_size=10, max_size=40))
+    def create(self, keys: list[str | None]) -> None:
+        self.c.create_topic(self.topic)
+        self.c.create_group(self.topic, GROUP, self.policy())
+        self.model = Model(self.terms)
+        self.journal = Journal()
+        self.reader = Reader(self.db, self.topic, GROUP)
+        self.tables = self.reader.read(self.clock())
+        self.publish(keys)
+
+    @rule(step=steps)
+    def do(self, step: tuple[str, dict[str, Any]]) -> None:
+        self.sound = False
+        verb, arguments = step
+        getattr(self, verb)(**arguments)
+
+    def teardown(self) -> None:
+        if not self.sound:
+            return  # a step has failed: what could be found now would only hide it
+        self.drain()
+        self.c.delete_topic(self.topic)
+
+    # what has to hold after each step
+
+    @invariant()
+    def agrees(self) -> None:
+        """Tables, journal and model say the same of every message."""
+        self.sound = False
+        now = self.clock()
+        self.tables = self.reader.read(now)
+        self.journal.extend(self.reader.journal(after=self.journal.last))
+        assert sorted(self.tables.messages) == list(range(len(self.model.messages))), "a message is missing or invented"
+        states = self.model.states(now)
+        for offset, place in self.tables.messages.items():
+            expected = self.model.messages[offset]
+            seen = f"offset {offset} ({place.where})"
+            assert place.state is states[offset], f"{seen}: {place.state}, {expected}"
+            assert place.recorded is expected.state, f"{seen}: recorded as {place.recorded}, {expected}"
+            assert place.held == expected.held, f"{seen}: held is {place.held}, {expected}"
+            folded = self.journal.messages[offset]
+            assert place.recorded is folded.state, f"{seen}: recorded as {place.recorded}, the journal: {folded}"
+            if place.recorded is not State.DONE:
+                assert place.attempts == expected.attempts, f"{seen}: {place.attempts} attempts, {expected}"
+                assert place.failures == expected.failures, f"{seen}: {place.failures} failures, {expected}"
+                assert place.attempts == folded.attempts, f"{seen}: {place.attempts}, the journal {folded.attempts}"
+        if self.terms.ordered:
+            shared = {key: leases for key, leases in self.tables.live_keys.items() if len(leases) > 1}
+            assert not shared, f"two live leases hold the same key: {shared}"
+            assert not self.tables.lost_wake_ups(), f"parked, and never looked at again: {self.tables.lost_wake_ups()}"
+        self.sound = True
+
+    # the end
+
+    def drain(self) -> None:
+        """Nothing is ever gone: once time has passed, everything can be claimed and done, but for what is dead."""
+        self._figures()
+        self.clock.move(1000)
+        self._claim_all()
+        for message in self.model.messages:
+            assert message.state in (State.DONE, State.DEAD) or self._behind_held(message.key), f"left over: {message}"
+        for key in {message.key for message in self.model.messages if message.key is not None}:
+            self.release_key(key)
+        self._claim_all()
+        assert {message.state for message in self.model.messages} <= {State.DONE, State.DEAD}
+        self.redrive(Filter(), dry_run=False)
+        self._claim_all()
+        assert {message.state for message in self.model.messages} <= {State.DONE}
+        self._figures()
+
+    def _behind_held(self, key: str | None) -> bool:
+        return any(message.held and message.key == key for message in self.model.messages)
+
+    def _claim_all(self) -> None:
+        while (lease_id := self._claim(60 * self.scale, 30)) is not None:
+            self._settles(lease_id, self._same(lease_id, Said("ack")), lambda: self.c.ack(lease_id))
+        self.agrees()
+
+    def _figures(self) -> None:
+        """The figures count what is there."""
+        now = self.clock()
+        stats = self.c.stats(self.topic, GROUP)
+        assert stats.in_flight == self.model.in_flight(now)
+        assert stats.dead == len(self.model.dead(Filter()))
+        assert stats.depth == sum(not message.resolved for message in self.model.messages)
+        unresolved = [message.offset for message in self.model.messages if not message.resolved]
+        assert stats.partitions[0].oldest_unresolved == min(unresolved, default=None)
+        # the view goes by the server's clock, which is far behind the test's: to it every lease is live
+        assert self.reader.deliveries() == sorted(
+            (offset, place.recorded, place.attempts)
+            for offset, place in self.tables.messages.items()
+            if place.where not in ("resolved", "fresh")
+        )

@@ -1,0 +1,67 @@
+"""What a random run is made of: the verbs, what each may be given, and how often each comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from tests.property.model import Filter
+
+from custody.outcomes import Kind
+
+KEYS = (None, "a", "b", "c")
+KINDS: tuple[Kind, ...] = ("ack", "nack", "dead", "reject", "later", "release")
+
+KEY = st.sampled_from(KEYS)
+PICK = st.integers(0, 9)
+MASK = st.integers(0, 11).map(lambda bit: 1 << bit) | st.integers(1, 2**12 - 1)
+DELAY = st.sampled_from((None, 0.0, 3.0, 20.0))
+RETRY = st.sampled_from((True, True, False))
+ERROR = st.sampled_from((None, "timeout", "bad row"))
+KIND = st.sampled_from(KINDS)
+VISIBILITY = st.sampled_from((10, 30, 60))
+WHICH = st.builds(
+    Filter,
+    where_error=st.sampled_from((None, None, "time%", "lease%", "none%")),
+    key=st.sampled_from((None, None, "a", "b")),
+    offsets=st.none() | st.lists(st.integers(0, 40), max_size=5).map(tuple),
+    limit=st.sampled_from((None, None, 1, 2)),
+)
+
+VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "publish": {"keys": st.lists(KEY, min_size=4, max_size=20)},
+    "claim": {"most": st.sampled_from((1, 2, 4, 8)), "visibility": VISIBILITY},
+    "claim_many": {"most": st.sampled_from((10, 30, 60)), "visibility": VISIBILITY},
+    "ack_all": {"pick": PICK},
+    "ack_some": {"pick": PICK, "mask": MASK},
+    "nack_some": {
+        "pick": PICK,
+        "mask": MASK,
+        "error": ERROR,
+        "delay": DELAY,
+        "requeue": st.sampled_from((True, True, False)),
+    },
+    "advance": {"seconds": st.sampled_from((1, 4, 6, 12, 40, 100))},
+    "nack_all": {"pick": PICK, "error": ERROR},
+    "release_some": {"pick": PICK, "mask": MASK},
+    "later_some": {"pick": PICK, "mask": MASK, "after": st.sampled_from((0.0, 3.0, 20.0))},
+    "settle_mixed": {"pick": PICK, "mask": MASK, "kinds": st.lists(KIND, min_size=1, max_size=8), "delay": DELAY},
+    "settle_strange": {"pick": PICK, "offsets": st.lists(st.integers(0, 60), min_size=1, max_size=3), "kind": KIND},
+    "settle_late": {"pick": PICK, "how": st.sampled_from((*KINDS, "extend", "all"))},
+    "extend": {"pick": PICK, "one": st.none() | st.integers(0, 60), "timeout": st.sampled_from((1, 10, 60))},
+    "redrive": {"which": WHICH | st.just(Filter()), "dry_run": st.sampled_from((False, False, True))},
+    "discard": {"which": WHICH},
+    "rewind": {"back": st.integers(-2, 40)},
+    "rewind_to_time": {"seconds": st.sampled_from((0, 10, 60))},
+    "skip": {"pick": st.integers(0, 60)},
+    "release_key": {"key": st.sampled_from(KEYS[1:])},
+    "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans()},
+    "pause": {},
+}
+OFTEN = ("claim", "publish", "ack_some", "nack_some") * 2 + ("claim", "claim_many", "ack_all", "advance")
+SOMETIMES = tuple(name for name in VERBS if name not in OFTEN)
+# each run has its own selection of the rarer verbs: with all of them at once no state would last
+chosen = st.shared(st.lists(st.sampled_from(SOMETIMES), unique=True, max_size=8), key="verbs")
+steps = chosen.flatmap(lambda some: st.sampled_from((*OFTEN, *some))).flatmap(
+    lambda name: st.tuples(st.just(name), st.fixed_dictionaries(VERBS[name]))
+)

@@ -1,0 +1,75 @@
+"""Random verbs against the model, in every mode of a group. CUSTODY_PROPERTY_EXAMPLES and _STEPS set how long."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from tests.property.machine import Lifecycle
+from tests.property.model import Rules
+from tests.property.tables import Connection
+
+import custody
+
+if TYPE_CHECKING:
+    from tests.conftest import Clock
+
+EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "20"))
+STEPS = int(os.environ.get("CUSTODY_PROPERTY_STEPS", "40"))
+PHASES = [phase for phase in Phase if phase is not Phase.explain]
+
+MODES = {
+    "unordered": Rules(ordered=False),
+    "ordered, dead releases": Rules(ordered=True, max_attempts=2),
+    "ordered, dead holds": Rules(ordered=True, hold=True, max_attempts=2),
+    "ordered, capped": Rules(ordered=True, max_in_flight=8),
+}
+
+
+def run(
+    c: custody.Custody, db: Connection, clock: Clock, rules: Rules, *, examples: int, steps: int, scale: int = 1
+) -> None:
+    start = clock()
+
+    def machine() -> Lifecycle:
+        clock.time = start
+        return Lifecycle(c, db, clock, rules, scale)
+
+    run_state_machine_as_test(
+        machine,  # type: ignore[arg-type]  # whatever makes one will do
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+            phases=PHASES,
+        ),
+    )
+
+
+@pytest.mark.core
+@pytest.mark.req("K2", "K4", "C2", "C3", "G14", "N2")
+@pytest.mark.parametrize("mode", MODES)
+def test_random_verbs(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
+    """Tables, journal and model agree after every verb; no rule of the order is broken; nothing is ever gone."""
+    run(c, db, clock, MODES[mode], examples=EXAMPLES, steps=STEPS)
+
+
+@pytest.mark.req("C1", "C4")
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock: Clock, ordering: str) -> None:
+    """The same with leases of hundreds, which are split when they are settled piecemeal and shrink when they expire."""
+    run(c, db, clock, Rules(ordered=ordering == "key"), examples=max(1, EXAMPLES // 5), steps=STEPS // 2, scale=20)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.req("K2")
+@pytest.mark.parametrize("mode", MODES)
+def test_random_verbs_at_length(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
+    """The same for many more and longer runs."""
+    run(c, db, clock, MODES[mode], examples=EXAMPLES * 20, steps=STEPS * 2)

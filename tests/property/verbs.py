@@ -1,0 +1,297 @@
+"""Every verb, done on a real group and on its model, and the answers compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+import pytest
+from tests.property.model import Filter, Model, Rules, Said, Verdict
+from tests.property.tables import Reader, Tables
+
+import custody
+from custody.errors import LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
+from custody.lifecycle import State
+from custody.model import Settled
+from custody.outcomes import Kind
+
+if TYPE_CHECKING:
+    from tests.conftest import Clock
+
+GROUP = "group"
+EXCLUSIVE = 10_000
+"""Beyond so many messages in flight an ordered partition is busy for others."""
+
+
+class Verbs:
+    """One group on one partition, in a topic of its own. `scale` multiplies what is published and claimed in bulk."""
+
+    c: custody.Custody
+    clock: Clock
+    terms: Rules
+    scale: int
+    topic: str
+    model: Model
+    reader: Reader
+    tables: Tables
+    """As they were after the step before."""
+
+    def policy(self) -> custody.Policy:
+        return custody.Policy(
+            ordering="key" if self.terms.ordered else "none",
+            on_dead="hold" if self.terms.hold else "release",
+            max_attempts=self.terms.max_attempts,
+            backoff=custody.Constant(self.terms.backoff),
+            max_in_flight=self.terms.max_in_flight,
+        )
+
+    # the log, and time
+
+    def publish(self, keys: list[str | None]) -> None:
+        if self.scale > 1:  # many keys, too
+            keys = [key and f"{key}{n % 10}" for n in range(self.scale) for key in keys]
+        receipts = self.c.publish_many(self.topic, [custody.Outgoing(key, key=key) for key in keys])
+        assert [receipt.offset for receipt in receipts] == list(self.model.publish(keys, self.clock()))
+
+    def advance(self, seconds: int) -> None:
+        self.clock.move(seconds)
+
+    # claims
+
+    def claim(self, most: int, visibility: int) -> None:
+        if len(self.model.live(self.clock())) < 9:
+            self._claim(most, visibility)
+
+    def claim_many(self, most: int, visibility: int) -> None:
+        self.claim(most * self.scale, visibility)
+
+    def _claim(self, most: int, visibility: int) -> UUID | None:
+        """A claim hands out only what it may, and is empty only if nothing may be handed out."""
+        for _ in range(5):
+            frontier = self.reader.frontier()
+            lease = self.c.claim(self.topic, GROUP, max_messages=most, visibility_timeout=visibility)
+            now = self.clock()
+            self.model.fold(now)
+            if lease:
+                deadline = now + timedelta(seconds=visibility)
+                assert lease.deadline == deadline
+                self.model.claim(
+                    lease.lease_id, lease.messages, most=most, frontier=frontier, deadline=deadline, now=now
+                )
+                return lease.lease_id
+            if lease.reason != "busy":
+                break
+        else:
+            assert self.terms.ordered, "busy five times in a row, and nobody else is there"
+            assert self.model.in_flight(now) > EXCLUSIVE, "busy five times in a row, and nobody else is there"
+            return None
+        eligible = self.model.eligible(now)
+        if lease.reason == "max_in_flight":
+            assert self.terms.max_in_flight is not None
+            assert self.model.in_flight(now) >= self.terms.max_in_flight
+            eligible = [offset for offset in eligible if offset < frontier]
+        else:
+            assert lease.reason == "empty"
+        assert not eligible, f"the claim was {lease.reason}, but {eligible} could be handed out"
+        return None
+
+    # settles
+
+    def _lease(self, pick: int) -> UUID | None:
+        """One of the live leases; a claim in place of what needs one, if there is none."""
+        live = self.model.live(self.clock())
+        return live[pick % len(live)] if live else self._claim(3, 30)
+
+    def _some(self, lease_id: UUID, mask: int) -> list[int]:
+        live = sorted(self.model.leases[lease_id].live(self.clock()))
+        return [offset for n, offset in enumerate(live) if mask >> (n % 12) & 1] or live[:1]
+
+    def _settles(self, lease_id: UUID, said: dict[int, Said], call: Callable[[], Settled]) -> Verdict:
+        verdict = self.model.settle(lease_id, said, self.clock())
+        try:
+            settled = call()
+        except OrderConflict:
+            assert verdict.conflict, f"the order was not broken: {said}"
+        except LeaseLost as error:
+            assert not verdict.conflict, f"the order was broken: {said}"
+            assert error.lost == verdict.lost  # noqa: PT017  # one of three outcomes
+            assert verdict.lost or not said
+        else:
+            assert not verdict.conflict, f"the order was broken: {said}"
+            assert not verdict.lost, f"not held, and yet settled: {verdict.lost}"
+            assert settled.settled == verdict.settled
+            assert settled.dead == verdict.dead
+            assert tuple(sorted(settled.released)) == verdict.released
+        return verdict
+
+    def _same(self, lease_id: UUID, what: Said) -> dict[int, Said]:
+        return dict.fromkeys(sorted(self.model.leases[lease_id].live(self.clock())), what)
+
+    def ack_all(self, pick: int) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        self._settles(lease_id, self._same(lease_id, Said("ack")), lambda: self.c.ack(lease_id))
+
+    def ack_some(self, pick: int, mask: int) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        offsets = self._some(lease_id, mask)
+        self._settles(lease_id, dict.fromkeys(offsets, Said("ack")), lambda: self.c.ack(lease_id, offsets))
+
+    def nack_some(self, pick: int, mask: int, error: str | None, delay: float | None, requeue: bool) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        offsets = self._some(lease_id, mask)
+        said = Said("nack" if requeue else "reject", error, delay)
+        self._settles(
+            lease_id,
+            dict.fromkeys(offsets, said),
+            lambda: self.c.nack(lease_id, offsets, error=error, delay=delay, requeue=requeue),
+        )
+
+    def nack_all(self, pick: int, error: str | None) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        said = self._same(lease_id, Said("nack", error))
+        self._settles(lease_id, said, lambda: self.c.nack(lease_id, error=error))
+
+    def release_some(self, pick: int, mask: int) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        offsets = self._some(lease_id, mask)
+        self._settles(lease_id, dict.fromkeys(offsets, Said("release")), lambda: self.c.release(lease_id, offsets))
+
+    def later_some(self, pick: int, mask: int, after: float) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        offsets = self._some(lease_id, mask)
+        said = dict.fromkeys(offsets, Said("later", delay=after))
+        self._settles(lease_id, said, lambda: self.c.later(lease_id, offsets, after=after))
+
+    def settle_mixed(self, pick: int, mask: int, kinds: list[Kind], delay: float | None) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        offsets = self._some(lease_id, mask)
+        said = {offset: Said(kinds[n % len(kinds)], "mixed", delay) for n, offset in enumerate(offsets)}
+        self._settle_each(lease_id, said)
+
+    def _settle_each(self, lease_id: UUID, said: dict[int, Said]) -> Verdict:
+        outcomes = {
+            offset: custody.Outcome(what.kind, error=what.error, delay=what.delay) for offset, what in said.items()
+        }
+        return self._settles(lease_id, said, lambda: self.c.settle(lease_id, outcomes))
+
+    def settle_strange(self, pick: int, offsets: list[int], kind: Kind) -> None:
+        """Whatever the lease does not hold is lost and stays as it is, be it another's, settled or not there."""
+        if self.model.leases:
+            lease_id = list(self.model.leases)[-1 - pick % len(self.model.leases)]
+            self._settle_each(lease_id, dict.fromkeys(offsets, Said(kind, "strange")))
+
+    def settle_late(self, pick: int, how: str) -> None:
+        """A lease that is settled, expired or revoked changes nothing any more."""
+        now = self.clock()
+        gone = [lease_id for lease_id, lease in self.model.leases.items() if not lease.live(now)]
+        if not gone:
+            return
+        lease_id = gone[-1 - pick % len(gone)]
+        offsets = sorted(self.model.leases[lease_id].deadlines) or [0]
+        with pytest.raises(LeaseLost):
+            self._say(how, lease_id, offsets)
+
+    def _say(self, how: str, lease_id: UUID, offsets: list[int]) -> None:
+        if how == "extend":
+            self.c.extend(lease_id, 60)
+        elif how == "all":
+            self.c.ack(lease_id)
+        else:
+            self.c.settle(lease_id, dict.fromkeys(offsets, custody.Outcome(cast("Kind", how))))
+
+    def extend(self, pick: int, one: int | None, timeout: int) -> None:
+        if (lease_id := self._lease(pick)) is None:
+            return
+        if one is not None:
+            held = sorted(self.model.leases[lease_id].deadlines)
+            one = held[one % len(held)] if one < 55 else one
+        deadline = self.clock() + timedelta(seconds=timeout)
+        if self.model.extend(lease_id, deadline, one, self.clock()):
+            assert self.c.extend(lease_id, timeout, offset=one) == deadline
+        else:
+            with pytest.raises(LeaseLost):
+                self.c.extend(lease_id, timeout, offset=one)
+
+    # operators
+
+    def redrive(self, which: Filter, dry_run: bool) -> None:
+        expected = self.model.dead(which)
+        assert self._on_dead(self.c.redrive, which, dry_run) == expected
+        if not dry_run:
+            self.model.redrive(which, self.clock())
+
+    def discard(self, which: Filter) -> None:
+        assert self._on_dead(self.c.discard, which, False) == self.model.discard(which)
+
+    def _on_dead(self, verb: Callable[..., list[tuple[int, int]]], which: Filter, dry_run: bool) -> list[int]:
+        found = verb(
+            self.topic,
+            GROUP,
+            dry_run=dry_run,
+            where_error=which.where_error,
+            key=which.key,
+            partition=0,
+            offsets=which.offsets,
+            limit=which.limit,
+        )
+        return [offset for _, offset in found]
+
+    def rewind(self, back: int) -> None:
+        """To so many messages before the frontier; there is no rewinding forward, nor before the first offset."""
+        frontier = self.tables.frontier
+        target = frontier - back
+        if 0 <= target <= frontier:
+            rewound = self.c.rewind(self.topic, GROUP, to_offset=target, partition=0)
+            assert [(r.target, r.messages) for r in rewound] == [(target, back)]
+            self.model.rewind(target, self.clock())
+        else:
+            with pytest.raises(OffsetOutOfRange):
+                self.c.rewind(self.topic, GROUP, to_offset=target, partition=0)
+
+    def rewind_to_time(self, seconds: int) -> None:
+        time = self.clock() - timedelta(seconds=seconds)
+        target = min(self.model.offset_at(time), self.tables.frontier)
+        rewound = self.c.rewind(self.topic, GROUP, to_time=time)
+        assert [(r.target, r.messages) for r in rewound] == [(target, self.tables.frontier - target)]
+        self.model.rewind(target, self.clock())
+
+    def skip(self, pick: int) -> None:
+        if not self.model.messages:
+            return
+        offset = pick % len(self.model.messages)
+        state = self.model.states(self.clock())[offset]
+        if state in (State.DONE, State.PROCESSING) or offset >= self.tables.frontier:
+            with pytest.raises(NotSkippable):
+                self.c.skip(self.topic, GROUP, 0, offset)
+        else:
+            self.c.skip(self.topic, GROUP, 0, offset)
+            self.model.fold(self.clock())
+            self.model.skip(offset)
+
+    def release_key(self, key: str) -> None:
+        assert self.c.release_key(self.topic, GROUP, key) == self.model.release_key(key)
+
+    def update(self, max_attempts: int, hold: bool) -> None:
+        """A new policy holds for what happens from now on: what is held stays held, what is dead stays dead."""
+        self.terms = replace(self.terms, max_attempts=max_attempts, hold=hold and self.terms.ordered)
+        self.c.update_group(self.topic, GROUP, self.policy())
+        self.model.rules = self.terms
+
+    def pause(self) -> None:
+        """A paused group hands out nothing."""
+        assert not self.c.resume(self.topic, GROUP)
+        assert self.c.pause(self.topic, GROUP, reason="rest")
+        assert not self.c.pause(self.topic, GROUP)
+        lease = self.c.claim(self.topic, GROUP)
+        assert (bool(lease), lease.reason, lease.detail) == (False, "paused", "rest")
+        assert self.c.resume(self.topic, GROUP)

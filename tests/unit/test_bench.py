@@ -1,0 +1,68 @@
+"""The benchmark runs: its figures are not judged here, for a timed test tells more of the machine than of the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.measure import Samples, in_turn, ratio
+from bench.report import Row, at_least, at_most
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_rows_are_measured_and_written_as_json(server_url: str, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    only = [f"--only={name}" for name in ("publishing", "consuming", "ordering", "contention", "footprint")]
+    done = run("--tiny", *only, f"--json={found}", f"--url={server_url}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(found.read_text())
+    assert "PostgreSQL" in report["facts"]["postgresql"]
+    names = [row["what"] for row in report["rows"]]
+    assert len(names) == len(set(names)), "every row has a name of its own"
+    assert all(row["measured"] > 0 for row in report["rows"])
+    assert "publish, batch 1,000" in done.stdout
+
+
+def test_an_unknown_row_is_refused_with_the_list_of_rows() -> None:
+    done = run("--only=nothing")
+    assert done.returncode == 2
+    assert "held-xmin" in done.stderr
+
+
+def test_contenders_take_turns_in_both_orders() -> None:
+    order = []
+    found = in_turn(2, {"a": lambda: order.append("a") or 1.0, "b": lambda: order.append("b") or 2.0})
+    assert order == ["a", "b", "b", "a"]
+    assert ratio(found["a"], found["b"]) == 0.5
+
+
+def test_percentiles_of_samples() -> None:
+    samples = Samples([float(number) for number in range(100)])
+    assert samples.median == 49.5
+    assert samples.percentile(0.95) == 95
+
+
+@pytest.mark.parametrize(
+    ("row", "passed"),
+    [
+        (Row(what="no target", measured=1, unit="s"), None),
+        (Row(what="met", measured=2, unit="s", target=at_least(2)), True),
+        (Row(what="missed", measured=2, unit="s", target=at_most(1)), False),
+        (
+            Row(what="one of two", measured=2, unit="s", target=at_least(1), ratio=0.5, ratio_target=at_least(0.6)),
+            False,
+        ),
+    ],
+)
+def test_a_row_passes_when_all_its_targets_are_met(row: Row, passed: bool | None) -> None:
+    assert row.passed is passed

@@ -1,0 +1,80 @@
+"""Every pair of states, for every actor; and the journal's kinds, which may only make legal moves."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from custody.lifecycle import JOURNAL, Actor, State
+
+READY, PROCESSING, DONE, DEAD = State.READY, State.PROCESSING, State.DONE, State.DEAD
+
+BY_WORKER = {(READY, PROCESSING), (PROCESSING, DONE), (PROCESSING, READY), (PROCESSING, DEAD)}
+BY_OPERATOR = {(DONE, READY), (DEAD, READY), (DEAD, DONE), (READY, DONE), (PROCESSING, READY)}
+EVERY_PAIR = [(source, target) for source in State for target in State]
+
+# who makes the entry, and the states in which it finds the messages; an entry without a move is left out
+MADE_BY = {
+    "claim": (Actor.WORKER, {READY}),
+    "ack": (Actor.WORKER, {PROCESSING}),
+    "nack": (Actor.WORKER, {PROCESSING}),
+    "dead": (Actor.WORKER, {PROCESSING}),
+    "later": (Actor.WORKER, {PROCESSING}),
+    "release": (Actor.WORKER, {PROCESSING}),
+    "expire": (Actor.WORKER, {PROCESSING}),
+    "redrive": (Actor.OPERATOR, {DEAD}),
+    "rewind": (Actor.OPERATOR, {DONE, DEAD, PROCESSING}),
+    "skip": (Actor.OPERATOR, {READY, DEAD}),
+    "discard": (Actor.OPERATOR, {DEAD}),
+    "start": (Actor.OPERATOR, {READY}),
+}
+
+
+@pytest.mark.req("V1")
+def test_there_are_four_states() -> None:
+    assert [state.value for state in State] == ["ready", "processing", "done", "dead"]
+
+
+@pytest.mark.req("V1")
+@pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
+def test_a_worker_makes_only_its_four_moves(source: State, target: State) -> None:
+    assert source.can_become(target) is ((source, target) in BY_WORKER)
+    assert source.can_become(target, Actor.WORKER) is ((source, target) in BY_WORKER)
+
+
+@pytest.mark.req("V8", "V9", "K8")
+@pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
+def test_an_operator_makes_those_and_five_more(source: State, target: State) -> None:
+    assert source.can_become(target, Actor.OPERATOR) is ((source, target) in BY_WORKER | BY_OPERATOR)
+
+
+@pytest.mark.parametrize("state", State)
+def test_no_state_becomes_itself(state: State) -> None:
+    assert not any(state.can_become(state, actor) for actor in Actor)
+
+
+@pytest.mark.req("V3")
+@pytest.mark.parametrize("kind", sorted(MADE_BY))
+def test_each_kind_of_journal_entry_makes_a_legal_move(kind: str) -> None:
+    target, _ = JOURNAL[kind]
+    assert target is not None
+    actor, sources = MADE_BY[kind]
+    assert all(source.can_become(target, actor) for source in sources)
+
+
+@pytest.mark.req("V3", "C3")
+def test_only_a_delivery_counts_and_only_release_and_later_take_it_back() -> None:
+    changes = {kind: attempts for kind, (_, attempts) in JOURNAL.items() if attempts is not None}
+    assert changes == {"claim": +1, "release": -1, "later": -1, "redrive": 0, "rewind": 0}
+
+
+@pytest.mark.req("V3")
+def test_the_table_knows_every_kind_that_the_journal_may_hold() -> None:
+    script = resources.files("custody.store").joinpath("sql/migrations/0001_core.sql").read_text(encoding="utf-8")
+    journal = script[script.index("CREATE TABLE custody.journal") :]
+    check = re.search(r"CHECK \(kind IN \((.*?)\)\)", journal, re.DOTALL)
+    assert check is not None
+    assert set(JOURNAL) == set(re.findall(r"'(\w+)'", check[1]))
+    assert set(MADE_BY) == {kind for kind, (target, _) in JOURNAL.items() if target is not None}
