@@ -23,6 +23,9 @@ class Sizes:
     held_repetitions: int
     peer_batches: int
     peer_jobs: int
+    worker_messages: int
+    calls: int
+    both_seconds: float
 
 
 FULL = Sizes(
@@ -38,6 +41,9 @@ FULL = Sizes(
     held_repetitions=3,
     peer_batches=20,
     peer_jobs=5_000,
+    worker_messages=50_000,
+    calls=300,
+    both_seconds=60,
 )
 
 QUICK = Sizes(
@@ -53,6 +59,9 @@ QUICK = Sizes(
     held_repetitions=1,
     peer_batches=5,
     peer_jobs=1_000,
+    worker_messages=20_000,
+    calls=100,
+    both_seconds=10,
 )
 
 TINY = Sizes(
@@ -68,4 +77,7 @@ TINY = Sizes(
     held_repetitions=1,
     peer_batches=1,
     peer_jobs=20,
+    worker_messages=500,
+    calls=5,
+    both_seconds=0.5,
 )

@@ -91,7 +91,7 @@ class Listener:
                     connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
                     self._wake()  # what came while nobody listened
                     while not self._closed.is_set():
-                        for hint in connection.notifies(timeout=0.5, stop_after=1):
+                        for hint in connection.notifies(timeout=0.1, stop_after=1):
                             if hint.payload == self._topic:
                                 self._wake()
             except psycopg.Error as error:
