@@ -42,7 +42,7 @@ class Settler:
             lease_id=lease_id,
             offsets=list(others),
             outcomes=[outcome.kind for outcome in others.values()],
-            errors=[outcome.error for outcome in others.values()],
+            errors=[_storable(outcome.error) for outcome in others.values()],
             delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in others.values()],
             worker=self.worker,
             now=self._now(),

@@ -115,7 +115,7 @@ def test_an_older_version_is_refused(database_url: str) -> None:
 
 
 def test_a_missing_schema_is_named(empty_url: str) -> None:
-    with psycopg.connect(empty_url) as connection, pytest.raises(SchemaMissing, match="custody.migrate"):
+    with psycopg.connect(empty_url) as connection, pytest.raises(SchemaMissing, match=r"custody.migrate"):
         migrate.check(connection)
 
 

@@ -166,7 +166,6 @@ def test_release_and_later_keep_the_order_too(c: Custody, clock: Clock) -> None:
 
 
 @pytest.mark.req("K2")
-@pytest.mark.xfail(reason="extending one message does not yet extend the earlier ones of its key", strict=True)
 def test_extending_a_later_message_does_not_let_it_overtake(c: Custody, clock: Clock) -> None:
     start(c, policy=BY_KEY, keys="aab")
     lease = c.claim(TOPIC, GROUP, max_messages=3)

@@ -306,3 +306,14 @@ def test_every_view_can_be_read_while_everything_is_going_on(c: Custody, db: psy
             rows(db, view)
     seen = [(row["partition"], row["event_offset"]) for row in rows(db, "deliveries")]
     assert len(seen) == len(set(seen)), "no message is listed twice"
+
+
+@pytest.mark.req("V6")
+def test_no_view_looks_so_costly_that_it_is_compiled(c: Custody, db: psycopg.Connection) -> None:
+    for view in VIEWS:
+        query = psycopg.sql.SQL("EXPLAIN (FORMAT JSON) SELECT * FROM {}").format(
+            psycopg.sql.Identifier("custody", view)
+        )
+        explained = db.execute(query).fetchone()
+        assert explained is not None
+        assert explained[0][0]["Plan"]["Total Cost"] < 50_000, view

@@ -63,7 +63,7 @@ class Hints:
             self._some.wait()
             self._some.clear()
             topics, self._topics = self._topics, set()
-            for topic in topics:
+            for topic in tuple(topics):  # a sender may still hold the old set
                 connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, topic])
             if self._closed.wait(INTERVAL):
                 return

@@ -68,7 +68,7 @@ BEGIN
         GET DIAGNOSTICS kept_events = ROW_COUNT;
         UPDATE custody.heads h SET first_offset = custody.segment_end(v_segment, h.partition) WHERE h.topic_id = v_topic.topic_id;
         -- a long reader of the log holds its tables: better no drop this time than everybody queueing behind ours
-        PERFORM set_config('lock_timeout', '2s', true);
+        PERFORM set_config('lock_timeout', '200ms', true);
         EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', v_segment.segment_id);
         EXECUTE format('DROP TABLE custody.log_%s', v_segment.segment_id);
         PERFORM set_config('lock_timeout', v_timeout, true);
