@@ -26,6 +26,12 @@ json_values = st.recursive(
 )
 
 
+def there_and_back(value: Any) -> Any:
+    """As it is written, and as it is read."""
+    kind, data = encode(value)
+    return decode(kind.decode(), data)
+
+
 def identical(one: Any, other: Any) -> bool:
     """Equal, and of the same types throughout: True is not 1, and 1 is not 1.0."""
     if type(one) is not type(other):
@@ -40,7 +46,7 @@ def identical(one: Any, other: Any) -> bool:
 @pytest.mark.req("G3")
 @given(json_values)
 def test_a_json_value_comes_back_the_same(value: Any) -> None:
-    assert identical(decode(*encode(value)), value)
+    assert identical(there_and_back(value), value)
 
 
 @pytest.mark.req("G3")
@@ -48,7 +54,7 @@ def test_a_json_value_comes_back_the_same(value: Any) -> None:
 def test_text_comes_back_the_same(value: str) -> None:
     kind, data = encode(value)
     assert kind == b"t"
-    assert decode(kind, data) == value
+    assert decode("t", data) == value
 
 
 @pytest.mark.req("G3")
@@ -57,13 +63,13 @@ def test_bytes_come_back_the_same(value: bytes) -> None:
     for given_as in (value, bytearray(value), memoryview(value)):
         kind, data = encode(given_as)
         assert kind == b"b"
-        assert decode(kind, data) == value
+        assert decode("b", data) == value
 
 
 @pytest.mark.req("G3")
 @pytest.mark.parametrize("value", ["", "\0", "a\0b", "🦉 ünï", "\u2028", {"a\0": "\0"}, [], {}, 0, False, None, 2**80])
 def test_odd_values_come_back_the_same(value: Any) -> None:
-    assert identical(decode(*encode(value)), value)
+    assert identical(there_and_back(value), value)
 
 
 def endless() -> list[Any]:
@@ -88,7 +94,7 @@ def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
 
 
 def test_a_kind_of_dict_counts_as_a_dict() -> None:
-    assert decode(*encode(collections.OrderedDict(a=1))) == {"a": 1}
+    assert there_and_back(collections.OrderedDict(a=1)) == {"a": 1}
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), text, max_size=3))
@@ -98,7 +104,7 @@ def test_headers_are_text_by_name(headers: dict[str, str]) -> None:
             encode_headers(headers)
     else:
         encoded = encode_headers(headers)
-        assert (decode(b"j", encoded) if encoded else {}) == headers
+        assert (decode("j", encoded) if encoded else {}) == headers
 
 
 @pytest.mark.parametrize(
