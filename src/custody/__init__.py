@@ -1,9 +1,10 @@
 """Custody: a durable message log in which every message has a lifecycle."""
 
 from custody.claim import Lease
-from custody.engine import Custody, connect, migrate
+from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
 from custody.model import DeadLetter, Message, Outgoing, Receipt, Stats
+from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
 from custody.policy import Breaker, Constant, Exponential, Linear, Policy
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
 import msgspec
 
-from custody import claim, config, insights, log, producer, redrive
+from custody import claim, insights, log, producer, redrive
 from custody.claim import Lease
 from custody.errors import InvalidArgument, TopicChanged
 from custody.insights import HandlingTime, Server
@@ -42,76 +38,15 @@ from custody.policy import Duration, Policy, did_you_mean
 from custody.producer import IdempotentProducer
 from custody.redrive import DeadFilter
 from custody.settle import Settler
-from custody.store import migrate as schema
-from custody.store.embedded import EmbeddedServer, acquire
+from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints, Listener
 from custody.store.postgres import Connection, Database
 from custody.worker import Summary, Worker
 from custody.worker.loop import Handler
+from custody.worker.signals import stopped_by_signals
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
-
-
-def connect(
-    database: str | None = None,
-    *,
-    home: str | Path | None = None,
-    worker: str | None = None,
-    pool_size: int = 10,
-    clock: Callable[[], datetime] | None = None,
-) -> Custody:
-    """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
-
-    The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with every other
-    process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your
-    own it is created if there is none, and changed only by `custody.migrate`. `clock` replaces the server's clock, for
-    tests.
-    """
-    settings = config.load()
-    server: EmbeddedServer | None = None
-    url = database or (None if home is not None else settings.database)
-    if url is None:
-        server = acquire(Path(home) if home is not None else settings.home)
-        url = server.url
-    elif not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument(f"{url!r} is not a database", "Give a URL that begins with postgresql://, or nothing.")
-    try:
-        opened = Database(url, pool_size=pool_size)
-        try:
-            _prepare(opened, embedded=server is not None)
-        except BaseException:
-            opened.close()
-            raise
-    except BaseException:
-        if server is not None:
-            server.close()
-        raise
-    return Custody(opened, server=server, defaults=settings.policy, worker=worker, clock=clock)
-
-
-def _prepare(db: Database, *, embedded: bool) -> None:
-    with db.connection() as connection:
-        fresh = schema.state(connection) is None
-    if embedded or fresh:
-        schema.migrate(db.url)
-    with db.connection() as connection:
-        schema.check(connection)
-
-
-def migrate(database: str) -> list[int]:
-    """Brings the schema of a database to this version of Custody. Returns the versions that were applied."""
-    return schema.migrate(database)
-
-
-def check_schema(database: str) -> None:
-    """Refuses a database that cannot be reached or whose schema is not of this version. Changes nothing."""
-    db = Database(database, pool_size=1)
-    try:
-        with db.connection() as connection:
-            schema.check(connection)
-    finally:
-        db.close()
 
 
 class Custody:
@@ -435,8 +370,16 @@ class Custody:
         Returns (partition, offset) of each; with `dry_run` nothing changes.
         """
         chosen = _dead_filter(which)
-        return redrive.redrive(
-            self._db, topic, group, chosen, dry_run=dry_run, actor=self.worker, reason=reason, now=self._now()
+        return redrive.settle_dead(
+            self._db,
+            "redrive",
+            topic,
+            group,
+            chosen,
+            dry_run=dry_run,
+            actor=self.worker,
+            reason=reason,
+            now=self._now(),
         )
 
     def discard(
@@ -444,8 +387,16 @@ class Custody:
     ) -> list[tuple[int, int]]:
         """Dead messages are given up for good, with the same filters as `redrive`."""
         chosen = _dead_filter(which)
-        return redrive.discard(
-            self._db, topic, group, chosen, dry_run=dry_run, actor=self.worker, reason=reason, now=self._now()
+        return redrive.settle_dead(
+            self._db,
+            "discard",
+            topic,
+            group,
+            chosen,
+            dry_run=dry_run,
+            actor=self.worker,
+            reason=reason,
+            now=self._now(),
         )
 
     def rewind(
@@ -499,27 +450,6 @@ class Custody:
     def server(self) -> Server:
         """The server's version, the settings that durability rests on, and transactions that are open for long."""
         return insights.server(self._db)
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Makes SIGTERM and Ctrl-C call `stop` while the block runs. A second one acts as if this were not here."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        signal.signal(number, before[signal.Signals(number)])
-        stop()
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _policy(policy: Policy) -> str:

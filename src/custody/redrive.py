@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from custody.errors import InvalidArgument
 from custody.log import require_zone
@@ -38,8 +39,9 @@ class DeadFilter:
         return (self.where_error, self.key, self.partition, offsets, self.died_from, self.died_until, self.limit)
 
 
-def redrive(
+def settle_dead(
     db: Database,
+    verb: Literal["redrive", "discard"],
     topic: str,
     group: str,
     which: DeadFilter,
@@ -49,37 +51,7 @@ def redrive(
     reason: str | None,
     now: datetime | None,
 ) -> list[tuple[int, int]]:
-    """Dead messages become ready with a fresh budget. Returns (partition, offset) of each."""
-    return _on_dead(db, "redrive", topic, group, which, dry_run=dry_run, actor=actor, reason=reason, now=now)
-
-
-def discard(
-    db: Database,
-    topic: str,
-    group: str,
-    which: DeadFilter,
-    *,
-    dry_run: bool,
-    actor: str | None,
-    reason: str | None,
-    now: datetime | None,
-) -> list[tuple[int, int]]:
-    """Dead messages are given up for good. Returns (partition, offset) of each."""
-    return _on_dead(db, "discard", topic, group, which, dry_run=dry_run, actor=actor, reason=reason, now=now)
-
-
-def _on_dead(
-    db: Database,
-    verb: str,
-    topic: str,
-    group: str,
-    which: DeadFilter,
-    *,
-    dry_run: bool,
-    actor: str | None,
-    reason: str | None,
-    now: datetime | None,
-) -> list[tuple[int, int]]:
+    """Makes dead messages ready with a fresh budget, or gives them up for good. Returns (partition, offset) of each."""
     rows = db.call(
         verb, topic=topic, group=group, filter=which.row(), dry_run=dry_run, actor=actor, reason=reason, now=now
     )

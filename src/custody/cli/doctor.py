@@ -54,7 +54,7 @@ def doctor(ctx: typer.Context) -> int | None:
 
 def _opened(door: Door, checks: list[Check]) -> Custody | None:
     """Opens the database, without creating or changing a schema in one of your own; None if that cannot be."""
-    from custody.engine import check_schema
+    from custody.opening import check_schema
 
     try:
         url = door.configured_url

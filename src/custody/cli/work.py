@@ -42,7 +42,7 @@ def work(
     name: Annotated[str | None, typer.Option(help="The worker's name in the journal (default: host:pid).")] = None,
 ) -> None:
     """Run a handler over the messages of a group, until SIGTERM or Ctrl-C: then it finishes what it has begun."""
-    from custody.engine import stopped_by_signals
+    from custody.worker.signals import stopped_by_signals
 
     door = door_of(ctx)
     tally = Tally(load(handler))
