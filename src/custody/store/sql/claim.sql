@@ -43,7 +43,7 @@ BEGIN
     -- min() walks to the first entry of an index; EXISTS makes a generic plan bet on a sequential scan to find one soon
     SELECT EXISTS (SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition) AS returned,
            (SELECT min(run_at) FROM custody.cases WHERE group_id = v_at.group_id AND partition = v_at.partition
-            AND state = 'waiting') <= p_now AS due,
+            AND state = 'waiting') AS next_due,
            v_ordered AND (
                EXISTS (SELECT FROM custody.freed WHERE group_id = v_at.group_id AND partition = v_at.partition)
                OR EXISTS (SELECT FROM custody.awaited WHERE group_id = v_at.group_id AND partition = v_at.partition)) AS hints,
@@ -70,7 +70,7 @@ BEGIN
         IF v_odd.hints THEN
             v_ready := custody.wake(p_group, p_head, v_live.held, p_now);
         END IF;
-        IF v_odd.due OR v_odd.hints THEN
+        IF v_odd.next_due <= p_now OR v_odd.hints THEN
             v_due := custody.take_due(p_group, p_head, v_live.held,
                                       CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
                                       v_returned.taken > 0, p_worker, p_now);
@@ -81,12 +81,17 @@ BEGIN
             END IF;
             v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
             IF v_tail > v_at.frontier AND v_retries < p_max THEN
-                v_all := coalesce(v_live.held, '{}');
-                IF v_retries > 0 THEN
-                    SELECT v_all + v_fresh.taken + custody.offsets_set(v_due.taken) + coalesce(range_agg(r.held), '{}')
-                    INTO v_all FROM unnest(v_returned.parts) r;
+                -- without caps, or with fewer messages in flight than any cap and nothing waiting, there is nothing to count
+                IF (p_group).max_in_flight IS NOT NULL OR (p_group).max_parked IS NOT NULL
+                    OR v_odd.next_due IS NOT NULL OR v_odd.returned OR v_live.messages + v_retries >= (p_group).max_ack_holes
+                THEN
+                    v_all := coalesce(v_live.held, '{}');
+                    IF v_retries > 0 THEN
+                        SELECT v_all + v_fresh.taken + custody.offsets_set(v_due.taken) + coalesce(range_agg(r.held), '{}')
+                        INTO v_all FROM unnest(v_returned.parts) r;
+                    END IF;
+                    reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
                 END IF;
-                reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
                 IF reason <> 'empty' THEN
                     NULL;
                 ELSIF v_odd.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
