@@ -20,7 +20,8 @@ Which = Message | Iterable[Message]
 class Lease:
     """What a worker holds until the deadline: its messages, to be settled one by one or all at once.
 
-    Without messages it is false, and `reason` says why: `empty`, `busy`, `paused`, or the cap that was reached.
+    Without messages it is false, and `reason` says why: `empty`, `busy`, `paused`, `breaker_open`, or the
+    cap that was reached.
     """
 
     def __init__(
@@ -83,7 +84,10 @@ class Lease:
         return self._settler.later(self.lease_id, _offsets(messages), after=after)
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
-        """Sets the deadline to now plus the timeout, for the lease or for one of its messages."""
+        """Sets the deadline to now plus the timeout, for the lease or for one of its messages.
+
+        In an ordered group the other messages of that one's key in the lease are extended with it.
+        """
         deadline = self._settler.extend(self.lease_id, timeout, None if message is None else message.offset)
         if message is None:
             self._deadline = deadline

@@ -41,7 +41,7 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
             document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except yaml.YAMLError as error:
             raise InvalidConfig(f"{path.name} is not valid YAML: {error}") from error
-    elif "CUSTODY_CONFIG" in environment:
+    elif environment.get("CUSTODY_CONFIG"):
         raise InvalidConfig(f"there is no file {path}", "CUSTODY_CONFIG names it.")
     settings = _section(document, path.name, ["home", "database", "defaults"])
     topic = _section(

@@ -42,7 +42,7 @@ from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints, Listener
 from custody.store.postgres import Connection, Database
 from custody.worker import Summary, Worker
-from custody.worker.loop import Handler
+from custody.worker.calling import Handler
 from custody.worker.signals import stopped_by_signals
 
 Start = Literal["earliest", "latest"] | int | datetime
@@ -231,7 +231,7 @@ class Custody:
         )
 
     def resume(self, topic: str, group: str) -> bool:
-        """Goes on handing out messages. False if it was not paused."""
+        """Goes on after a pause, and closes an open circuit breaker. False if there was nothing to resume."""
         return bool(self._db.call("resume", topic=topic, group=group, actor=self.worker, now=self._now())[0][0])
 
     def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
@@ -348,7 +348,9 @@ class Custody:
         return Worker(self, topic, group, handler, **settings)
 
     def next_due(self, topic: str, group: str) -> float | None:
-        """Seconds until something of the group is due by itself (a retry, an expiring lease); None if nothing is."""
+        """Seconds until something of the group is due by itself: a retry, an expiring lease, or, while the circuit
+        breaker is open, its next probe. None if nothing is, or while the group is paused.
+        """
         due: float | None = self._db.call("next_due", topic=topic, group=group, now=self._now())[0][0]
         return due
 

@@ -32,7 +32,8 @@ CustodyError
     ├── SchemaMismatch
     │   ├── SchemaMissing         schema_missing
     │   ├── SchemaOlder           schema_older
-    │   └── SchemaNewer           schema_newer
+    │   ├── SchemaNewer           schema_newer
+    │   └── SchemaInUse           schema_in_use
     └── EmbeddedError             embedded_error
 """
 
@@ -253,6 +254,12 @@ class SchemaNewer(SchemaMismatch):
     """The database's schema is newer than this version of Custody."""
 
     code = "schema_newer"
+
+
+class SchemaInUse(SchemaMismatch):
+    """Objects outside Custody's schema depend on what has to be made anew."""
+
+    code = "schema_in_use"
 
 
 class EmbeddedError(Terminal):

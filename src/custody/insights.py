@@ -35,7 +35,7 @@ def stats(db: Database, topic: str, group: str, *, now: datetime | None) -> Stat
         partitions=partitions,
         paused_at=row["paused_at"],
         paused_reason=row["paused_reason"],
-        breaker=None if row["breaker_rate"] is None else row["breaker_state"],
+        breaker=None if row["breaker_rate"] is None and row["breaker_state"] == "closed" else row["breaker_state"],
         breaker_reason=row["breaker_reason"],
     )
 

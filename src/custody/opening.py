@@ -10,7 +10,7 @@ from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument
 from custody.store import migrate as schema
-from custody.store.embedded import EmbeddedServer, acquire
+from custody.store.embedded import EmbeddedServer, acquire, exists
 from custody.store.postgres import Database
 
 
@@ -29,18 +29,41 @@ def connect(
     own it is created if there is none, and changed only by `custody.migrate`. `clock` replaces the server's clock, for
     tests.
     """
+    return _open(database, home, _prepare, worker=worker, pool_size=pool_size, clock=clock)
+
+
+def look(database: str | None = None, *, home: str | Path | None = None, worker: str | None = None) -> Custody | None:
+    """Opens Custody as `connect` does, but makes and changes nothing: None if there is no embedded database yet.
+
+    A schema that is missing or of another version is refused. An embedded PostgreSQL that is there is started.
+    """
+    url, place = _where(database, home, config.load())
+    if url is None and not exists(place):
+        return None
+    return _open(database, home, _check, worker=worker)
+
+
+def _open(
+    database: str | None,
+    home: str | Path | None,
+    prepare: Callable[[Database, bool], None],
+    *,
+    worker: str | None,
+    pool_size: int = 10,
+    clock: Callable[[], datetime] | None = None,
+) -> Custody:
     settings = config.load()
     server: EmbeddedServer | None = None
-    url = database or (None if home is not None else settings.database)
+    url, place = _where(database, home, settings)
     if url is None:
-        server = acquire(Path(home) if home is not None else settings.home)
+        server = acquire(place)
         url = server.url
     elif not url.startswith(("postgresql://", "postgres://")):
         raise InvalidArgument(f"{url!r} is not a database", "Give a URL that begins with postgresql://, or nothing.")
     try:
         opened = Database(url, pool_size=pool_size)
         try:
-            _prepare(opened, embedded=server is not None)
+            prepare(opened, server is not None)
         except BaseException:
             opened.close()
             raise
@@ -51,11 +74,21 @@ def connect(
     return Custody(opened, server=server, defaults=settings.policy, worker=worker, clock=clock)
 
 
-def _prepare(db: Database, *, embedded: bool) -> None:
+def _where(database: str | None, home: str | Path | None, settings: config.Config) -> tuple[str | None, Path]:
+    """The URL of a database of your own, or None; and the home of the embedded one."""
+    url = database or (None if home is not None else settings.database)
+    return url, settings.home if home is None else Path(home)
+
+
+def _prepare(db: Database, embedded: bool) -> None:
     with db.connection() as connection:
         fresh = schema.state(connection) is None
     if embedded or fresh:
         schema.migrate(db.url)
+    _check(db, embedded)
+
+
+def _check(db: Database, _embedded: bool) -> None:
     with db.connection() as connection:
         schema.check(connection)
 
@@ -63,13 +96,3 @@ def _prepare(db: Database, *, embedded: bool) -> None:
 def migrate(database: str) -> list[int]:
     """Brings the schema of a database to this version of Custody. Returns the versions that were applied."""
     return schema.migrate(database)
-
-
-def check_schema(database: str) -> None:
-    """Refuses a database that cannot be reached or whose schema is not of this version. Changes nothing."""
-    db = Database(database, pool_size=1)
-    try:
-        with db.connection() as connection:
-            schema.check(connection)
-    finally:
-        db.close()

@@ -1,4 +1,4 @@
-"""What an operator does: redrive, discard, rewind, release a key, skip a message, pause and resume."""
+"""What an operator does: redrive, discard, rewind, release a key, skip a message."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.conftest import Clock
 
 from custody import Custody, Policy
 from custody.cli import java
-from custody.store import databases
+from custody.store import databases, embedded
 
 
 def checks(document: dict[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
@@ -105,6 +105,20 @@ def test_the_doctor_changes_nothing_and_migrate_does(cli: Run, quick: Run, empty
     again = quick("migrate", "--database", empty_database)
     assert again.out == f"the schema is at version {done['schema_version']}\n"
     assert quick("doctor", "--json", "--database", empty_database).document["healthy"]
+
+
+def test_the_doctor_makes_no_embedded_database_and_migrates_none(quick: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    arguments = ["doctor", "--json", "--home", str(home)]
+    found = quick(*arguments).document
+    assert (found["healthy"], checks(found)["database"]["message"]) == (True, "no database yet")
+    assert not home.exists()
+    with embedded.acquire(home, settings={"fsync": "off"}) as server:
+        assert checks(quick(*arguments).document)["schema"]["status"] == "info"
+        with psycopg.connect(server.url) as connection:
+            assert connection.execute("SELECT to_regnamespace('custody')").fetchone() == (None,)
+        quick("topics", "list", "--home", str(home))
+        assert checks(quick(*arguments).document)["schema"]["status"] == "ok"
 
 
 def test_an_older_schema_is_named_by_every_command(quick: Run, live: Custody, db: psycopg.Connection) -> None:

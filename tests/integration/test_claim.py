@@ -273,6 +273,22 @@ def test_max_parked_stops_fresh_claims_and_names_the_key(c: Custody, clock: Cloc
 
 
 @pytest.mark.req("C6")
+def test_max_parked_counts_what_was_delivered_before_it_was_parked(c: Custody, clock: Clock) -> None:
+    """Such a message has a case of its own, because it has attempts to keep."""
+    start(c, policy=Policy(ordering="key", max_parked=39, visibility_timeout="10s"), keys=["hot"] * 40)
+    assert len(c.claim(TOPIC, GROUP, max_messages=40)) == 40
+    clock.move(10)
+    lease = c.claim(TOPIC, GROUP, max_messages=40)
+    assert offsets(lease) == [0, 1, 2, 3]
+    lease.nack(lease.messages[0], delay="1h")
+    assert drain(c) == []
+    assert c.stats(TOPIC, GROUP).parked == 39
+    keyed(c, "b")
+    capped = c.claim(TOPIC, GROUP)
+    assert (capped.reason, capped.detail) == ("max_parked", "39 messages wait behind key 'hot' of partition 0")
+
+
+@pytest.mark.req("C6")
 def test_each_partition_has_its_own_caps(c: Custody) -> None:
     c.create_topic(TOPIC, partitions=2)
     c.create_group(TOPIC, GROUP, Policy(max_in_flight=2))

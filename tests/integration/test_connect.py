@@ -16,7 +16,7 @@ from tests.conftest import url_of
 from tests.waiting import wait_for
 
 import custody
-from custody.errors import DatabaseUnavailable, InvalidArgument, IsolationLevel
+from custody.errors import DatabaseUnavailable, InvalidArgument, IsolationLevel, SchemaInUse, SchemaNewer
 from custody.store import embedded
 from custody.store.postgres import Database
 
@@ -148,6 +148,22 @@ def test_a_stopped_database_is_unavailable_and_used_again_when_it_is_back(base: 
             wait_for(works, "the pool has found the database again")
             assert lease.ack().settled == 1
             assert c.publish("orders", 2).offset == 1
+
+
+def test_an_embedded_database_is_neither_downgraded_nor_robbed_of_a_users_view(base: Path) -> None:
+    with embedded.acquire(base / "home") as server, psycopg.connect(server.url, autocommit=True) as db:
+        custody.connect(home=base / "home").close()
+        db.execute("CREATE VIEW mine AS SELECT payload FROM custody.dead_letters")
+        db.execute("UPDATE custody.release SET digest = 'another'")
+        with pytest.raises(SchemaInUse, match="view mine"):
+            custody.connect(home=base / "home")
+        assert db.execute("SELECT count(*) FROM mine").fetchone() == (0,)
+        db.execute("DROP VIEW mine; UPDATE custody.release SET release = release + 1")
+        with pytest.raises(SchemaNewer):
+            custody.connect(home=base / "home")
+        assert db.execute("SELECT digest FROM custody.release").fetchone() == ("another",)
+        db.execute("UPDATE custody.release SET release = release - 1")
+        custody.connect(home=base / "home").close()
 
 
 @pytest.mark.core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from psycopg import sql
 from tests.conftest import url_of
 
 import custody
-from custody.errors import CustodyError, SchemaMissing, SchemaNewer, SchemaOlder
+from custody.errors import CustodyError, SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.store import migrate
 
 pytestmark = pytest.mark.core
@@ -59,7 +60,7 @@ def test_the_ledger_says_what_was_applied(empty_url: str) -> None:
     assert custody.migrate(empty_url) == VERSIONS
     ledger = one(empty_url, "SELECT version, name FROM custody.migrations ORDER BY version")
     assert ledger == [(migration.version, migration.name) for migration in migrate.migrations()]
-    assert one(empty_url, "SELECT digest FROM custody.release") == [(migrate.functions()[1],)]
+    assert one(empty_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, migrate.functions()[1])]
 
 
 def test_versions_are_numbered_without_gaps() -> None:
@@ -94,17 +95,29 @@ def test_a_newer_schema_is_refused(database_url: str) -> None:
     change(database_url, f"INSERT INTO custody.migrations (version, name) VALUES ({newer}, 'tomorrow')")
     before = one(database_url, "SELECT * FROM custody.release")
     for verb in (custody.connect, custody.migrate):
-        with pytest.raises(SchemaNewer, match=rf"schema version {newer}, this code at .*Upgrade this installation"):
+        with pytest.raises(SchemaNewer, match=rf"schema version {newer}, .*this code at .*Upgrade this"):
             verb(database_url)
     assert one(database_url, "SELECT * FROM custody.release") == before
 
 
-def test_functions_of_another_release_are_refused_until_migrated(database_url: str) -> None:
-    change(database_url, "UPDATE custody.release SET digest = 'another'")
-    with pytest.raises(SchemaOlder, match=r"functions another.*custody.migrate"):
+@pytest.mark.parametrize("older", ["digest = 'another'", "release = release - 1"])
+def test_functions_of_an_older_release_or_another_digest_are_refused_until_migrated(
+    database_url: str, older: str
+) -> None:
+    change(database_url, f"UPDATE custody.release SET {older}")
+    with pytest.raises(SchemaOlder, match=r"release \d+ \(functions .*custody.migrate"):
         custody.connect(database_url)
     assert custody.migrate(database_url) == []
     custody.connect(database_url).close()
+
+
+def test_functions_of_a_newer_release_are_refused_and_never_replaced(database_url: str) -> None:
+    newer = migrate.RELEASE + 1
+    change(database_url, f"UPDATE custody.release SET release = {newer}, digest = 'another'")
+    for verb in (custody.connect, custody.migrate):
+        with pytest.raises(SchemaNewer, match=rf"release {newer} \(functions another\), this code at .*Upgrade this"):
+            verb(database_url)
+    assert one(database_url, "SELECT release, digest FROM custody.release") == [(newer, "another")]
 
 
 def test_an_older_version_is_refused(database_url: str) -> None:
@@ -138,6 +151,38 @@ def test_after_a_change_of_release_the_schema_is_what_a_fresh_one_is(empty_url: 
         assert [m.payload for m in c.claim("orders", "stock", max_messages=9)] == [2, 3]
         c.delete_topic("orders")
     assert one(database_url, CATALOG) == one(empty_url, CATALOG)
+
+
+MINE = {
+    "view mine": "CREATE VIEW mine AS SELECT payload FROM custody.dead_letters",
+    "index mine": "CREATE TABLE orders (k text); CREATE INDEX mine ON orders (custody.partition_for(k, 4))",
+    "column bin of table orders": "CREATE TABLE orders (k text, "
+    "bin int GENERATED ALWAYS AS (custody.partition_for(k, 4)) STORED)",
+    "materialized view mine": "CREATE MATERIALIZED VIEW mine AS SELECT * FROM custody.history",
+    "column letters of table mine": "CREATE TABLE mine (letters custody.dead_letters[])",
+    "function mine(text)": "CREATE FUNCTION mine(k text) RETURNS int LANGUAGE sql RETURN custody.partition_for(k, 4)",
+    "trigger mine on view custody.events": "CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS "
+    "'BEGIN RETURN NULL; END'; "
+    "CREATE TRIGGER mine INSTEAD OF INSERT ON custody.events FOR EACH ROW EXECUTE FUNCTION mine()",
+}
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_what_a_user_has_built_on_the_schema_is_named_and_never_dropped(database_url: str, name: str) -> None:
+    change(database_url, MINE[name])
+    change(database_url, "UPDATE custody.release SET digest = 'another'")
+    before = one(database_url, CATALOG)
+    with pytest.raises(SchemaInUse, match=rf"{re.escape(name)}\. Drop them, migrate, and create them again"):
+        custody.migrate(database_url)
+    assert one(database_url, CATALOG) == before
+    assert one(database_url, "SELECT digest FROM custody.release") == [("another",)]
+
+
+def test_what_a_user_has_built_on_the_tables_alone_is_in_nobodys_way(database_url: str) -> None:
+    change(database_url, "CREATE VIEW mine AS SELECT name FROM custody.topics")
+    change(database_url, "UPDATE custody.release SET digest = 'another'")
+    assert custody.migrate(database_url) == []
+    assert one(database_url, "SELECT * FROM mine") == []
 
 
 def test_a_migration_happens_whole_or_not_at_all(empty_url: str) -> None:

@@ -197,6 +197,19 @@ def test_blocked_keys_in_sql_are_those_of_the_verb(c: Custody, db: psycopg.Conne
     assert (blocked.key, blocked.parked, blocked.why) == ("a", 1, "backoff")
 
 
+@pytest.mark.req("K8")
+def test_a_key_of_which_only_delivered_messages_wait_says_since_when(c: Custody, clock: Clock) -> None:
+    start(c, policy=Policy(ordering="key", visibility_timeout="10s"), keys="a" * 20)
+    c.claim(TOPIC, GROUP, max_messages=20)
+    clock.move(11)
+    lease = c.claim(TOPIC, GROUP, max_messages=20)
+    assert [message.attempt for message in lease] == [2, 2]
+    lease.nack(lease.messages[0], delay="1h")
+    c.skip(TOPIC, GROUP, 0, 0)
+    (blocked,) = c.blocked_keys(TOPIC, GROUP)
+    assert (blocked.key, blocked.parked, blocked.since) == ("a", 1, clock.time)
+
+
 @pytest.mark.req("V3")
 def test_history_records_every_transition_with_time_worker_and_error(
     c: Custody, db: psycopg.Connection, clock: Clock

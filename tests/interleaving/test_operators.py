@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import psycopg
 import pytest
 from tests.conftest import Clock
@@ -230,3 +233,51 @@ def test_claim_waits_for_release_key(make: Make, one: Session, two: Session) -> 
     claiming = two.blocked(two.claim, 9, partition=0)
     one.commit()
     assert claiming.result(10).offsets == [2]
+
+
+@pytest.mark.req("V8")
+def test_a_dry_rewind_neither_waits_nor_holds_anybody_up(make: Make, one: Session, two: Session) -> None:
+    make("abcd")
+    one.ack_lease(one.claim(2).lease_id)
+    one.commit()
+    held = one.claim(1)  # its transaction holds the cursor
+    two.connection.execute("SET lock_timeout = '2s'")
+    assert two.call("rewind", topic=TOPIC, group=GROUP, to_offset=0, dry_run=True) == [(0, 0, 2)]
+    one.commit()
+    assert two.call("rewind", topic=TOPIC, group=GROUP, to_offset=1, dry_run=True) == [(0, 1, 2)]
+    assert one.ack(held.lease_id, 2).lost == []
+    assert one.claim(9).offsets == [3]  # while the dry run's transaction is open
+    one.seal()
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "lock", "stamped"),
+    [
+        ("discard", {}, "custody.cursors", "max(at) FROM custody.journal WHERE kind = 'discard'"),
+        ("release_key", {"key": "K"}, "custody.cursors", "max(at) FROM custody.journal WHERE kind = 'free'"),
+        ("pause", {}, "custody.groups", "paused_at FROM custody.groups"),
+        ("resume", {}, "custody.groups", "max(at) FROM custody.journal WHERE kind = 'resume'"),
+        ("update_group", {"policy": "{}"}, "custody.groups", "max(at) FROM custody.journal WHERE kind = 'policy'"),
+        ("create_group", {"policy": ...}, "custody.topics", "created_at FROM custody.groups WHERE name = 'new'"),
+        ("seal_segment", {}, "custody.heads", "sealed_at FROM custody.segments ORDER BY segment_id LIMIT 1"),
+    ],
+)
+def test_the_clock_is_read_after_the_locks(
+    make: Make, one: Session, two: Session, verb: str, arguments: dict[str, Any], lock: str, stamped: str
+) -> None:
+    make("KK", on_dead="hold")
+    kill(one, 0)
+    if verb == "resume":
+        one.call("pause", topic=TOPIC, group=GROUP)
+        one.commit()
+    if verb == "create_group":
+        arguments = {"group": "new", "policy": json.dumps(custody.Policy().columns())}
+    elif verb != "seal_segment":
+        arguments = {"group": GROUP, **arguments}
+    one.connection.execute(f"SELECT FROM {lock} FOR NO KEY UPDATE".encode())
+    waiting = two.blocked(two.call, verb, topic=TOPIC, **arguments)
+    unlocked = one.connection.execute("SELECT clock_timestamp()").fetchall()[0][0]
+    one.commit()
+    waiting.result(10)
+    two.commit()
+    assert one.connection.execute(f"SELECT {stamped}".encode()).fetchall()[0][0] >= unlocked

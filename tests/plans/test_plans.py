@@ -79,6 +79,33 @@ def test_settling_one_failure_reads_the_lease_only(big: psycopg.Connection) -> N
     assert sum(done["cases"]) <= 10
 
 
+@pytest.mark.req("N1", "N3")
+@pytest.mark.parametrize("busy", ["plain", "ordered"])
+def test_a_failure_under_a_breaker_reads_the_newest_of_a_long_history(big: psycopg.Connection, busy: str) -> None:
+    """However much of it is too old to count, and whether it is the group's own or another one's."""
+    big.execute("UPDATE custody.groups SET breaker_rate = 0.5 WHERE name = 'plain'")
+    big.execute(
+        "INSERT INTO custody.journal (at, kind, group_id, partition, offsets) "
+        "SELECT '2020-01-01', 'ack', g.group_id, 0, '{[0,1)}' "
+        "FROM custody.groups g, generate_series(1, 100000) WHERE g.name = %s",
+        [busy],
+    )
+    big.execute("ANALYZE custody.journal")
+    rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 10)")
+    _, done = done_by(big, "SELECT custody.settle(%s, %s, %s)", rows[0][0], [rows[1][4]], ["nack"])
+    assert_bounded(done, 250)
+    state = big.execute("SELECT breaker_state FROM custody.groups WHERE name = 'plain'").fetchone()
+    assert state == ("closed",)
+
+
+@pytest.mark.req("N1", "C6")
+def test_counting_what_is_parked_reads_no_other_case(big: psycopg.Connection) -> None:
+    big.execute("UPDATE custody.groups SET max_parked = 100 WHERE name = 'troubled'")
+    big.execute("UPDATE custody.cases SET state = 'parked' WHERE \"offset\" BETWEEN 50000 AND 50019")
+    _, done = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 100)")
+    assert sum(done["cases"]) <= 500 + 50
+
+
 @pytest.mark.req("N1")
 def test_reading_by_offset_and_by_time_uses_the_primary_key(big: psycopg.Connection) -> None:
     _, done = done_by(big, "SELECT * FROM custody.read('big', 0, 700000, 100)")

@@ -54,6 +54,21 @@ def test_a_retry_parked_behind_a_never_delivered_message_is_woken(c: custody.Cus
 
 
 @pytest.mark.core
+@pytest.mark.req("K2")
+def test_parked_runs_of_a_key_that_overlap_are_handed_out_in_order(c: custody.Custody, clock: Clock) -> None:
+    """One settle parks some followers of a key and releases one between them, which is then parked by itself."""
+    start(c, "a", "a", "a", "a")
+    c.settle(claim(c).lease_id, {0: custody.Outcome("nack", delay=5), 2: custody.Outcome("release")})
+    assert claim(c).reason == "empty"  # offsets 1 and 3 are parked in one run, 2 in another
+    clock.move(5)
+    order = []
+    while lease := claim(c, 2):
+        order += offsets(lease)
+        lease.ack()
+    assert order == [0, 1, 2, 3]
+
+
+@pytest.mark.core
 @pytest.mark.req("K1")
 def test_a_due_retry_of_a_blocked_key_does_not_hide_that_of_another(c: custody.Custody, clock: Clock) -> None:
     """A claim of one looks past what it cannot hand out, instead of answering that there is nothing."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import custody
-from custody import Exponential, Outgoing, Policy
+from custody import Breaker, Exponential, Outgoing, Policy
 from custody.testing import Clock, TestCustody, TestServer, drain, server
 
 
@@ -113,6 +113,24 @@ def test_what_is_stuck_is_said_and_never_waited_for(c: TestCustody) -> None:
 
     endless = drain(c, "orders", "stock", never, max_deliveries=50)
     assert (endless.left, endless.later, endless.reason) == (2, 50, "max_deliveries")
+
+
+@pytest.mark.req("N3")
+def test_an_open_breaker_is_waited_for_from_probe_to_probe(c: TestCustody) -> None:
+    breaker = Breaker(failure_rate=0.5, min_outcomes=5, window="1m", probe_after="30s")
+    c.create_group("orders", "stock", Policy(max_attempts=2, backoff=Exponential("1s"), breaker=breaker))
+    c.publish_many("orders", list(range(20)))
+    up = c.clock.time + timedelta(minutes=2)
+
+    def handle(message: custody.Message) -> None:
+        if c.clock.time < up:
+            raise TimeoutError("down")
+
+    summary = drain(c, "orders", "stock", handle, max_messages=5)
+    assert (summary.done, summary.dead, summary.left, summary.reason) == (20, 0, 0, None)
+    assert timedelta(minutes=2) <= summary.moved < timedelta(minutes=3)
+    assert len(summary.messages) == 5 + 3 + 20  # a lease that fails, three probes that fail, and all
+    assert c.stats("orders", "stock").breaker == "closed"
 
 
 def test_a_lease_that_was_too_short_counts_as_lost(c: TestCustody) -> None:

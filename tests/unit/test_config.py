@@ -78,6 +78,8 @@ def test_an_empty_variable_counts_as_absent(tmp_path: Path) -> None:
     empty = {"CUSTODY_HOME": "", "CUSTODY_DATABASE": "", "CUSTODY_MAX_RETRIES": "", "CUSTODY_CONFIG": ""}
     config = load(empty, tmp_path)
     assert (config.home, config.database, config.policy.max_attempts) == (tmp_path / ".custody", None, 7)
+    (tmp_path / "custody.yaml").unlink()
+    assert load(empty, tmp_path).policy == Policy()
 
 
 def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:

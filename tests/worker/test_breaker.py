@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import psycopg
 import pytest
 from tests.conftest import Clock
 
@@ -126,3 +129,98 @@ def test_an_outage_of_a_minute_dead_letters_nothing(c: custody.Custody, group: s
         clock.move(0.2)
         assert clock.time.timestamp() < down_until + 120, c.stats("calls", group)
     assert c.stats("calls", group).dead == 0
+
+
+@pytest.mark.core
+@pytest.mark.req("N3")
+@pytest.mark.parametrize("probing", [False, True])
+def test_switching_it_off_closes_it(c: custody.Custody, group: str, clock: Clock, probing: bool) -> None:
+    fail(c, 10)
+    if probing:
+        clock.move(5)
+        probe = c.claim("calls", group)
+    c.update_group("calls", group, replace(POLICY, breaker=None))
+    stats = c.stats("calls", group)
+    assert (stats.breaker, stats.breaker_reason) == (None, None)
+    assert len(c.claim("calls", group, max_messages=20)) == 20
+    if probing:
+        probe.nack()
+        assert c.stats("calls", group).breaker is None
+
+
+@pytest.mark.core
+def test_a_breaker_that_is_open_is_always_shown(c: custody.Custody, group: str, db: psycopg.Connection) -> None:
+    fail(c, 10)
+    db.execute("UPDATE custody.groups SET breaker_rate = NULL")
+    stats = c.stats("calls", group)
+    assert stats.breaker == "open"
+    assert stats.breaker_reason is not None
+
+
+@pytest.mark.core
+@pytest.mark.req("N3")
+@pytest.mark.parametrize("untried", ["release", "later"])
+def test_a_probe_that_was_not_tried_is_followed_by_another_at_once(
+    c: custody.Custody, group: str, clock: Clock, untried: str
+) -> None:
+    fail(c, 10)
+    reason = c.stats("calls", group).breaker_reason
+    clock.move(5)
+    probe = c.claim("calls", group)
+    c.settle(probe.lease_id, {m.offset: Outcome(untried, delay="1h" if untried == "later" else None) for m in probe})
+    stats = c.stats("calls", group)
+    assert (stats.breaker, stats.breaker_reason) == ("open", reason)
+    assert len(c.claim("calls", group, max_messages=9)) == 1
+    assert c.claim("calls", group).reason == "breaker_open"
+
+
+@pytest.mark.core
+@pytest.mark.req("N3")
+def test_a_probe_that_is_extended_stays_the_only_one(c: custody.Custody, group: str, clock: Clock) -> None:
+    fail(c, 10)
+    clock.move(5)
+    probe = c.claim("calls", group, visibility_timeout="10s")
+    clock.move(9)
+    probe.extend("10s")
+    clock.move(9)
+    assert c.claim("calls", group).reason == "breaker_open"
+    assert c.next_due("calls", group) == 1
+    probe.ack()
+    assert c.stats("calls", group).breaker == "closed"
+
+
+@pytest.mark.core
+def test_what_is_due_next_is_the_probe_while_it_is_open_and_nothing_while_paused(
+    c: custody.Custody, group: str, clock: Clock
+) -> None:
+    c.publish("calls", {"n": 100})
+    fail(c, 10)
+    clock.move(2)
+    assert c.next_due("calls", group) == 3  # the failed ones have been due for a second
+    c.pause("calls", group)
+    assert c.next_due("calls", group) is None
+    clock.move(60)
+    assert c.next_due("calls", group) is None
+
+
+@pytest.mark.core
+def test_a_due_probe_without_a_message_waits_for_the_next_message(c: custody.Custody, clock: Clock) -> None:
+    c.create_topic("calls")
+    c.create_group("calls", "caller", replace(POLICY, backoff=Constant("1h")))
+    c.publish_many("calls", range(10))
+    fail(c, 10)
+    clock.move(6)
+    assert c.claim("calls", "caller").reason == "empty"
+    assert c.next_due("calls", "caller") == 3594
+
+
+@pytest.mark.core
+def test_many_outcomes_are_counted_one_by_one(c: custody.Custody, group: str) -> None:
+    """More than the journal rows that are looked at by default, each of one message."""
+    assert POLICY.breaker is not None
+    c.update_group("calls", group, replace(POLICY, breaker=replace(POLICY.breaker, min_outcomes=150)))
+    c.publish_many("calls", range(100))
+    for number in range(150):
+        assert c.stats("calls", group).breaker == "closed", number
+        fail(c, 1)
+    assert c.stats("calls", group).breaker == "open"

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Literal
 
+import psycopg
 import pytest
 from tests.waiting import wait_for
 from tests.worker.conftest import Start
@@ -207,6 +208,80 @@ def test_it_waits_at_a_cap_and_goes_on(live: custody.Custody, start: Start) -> N
     wait_for(lambda: running.worker.waiting_for == "max_in_flight", "the worker says which cap it waits at")
     held.ack()
     wait_for(lambda: resolved(live), "it goes on below the cap")
+
+
+@pytest.mark.req("V12")
+@pytest.mark.parametrize("kind", ["def", "async"])
+def test_nothing_that_a_handler_raises_ends_the_worker(live: custody.Custody, start: Start, kind: str) -> None:
+    prepare(live, 20, Policy(max_attempts=1))
+
+    def leave(message: custody.Message) -> None:
+        if message.payload % 4 == 0:
+            sys.exit(3)
+
+    async def leave_async(message: custody.Message) -> None:
+        leave(message)
+
+    running = start("t", "g", leave if kind == "def" else leave_async, concurrency=2)
+    wait_for(lambda: resolved(live), "every message is resolved, though some handlers called sys.exit")
+    assert (running.stop().done, live.stats("t", "g").dead) == (15, 5)
+    assert live.dead("t", "g")[0].last_error == "SystemExit: 3"
+
+
+@pytest.mark.req("V9")
+def test_it_goes_on_after_it_has_lost_its_lease(live: custody.Custody, start: Start) -> None:
+    """A rewind revokes the lease in the middle of a batch of an ordered group: what is in hand is let go of."""
+    prepare(live, 40, Policy(ordering="key", visibility_timeout="600ms"))
+    began, go_on = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def handler(message: custody.Message) -> None:
+        began.set()
+        go_on.wait(20)
+        seen.append(message.payload)
+
+    running = start("t", "g", handler, concurrency=1, poll="50ms")
+    assert began.wait(20), "no handler began within 20 s"
+    live.rewind("t", "g", to_offset=0)
+    go_on.set()
+    wait_for(lambda: resolved(live), "everything is resolved in spite of the revoked lease")
+    summary = running.stop()
+    assert summary.lost >= 1
+    assert set(seen) == set(range(40))
+
+
+def test_it_stops_in_time_while_the_database_is_down() -> None:
+    home = Path(tempfile.mkdtemp(prefix="custody-worker-"))
+    with custody.connect(home=home) as c:
+        prepare(c, 50, Policy(visibility_timeout="2s"))
+        began, go_on = threading.Event(), threading.Event()
+
+        def handler(_: custody.Message) -> None:
+            began.set()
+            go_on.wait(20)
+
+        worker = c.worker_for("t", "g", handler, concurrency=2, grace="3s")
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert began.wait(20), "no handler began within 20 s"
+        embedded.stop(home, mode="immediate")
+        worker.stop()
+        go_on.set()
+        thread.join(20)
+        assert not thread.is_alive(), "the worker still waits for the database"
+        embedded.acquire(home).close()
+
+
+def test_an_error_that_no_retry_will_mend_ends_the_work_and_is_raised(live: custody.Custody, database_url: str) -> None:
+    prepare(live, 10)
+
+    def handler(_: custody.Message) -> None:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute("ALTER TABLE custody.journal RENAME TO gone")
+
+    worker = live.worker_for("t", "g", handler, concurrency=1, max_messages=1, grace="1s")
+    with pytest.raises(custody.CustodyError, match=r"custody\.journal"):
+        worker.run()
 
 
 WORKER = """

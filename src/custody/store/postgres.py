@@ -57,12 +57,12 @@ def translated() -> Iterator[None]:
     """Turns the driver's errors into ours: a refusal by its code, a lost connection as transient."""
     try:
         yield
-    except pg_errors.DatabaseError as error:
-        raise translate(error) from error
     except PoolTimeout as error:
         raise DatabaseUnavailable(
             "no connection to the database could be had in time", "Check that it runs, and the size of the pool."
         ) from error
+    except psycopg.Error as error:
+        raise translate(error) from error
 
 
 def translate(error: psycopg.Error) -> CustodyError:
@@ -70,7 +70,7 @@ def translate(error: psycopg.Error) -> CustodyError:
         known = _ERRORS.get(error.diag.message_detail or "", CustodyError)
         return known(error.diag.message_primary, error.diag.message_hint or "")
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
-    if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityConstraintViolation):
+    if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityError):
         return InvalidArgument(str(error).strip())
     if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
         return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
@@ -86,7 +86,7 @@ def translate(error: psycopg.Error) -> CustodyError:
 class Database:
     """A pool of connections to one database. Safe for use by many threads."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 10.0) -> None:
         self.url = url
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url,
@@ -94,7 +94,12 @@ class Database:
             max_size=pool_size,
             timeout=timeout,
             open=False,
-            kwargs={"autocommit": True, "prepare_threshold": 2, "application_name": "custody"},
+            kwargs={
+                "autocommit": True,
+                "prepare_threshold": 2,
+                "application_name": "custody",
+                "client_encoding": "UTF8",
+            },
             configure=_configure,
         )
         with translated():

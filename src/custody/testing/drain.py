@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from custody.model import Message
 from custody.outcomes import Outcome, outcome_of
 from custody.testing.server import TestCustody
 
+BUSY = 20  # answers `busy` in a row, with nothing parked, after which somebody else's lease is what it waits for
 AHEAD = 0.001  # a moment past the due time: a number of seconds does not carry every microsecond
 
 
@@ -90,23 +92,27 @@ class _Run:
 
     def until_the_end(self, max_messages: int, max_deliveries: int) -> str | None:
         """Why it ended with something left, if it did: the answer to the last claim, or the limit."""
-        waited = False
+        waited, lag, stalled = False, math.inf, 0
         while len(self.messages) < max_deliveries:
             lease = self._c.claim(
                 self._topic, self._group, max_messages=min(max_messages, max_deliveries - len(self.messages))
             )
             if lease:
                 self._handle(lease.lease_id, lease.messages)
-                waited = False
+                waited, stalled = False, 0
                 continue
-            if lease.reason == "busy":  # messages were parked on the way: there is more to find
-                continue
+            if lease.reason == "busy":
+                # with messages parked on the way there is more to find; else somebody holds the partition
+                before, lag = lag, self._c.stats(self._topic, self._group).lag
+                stalled = stalled + 1 if lag >= before else 0
+                if stalled < BUSY:
+                    continue
             due = self._c.next_due(self._topic, self._group)
             if due is None or lease.reason == "paused" or (waited and due <= 0):
                 return None if lease.reason == "empty" else lease.reason
-            before = self._c.clock.time
+            since = self._c.clock.time
             self._c.clock.move(max(0.0, due) + AHEAD)
-            self.moved += self._c.clock.time - before
+            self.moved += self._c.clock.time - since
             waited = True
         return "max_deliveries"
 

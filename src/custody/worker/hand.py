@@ -14,10 +14,11 @@ from custody.model import Message
 
 @dataclass(eq=False)
 class HeldLease:
-    """A lease and what of it is not settled yet."""
+    """A lease and what of it is not settled yet. `expires` is its deadline on this process's own clock, about."""
 
     lease_id: UUID
     open: set[int]
+    expires: float
     lost: bool = False
 
 
@@ -57,5 +58,5 @@ def tracks(lease: HeldLease, messages: Iterable[Message], *, ordered: bool) -> l
     return found
 
 
-def held(lease: Lease) -> HeldLease:
-    return HeldLease(lease.lease_id, {message.offset for message in lease.messages})
+def held(lease: Lease, expires: float) -> HeldLease:
+    return HeldLease(lease.lease_id, {message.offset for message in lease.messages}, expires)

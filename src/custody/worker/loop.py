@@ -6,33 +6,29 @@ listens for hints. A crash of any kind costs the visibility timeout and nothing 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import queue
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, cast
+from typing import Protocol
 from uuid import UUID
 
 from custody.claim import Lease
-from custody.errors import LeaseLost, NotFound, Transient
-from custody.model import Group, Message, Settled
+from custody.errors import CustodyError, LeaseLost, NotFound, Transient
+from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
 from custody.policy import Duration, seconds
+from custody.worker.calling import Caller, Handler
 from custody.worker.hand import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
 
 AHEAD = 0.25  # seconds of work to have in hand: enough to keep the threads busy, little to come back after a crash
 MOST_AT_ONCE = 1000
@@ -62,14 +58,6 @@ class Summary:
     later: int
     released: int
     lost: int
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread of a coroutine handler: runs the loop until it is stopped, and closes it."""
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
 
 
 class Worker:
@@ -109,7 +97,7 @@ class Worker:
         self._hands: list[threading.Thread] = []
         self._in_hand = 0
         self._took = 0.0  # a moving average of how long a handler takes
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: Exception | None = None
         self.waiting_for: str | None = None
         """Why nothing is claimed just now: empty, busy, paused, a cap, or that the database cannot be reached."""
 
@@ -119,12 +107,11 @@ class Worker:
         self._wake.set()
 
     def run(self) -> Summary:
-        """Works until `stop`. Survives a restart of the database; raises only if the topic or group is gone."""
-        self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled)
+        """Works until `stop`. Survives a restart of the database; raises if the topic or group is gone, or on an error
+        that no retry will mend."""
+        self._call = Caller(self._handler, self._handler_timeout)
+        self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled, self._fail)
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
-        if inspect.iscoroutinefunction(self._handler):
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run_loop, args=[self._loop], name="custody-loop", daemon=True).start()
         for _ in range(self._concurrency):
             self._add_hand()
         keeper = threading.Thread(target=self._keep, name="custody-keeper", daemon=True)
@@ -132,12 +119,15 @@ class Worker:
         try:
             self._claim_until_stopped()
         finally:
-            self._wind_down()
-            self._ended.set()
-            keeper.join()
-            stop_listening()
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            try:
+                self._wind_down()
+            finally:
+                self._ended.set()  # whatever happens: a keeper left behind would keep the leases alive for ever
+                keeper.join(1)  # it may be waiting for a database that is down
+                stop_listening()
+                self._call.close()
+        if self._error is not None:
+            raise self._error
         counts = self._counts
         return Summary(
             done=counts["ack"],
@@ -189,7 +179,7 @@ class Worker:
 
     def _take(self, lease: Lease) -> None:
         self.waiting_for = None
-        taken = held(lease)
+        taken = held(lease, time.monotonic() + self._visibility)
         with self._guard:
             self._leases.add(taken)
             self._in_hand += len(lease)
@@ -212,11 +202,18 @@ class Worker:
             self.waiting_for = reason
 
     def _settled(self, lease: HeldLease) -> None:
+        """After a settle, and when a lease is lost: what is in hand now."""
         with self._guard:
-            self._in_hand = sum(len(other.open) for other in self._leases)
-            if not lease.open:
+            if lease.lost or not lease.open:
                 self._leases.discard(lease)
+            self._in_hand = sum(len(other.open) for other in self._leases)
         self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Something that no retry will mend: ends the work, and `run` raises it."""
+        logger.error("the worker stops: %s", error, exc_info=error)
+        self._error = error
+        self.stop()
 
     def _add_hand(self) -> None:
         hand = threading.Thread(target=self._handle_tracks, name="custody-handler", daemon=True)
@@ -247,28 +244,6 @@ class Worker:
                 if outcome.stops_key(self._on_dead):
                     break
 
-    def _call(self, message: Message) -> BaseException | None:
-        try:
-            if self._loop is not None:
-                running: Future[object] = asyncio.run_coroutine_threadsafe(
-                    cast("Coroutine[None, None, object]", self._handler(message)), self._loop
-                )
-                try:
-                    running.result(self._handler_timeout)
-                except TimeoutError:
-                    if not running.done():
-                        running.cancel()
-                        return TimeoutError(f"the handler took longer than {self._handler_timeout:g} s")
-                    raise
-            else:
-                self._handler(message)
-        except Exception as error:
-            logger.debug(
-                "the handler failed on %s/%d/%d", message.topic, message.partition, message.offset, exc_info=True
-            )
-            return error
-        return None
-
     def _keep(self) -> None:
         """Extends the leases that still have messages in hand, and gives up handlers that take too long."""
         every = max(0.02, self._visibility / 3)
@@ -285,13 +260,15 @@ class Worker:
             for lease in leases:
                 try:
                     self._verbs.extend(lease.lease_id, self._visibility)
+                    lease.expires = extended + self._visibility
                 except LeaseLost:
                     lease.lost = True
-                except Transient as error:
+                    self._settled(lease)
+                except CustodyError as error:
                     logger.warning("lease %s could not be extended: %s", lease.lease_id, error)
 
     def _give_up_stuck(self) -> None:
-        if self._handler_timeout is None or self._loop is not None:
+        if self._handler_timeout is None or self._call.ends_stuck_handlers:
             return
         with self._guard:
             stuck = [run for run in self._runs if time.monotonic() - run.started > self._handler_timeout]
@@ -309,7 +286,7 @@ class Worker:
             self._add_hand()
 
     def _wind_down(self) -> None:
-        """Lets running handlers finish (up to the grace period), gives back the rest, settles everything."""
+        """Lets running handlers finish, gives back the rest, settles everything, all within the grace period."""
         self._stopping.set()
         until = time.monotonic() + self._grace
         with suppress(queue.Empty):
@@ -321,4 +298,4 @@ class Worker:
             self._tracks.put(None)
         for hand in hands:
             hand.join(max(0.0, until - time.monotonic()))
-        self._settling.close()
+        self._settling.close(max(1.0, until - time.monotonic()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
@@ -31,11 +32,13 @@ class Settling:
         ack: Callable[[UUID], Settled],
         counts: Counter[str],
         settled: Callable[[HeldLease], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._settle = settle
         self._ack = ack
         self._counts = counts
         self._settled = settled
+        self._failed = failed
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="custody-settling", daemon=True)
         self._thread.start()
@@ -43,10 +46,12 @@ class Settling:
     def add(self, lease: HeldLease, message: Message, outcome: Outcome) -> None:
         self._finished.put((lease, message, outcome))
 
-    def close(self) -> None:
-        """Returns when everything that was added is settled, or lost."""
+    def close(self, timeout: float) -> None:
+        """Returns when everything that was added is settled or lost, or when the time is over."""
         self._finished.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.error("not everything could be settled in time; the rest comes back when its lease expires")
 
     def _run(self) -> None:
         ended = False
@@ -61,7 +66,11 @@ class Settling:
                     lease, message, outcome = finished
                     by_lease.setdefault(lease, {})[message.offset] = outcome
             for lease, outcomes in by_lease.items():
-                self._settle_one(lease, outcomes)
+                try:
+                    self._settle_one(lease, outcomes)
+                except Exception as error:  # in a thread of its own, nobody else would hear of it
+                    self._failed(error)
+                self._settled(lease)
 
     def _settle_one(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> None:
         pause = RETRY_FIRST
@@ -72,7 +81,10 @@ class Settling:
                 self._lost(lease, outcomes, error)
                 break
             except Transient as error:
-                # the lease may outlive the outage; if not, the next try says so
+                if time.monotonic() > lease.expires + RETRY_MOST:
+                    # whoever answers now would only say that it is too late
+                    self._lost(lease, outcomes, LeaseLost("the lease expired before the database was back"))
+                    break
                 logger.warning("settling again in %.2f s: %s", pause, error)
                 threading.Event().wait(pause)
                 pause = min(pause * 2, RETRY_MOST)
@@ -84,7 +96,6 @@ class Settling:
             lease.open.difference_update(outcomes)
             lease.open.difference_update(result.released)
             break
-        self._settled(lease)
 
     def _send(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
         if lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values()):
@@ -93,6 +104,9 @@ class Settling:
 
     def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:
         gone = set(error.lost) or set(outcomes)
+        if gone >= outcomes.keys():
+            # perhaps only the answer was lost, and later messages of a key went with it: let go of the whole lease
+            lease.lost = True
         self._counts["lost"] += len(gone)
         for offset, outcome in outcomes.items():
             if offset not in gone:

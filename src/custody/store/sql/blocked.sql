@@ -6,7 +6,7 @@ CREATE FUNCTION custody.release_key(
 ) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_now       timestamptz := coalesce(p_now, clock_timestamp());
+    v_now       timestamptz;
     v_group     custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_partition int;
     v_set       int8multirange;
@@ -17,6 +17,7 @@ BEGIN
         SELECT DISTINCT partition FROM custody.cases WHERE group_id = v_group.group_id AND key = p_key AND state = 'dead' AND held ORDER BY 1
     LOOP
         PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = v_partition FOR UPDATE;
+        v_now := coalesce(p_now, clock_timestamp());
         WITH let AS (
             UPDATE custody.cases SET held = false
             WHERE group_id = v_group.group_id AND partition = v_partition AND key = p_key AND state = 'dead' AND held

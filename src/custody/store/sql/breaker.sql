@@ -8,7 +8,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_group custody.groups;
 BEGIN
-    SELECT * INTO v_group FROM custody.groups WHERE group_id = p_group_id FOR UPDATE SKIP LOCKED;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = p_group_id FOR NO KEY UPDATE SKIP LOCKED;
     RETURN CASE WHEN v_group.group_id IS NULL OR p_now < v_group.probe_at THEN 0
                 WHEN v_group.breaker_state = 'closed' THEN p_max
                 ELSE 1 END;
@@ -21,33 +21,53 @@ LANGUAGE sql AS $$
     WHERE group_id = p_group_id AND breaker_state <> 'closed'
 $$;
 
--- What a settle means for the breaker: a probe closes it or opens it again; failures may open it.
+-- Why the group's recent outcomes should open its breaker, or null. It reads the newest journal rows of each partition and
+-- no others: a settle must not pay for the length of the history.
+CREATE FUNCTION custody.failing(p_group custody.groups, p_now timestamptz) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT format('%s of the last %s messages failed, the last one with: %s', r.failed, r.outcomes, coalesce(r.error, 'no error given'))
+    FROM (
+        SELECT coalesce(sum(custody.cardinality(j.offsets)) FILTER (WHERE j.kind <> 'ack'), 0) AS failed,
+               coalesce(sum(custody.cardinality(j.offsets)), 0) AS outcomes,
+               (array_agg(j.error ORDER BY j.entry DESC) FILTER (WHERE j.kind <> 'ack'))[1] AS error
+        FROM custody.cursors c
+        CROSS JOIN LATERAL (
+            -- a range, not two equalities: only one index has this order, so no plan walks back over other groups' rows
+            SELECT x.* FROM custody.journal x
+            WHERE (x.group_id, x.partition, x.entry) <= (c.group_id, c.partition, 9223372036854775807)
+            ORDER BY x.group_id DESC, x.partition DESC, x.entry DESC LIMIT greatest(200, 4 * (p_group).breaker_outcomes)) j
+        WHERE c.group_id = (p_group).group_id AND j.group_id = c.group_id AND j.partition = c.partition AND j.kind IN ('ack', 'nack', 'dead')
+          AND j.at > p_now - (p_group).breaker_window AND j.at > coalesce((p_group).breaker_since, '-infinity')
+    ) r
+    WHERE r.outcomes >= (p_group).breaker_outcomes AND r.failed >= (p_group).breaker_rate * r.outcomes
+$$;
+
+-- What a settle means for the breaker: a probe closes it, opens it again, or, given back untried, makes room for another;
+-- failures may open it. p_group was read without a lock: it tells whether there is anything to decide, and the locked row decides.
 CREATE FUNCTION custody.breaker_settled(p_group custody.groups, p_lease_id uuid, p_acked boolean, p_failed boolean, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_recent record;
+    v_group  custody.groups;
+    v_reason text;
 BEGIN
-    IF (p_group).breaker_state = 'probing' AND (p_group).probe_lease = p_lease_id AND (p_acked OR p_failed) THEN
-        PERFORM custody.set_breaker(p_group, CASE WHEN p_failed THEN 'open' ELSE 'closed' END,
-                                    CASE WHEN p_failed THEN (p_group).breaker_reason END, p_now);
-    ELSIF (p_group).breaker_state = 'closed' AND p_failed THEN
-        SELECT coalesce(sum(custody.cardinality(j.offsets)) FILTER (WHERE j.kind <> 'ack'), 0) AS failed,
-               coalesce(sum(custody.cardinality(j.offsets)), 0) AS outcomes,
-               (array_agg(j.error ORDER BY j.entry DESC) FILTER (WHERE j.kind <> 'ack'))[1] AS error
-        INTO v_recent
-        FROM custody.cursors c
-        CROSS JOIN LATERAL (
-            SELECT * FROM custody.journal x
-            WHERE x.group_id = c.group_id AND x.partition = c.partition AND x.at > p_now - (p_group).breaker_window
-              AND x.at > coalesce((p_group).breaker_since, '-infinity') AND x.kind IN ('ack', 'nack', 'dead')
-            ORDER BY x.entry DESC LIMIT 200) j
-        WHERE c.group_id = (p_group).group_id;
-        IF v_recent.outcomes >= (p_group).breaker_outcomes AND v_recent.failed >= (p_group).breaker_rate * v_recent.outcomes THEN
-            PERFORM custody.set_breaker(p_group, 'open',
-                format('%s of the last %s messages failed, the last one with: %s', v_recent.failed, v_recent.outcomes,
-                       coalesce(v_recent.error, 'no error given')), p_now);
+    IF (p_group).probe_lease IS DISTINCT FROM p_lease_id
+        AND NOT ((p_group).breaker_state = 'closed' AND p_failed AND custody.failing(p_group, p_now) IS NOT NULL)
+    THEN
+        RETURN;
+    END IF;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = (p_group).group_id FOR NO KEY UPDATE;
+    IF v_group.breaker_state = 'closed' THEN
+        v_reason := CASE WHEN p_failed THEN custody.failing(v_group, p_now) END;
+        IF v_reason IS NOT NULL THEN
+            PERFORM custody.set_breaker(v_group, 'open', v_reason, p_now);
         END IF;
+    ELSIF v_group.probe_lease = p_lease_id AND p_failed THEN
+        PERFORM custody.set_breaker(v_group, 'open', v_group.breaker_reason, p_now);
+    ELSIF v_group.probe_lease = p_lease_id AND p_acked THEN
+        PERFORM custody.set_breaker(v_group, 'closed', NULL, p_now);
+    ELSIF v_group.probe_lease = p_lease_id THEN
+        UPDATE custody.groups SET breaker_state = 'open', probe_at = p_now, probe_lease = NULL WHERE group_id = v_group.group_id;
     END IF;
 END $$;
 

@@ -170,7 +170,9 @@ BEGIN
     END IF;
     IF (p_group).max_parked IS NOT NULL
         AND (p_group).max_parked <= (
-            SELECT coalesce(sum(messages), 0) FROM custody.parked WHERE group_id = p_at.group_id AND partition = p_at.partition)
+            SELECT coalesce(sum(messages), 0) FROM custody.parked WHERE group_id = p_at.group_id AND partition = p_at.partition
+        ) + (
+            SELECT count(*) FROM custody.cases WHERE group_id = p_at.group_id AND partition = p_at.partition AND state = 'parked')
     THEN
         RETURN 'max_parked';
     END IF;
@@ -181,7 +183,11 @@ END $$;
 CREATE FUNCTION custody.most_parked(p_group_id int) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT format('%s messages wait behind key %L of partition %s', sum(messages), key, partition)
-    FROM custody.parked WHERE group_id = p_group_id GROUP BY partition, key ORDER BY sum(messages) DESC, partition, key LIMIT 1
+    FROM (
+        SELECT partition, key, messages FROM custody.parked WHERE group_id = p_group_id
+        UNION ALL
+        SELECT partition, key, 1 FROM custody.cases WHERE group_id = p_group_id AND state = 'parked') p
+    GROUP BY partition, key ORDER BY sum(messages) DESC, partition, key LIMIT 1
 $$;
 
 -- The partitions of a group that have something to give, in random order; those that only wait for a live lease last.

@@ -6,7 +6,7 @@ CREATE FUNCTION custody.create_group(
 ) RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now     timestamptz := coalesce(p_now, clock_timestamp());
+    v_now     timestamptz;
     v_topic   custody.topics;
     v_group   custody.groups;
     v_head    custody.heads;
@@ -18,6 +18,7 @@ BEGIN
     END IF;
     -- retention takes this lock too: no segment goes while a group is being placed on it
     v_topic := custody.lock_topic(p_topic);
+    v_now := coalesce(p_now, clock_timestamp());
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
         backoff_jitter, visibility_timeout, handler_timeout, on_dead, max_in_flight, max_ack_holes, max_parked,
@@ -69,14 +70,18 @@ CREATE FUNCTION custody.update_group(p_topic text, p_group text, p_policy jsonb,
 RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
     IF p_policy ? 'ordering' AND p_policy ->> 'ordering' <> v_group.ordering THEN
         PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
             'Create a second group with the other ordering.');
     END IF;
-    PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        PERFORM custody.group_named(p_topic, p_group);
+    END IF;
+    v_now := coalesce(p_now, clock_timestamp());
     UPDATE custody.groups g SET
         max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
         backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
@@ -87,6 +92,10 @@ BEGIN
     FROM jsonb_populate_record(v_group, p_policy) x
     WHERE g.group_id = v_group.group_id
     RETURNING g.* INTO v_group;
+    IF v_group.breaker_rate IS NULL AND v_group.breaker_state <> 'closed' THEN
+        PERFORM custody.set_breaker(v_group, 'closed', NULL, v_now);
+        SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id;
+    END IF;
     INSERT INTO custody.journal (at, kind, group_id, worker, detail) VALUES (v_now, 'policy', v_group.group_id, p_actor, p_policy);
     RETURN v_group;
 END $$;
@@ -120,9 +129,11 @@ CREATE FUNCTION custody.pause(p_topic text, p_group text, p_reason text DEFAULT 
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
+    PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
     UPDATE custody.groups SET paused_at = v_now, paused_reason = p_reason WHERE group_id = v_group.group_id AND paused_at IS NULL;
     IF FOUND THEN
         INSERT INTO custody.journal (at, kind, group_id, worker, error) VALUES (v_now, 'pause', v_group.group_id, p_actor, p_reason);
@@ -136,10 +147,11 @@ CREATE FUNCTION custody.resume(p_topic text, p_group text, p_actor text DEFAULT 
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
-    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id FOR UPDATE;
+    SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
     IF v_group.paused_at IS NULL AND v_group.breaker_state = 'closed' THEN
         RETURN false;
     END IF;

@@ -133,21 +133,23 @@ DECLARE
     v_part  int8multirange;
 BEGIN
     FOR v_run IN
-        SELECT p.key, p.first_offset, p.ranges, h.case_offset, p.parked_at,
-               CASE WHEN h.case_offset < upper(p.ranges) THEN custody.cardinality(p.ranges * int8multirange(int8range(0, h.case_offset)))
+        SELECT p.key, p.first_offset, p.ranges, p.until, p.parked_at,
+               CASE WHEN p.until < upper(p.ranges) THEN custody.cardinality(p.ranges * int8multirange(int8range(0, p.until)))
                     ELSE p.messages END AS messages
         FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
         CROSS JOIN LATERAL (
-            SELECT x.*, row_number() OVER (ORDER BY x.first_offset) AS turn FROM custody.parked x
+            -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins
+            SELECT x.*, row_number() OVER w AS turn, least(h.case_offset, lead(x.first_offset) OVER w) AS until FROM custody.parked x
             WHERE x.group_id = (p_group).group_id AND x.partition = p_partition AND x.key = h.key
               AND (h.case_offset IS NULL OR x.first_offset < h.case_offset)
+            WINDOW w AS (ORDER BY x.first_offset)
             ORDER BY x.first_offset LIMIT p_max) p
         ORDER BY p.turn, p.first_offset
     LOOP
         EXIT WHEN v_left <= 0;
         v_part := v_run.ranges;
-        IF v_run.case_offset IS NOT NULL THEN
-            v_part := v_part * int8multirange(int8range(0, v_run.case_offset));
+        IF v_run.until IS NOT NULL THEN
+            v_part := v_part * int8multirange(int8range(0, v_run.until));
         END IF;
         IF v_run.messages > v_left THEN
             v_part := custody.first_offsets(v_part, v_left);

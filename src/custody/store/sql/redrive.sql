@@ -72,7 +72,7 @@ CREATE FUNCTION custody.discard(
 ) RETURNS TABLE (partition int, "offset" bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_dead  custody.cases[];
 BEGIN
@@ -82,6 +82,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT array_agg(d) INTO v_dead FROM custody.lock_dead(v_group, p_filter) d;
+    v_now := coalesce(p_now, clock_timestamp());
     DELETE FROM custody.cases c USING unnest(v_dead) d
     WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset";
     INSERT INTO custody.freed (group_id, partition, key)

@@ -4,12 +4,13 @@
 CREATE FUNCTION custody.seal_segment(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now     timestamptz := coalesce(p_now, clock_timestamp());
+    v_now     timestamptz;
     v_topic   custody.topics := custody.lock_topic(p_topic);
     v_head    custody.heads;
     v_segment int;
 BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
     UPDATE custody.segments SET sealed_at = v_now WHERE topic_id = v_topic.topic_id AND sealed_at IS NULL;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
     FOR v_head IN SELECT * FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition LOOP

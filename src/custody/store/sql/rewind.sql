@@ -2,6 +2,7 @@
 
 -- Leases over that range lose it (their acks are lost), cases there are closed, and [target, frontier) comes back at
 -- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition.
+-- A dry run locks nothing: it says what a rewind would do now.
 CREATE FUNCTION custody.rewind(
     p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL, p_partition int DEFAULT NULL,
     p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -21,15 +22,17 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
     END IF;
     -- retention takes this lock too: what is returned here is still in the log
-    v_topic := custody.lock_topic(p_topic);
+    v_topic := CASE WHEN p_dry_run THEN custody.topic_named(p_topic) ELSE custody.lock_topic(p_topic) END;
     v_group := custody.lifecycle_group(p_topic, p_group);
     IF p_partition IS NOT NULL THEN
         PERFORM custody.require_partition(v_topic, p_partition);
     END IF;
-    PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND (c.partition = p_partition OR p_partition IS NULL)
-        ORDER BY c.partition FOR UPDATE;
-    IF NOT FOUND THEN
-        PERFORM custody.group_named(p_topic, p_group);
+    IF NOT p_dry_run THEN
+        PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND (c.partition = p_partition OR p_partition IS NULL)
+            ORDER BY c.partition FOR UPDATE;
+        IF NOT FOUND THEN
+            PERFORM custody.group_named(p_topic, p_group);
+        END IF;
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
     FOR v_head IN

@@ -210,6 +210,10 @@ BEGIN
         v_part.deadline := v_deadline;
         INSERT INTO custody.leases SELECT v_part.*;
     END LOOP;
+    IF v_group.probe_lease = p_lease_id THEN
+        UPDATE custody.groups SET probe_at = v_deadline
+        WHERE group_id = v_group.group_id AND breaker_state = 'probing' AND probe_lease = p_lease_id;
+    END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
     VALUES (v_now, 'extend', v_group.group_id, v_parts[1].partition, p_lease_id, v_set, v_parts[1].worker,
             jsonb_build_object('deadline', v_deadline));

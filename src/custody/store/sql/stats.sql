@@ -84,14 +84,21 @@ BEGIN
     END IF;
 END $$;
 
--- Seconds until something of the group is due by itself: a waiting case, or a lease that expires. Null if nothing is.
+-- Seconds until something of the group is due by itself: a waiting case, or a lease that expires. Null if nothing is, or
+-- while it is paused. While the breaker lets nothing through only the next probe counts.
 CREATE FUNCTION custody.next_due(p_topic text, p_group text, p_now timestamptz DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
+    IF v_group.paused_at IS NOT NULL THEN
+        RETURN NULL;
+    ELSIF v_group.probe_at > v_now THEN
+        RETURN extract(epoch FROM v_group.probe_at - v_now);
+    END IF;
     RETURN (
-        SELECT extract(epoch FROM min(least(w.run_at, l.deadline)) - coalesce(p_now, clock_timestamp()))
+        SELECT extract(epoch FROM min(least(w.run_at, l.deadline)) - v_now)
         FROM custody.cursors c
         CROSS JOIN LATERAL custody.position(c.group_id, c.partition) f
         CROSS JOIN LATERAL (

@@ -78,13 +78,13 @@ CREATE VIEW custody.blocked_keys AS
 SELECT t.name AS topic, g.name AS consumer_group, k.partition, k.key, c."offset" AS blocked_by,
        CASE WHEN c.state = 'dead' THEN 'held' WHEN c.state = 'leased' THEN 'retrying' WHEN c.state = 'waiting' THEN 'backoff'
             ELSE 'in flight' END AS why,
-       c.attempts, c.run_at, c.last_error, coalesce(c.updated_at, p.since) AS since, coalesce(p.messages, 0) + k.cases AS parked
+       c.attempts, c.run_at, c.last_error, coalesce(c.updated_at, least(p.since, k.since)) AS since, coalesce(p.messages, 0) + k.cases AS parked
 FROM (
-    SELECT group_id, partition, key, sum(cases)::bigint AS cases FROM (
-        SELECT group_id, partition, key, count(*) FILTER (WHERE state = 'parked') AS cases FROM custody.cases
+    SELECT group_id, partition, key, sum(cases)::bigint AS cases, min(since) AS since FROM (
+        SELECT group_id, partition, key, count(*) FILTER (WHERE state = 'parked') AS cases, min(updated_at) AS since FROM custody.cases
         WHERE key IS NOT NULL AND (state <> 'dead' OR held) GROUP BY group_id, partition, key
         UNION ALL
-        SELECT DISTINCT group_id, partition, key, 0 FROM custody.parked) x
+        SELECT DISTINCT group_id, partition, key, 0, NULL::timestamptz FROM custody.parked) x
     GROUP BY group_id, partition, key
 ) k
 JOIN custody.groups g ON g.group_id = k.group_id AND g.ordering = 'key'

@@ -197,6 +197,7 @@ CREATE TABLE custody.cases (
 CREATE INDEX cases_due ON custody.cases (group_id, partition, run_at) WHERE state = 'waiting';
 CREATE INDEX cases_open_by_key ON custody.cases (group_id, partition, key, "offset")
     WHERE key IS NOT NULL AND (state <> 'dead' OR held);
+CREATE INDEX cases_parked ON custody.cases (group_id, partition) WHERE state = 'parked';
 CREATE INDEX cases_dead ON custody.cases (group_id, updated_at) WHERE state = 'dead';
 
 -- Messages of a blocked key that were never handed out, passed over by the frontier: one row for a key and a claim.

@@ -1,0 +1,77 @@
+"""Calling a handler: a function in the calling thread, a coroutine function in an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import cast
+
+from custody.model import Message
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
+
+
+class Caller:
+    """Calls the handler and says what it raised. Nothing that a handler raises gets out, not even SystemExit."""
+
+    def __init__(self, handler: Handler, timeout: float | None) -> None:
+        self._handler = handler
+        self._timeout = timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if inspect.iscoroutinefunction(handler):
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=[self._loop], name="custody-loop", daemon=True).start()
+
+    @property
+    def ends_stuck_handlers(self) -> bool:
+        """A coroutine can be cancelled at its time-out; a thread cannot."""
+        return self._loop is not None
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def __call__(self, message: Message) -> BaseException | None:
+        raised = self._call(message)
+        if raised is not None:
+            where = f"{message.topic}/{message.partition}/{message.offset}"
+            logger.debug("the handler failed on %s", where, exc_info=raised)
+        return raised
+
+    def _call(self, message: Message) -> BaseException | None:
+        try:
+            if self._loop is None:
+                self._handler(message)
+                return None
+            running: Future[BaseException | None] = asyncio.run_coroutine_threadsafe(self._guarded(message), self._loop)
+            try:
+                return running.result(self._timeout)
+            except TimeoutError:
+                running.cancel()
+                return TimeoutError(f"the handler took longer than {self._timeout:g} s")
+        except BaseException as error:
+            return error
+
+    async def _guarded(self, message: Message) -> BaseException | None:
+        """What the coroutine raised; raised in the loop, a SystemExit would end it for all."""
+        try:
+            await cast("Awaitable[object]", self._handler(message))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread of a coroutine handler: runs the loop until it is stopped, and closes it."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
