@@ -314,5 +314,9 @@ BEGIN
     END IF;
     RETURN QUERY SELECT (v_claim.lease).lease_id, v_partition, (v_claim.lease).deadline, NULL::text, NULL::bigint, NULL::timestamptz, NULL::text,
                         NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
-    RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no, v_claim.parts);
+    IF v_claim.parts = 1 THEN
+        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no);
+    ELSE
+        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no) m ORDER BY m."offset";
+    END IF;
 END $$;

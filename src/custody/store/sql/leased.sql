@@ -1,5 +1,5 @@
--- The messages of a lease, by offset, as the worker gets them.
-CREATE FUNCTION custody.leased_messages(p_group_id int, p_head custody.heads, p_claim_no bigint, p_parts int)
+-- The messages of a lease, part by part, each by offset, as the worker gets them.
+CREATE FUNCTION custody.leased_messages(p_group_id int, p_head custody.heads, p_claim_no bigint)
 RETURNS TABLE (
     lease_id uuid, partition int, deadline timestamptz, reason text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -10,35 +10,34 @@ DECLARE
     v_part   custody.leases;
     v_source record;
 BEGIN
-    IF p_parts = 1 THEN
-        SELECT * INTO v_part FROM custody.leases l
-        WHERE l.group_id = p_group_id AND l.partition = (p_head).partition AND l.claim_no = p_claim_no;
-        IF NOT v_part.of_cases THEN
-            FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_part.held), upper(v_part.held)) LOOP
-                IF v_part.held = int8multirange(range_merge(v_part.held)) THEN
-                    RETURN QUERY EXECUTE format(
-                        'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, "offset", published_at, key, kind, payload, headers,
-                                $3, $4, $5
-                         FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
-                    USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery, v_part.last_error;
-                    CONTINUE;
-                END IF;
-                RETURN QUERY EXECUTE format(
-                    'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e.*, $2, $3, $4 FROM unnest($1) r,
-                     LATERAL (SELECT "offset", published_at, key, kind, payload, headers FROM %s
-                              AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e', v_source.source)
-                USING v_part.held * int8multirange(int8range(v_source.from_offset, v_source.until_offset)),
-                      v_part.attempt, v_part.first_delivery, v_part.last_error;
-            END LOOP;
-            RETURN;
+    FOR v_part IN
+        SELECT * FROM custody.leases l
+        WHERE l.group_id = p_group_id AND l.partition = (p_head).partition AND l.claim_no = p_claim_no ORDER BY l.part
+    LOOP
+        IF v_part.of_cases THEN
+            RETURN QUERY
+            SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e."offset", e.published_at, e.key, e.kind, e.payload, e.headers,
+                   c.attempts, c.first_delivery, c.last_error
+            FROM custody.events_in(p_head, v_part.held) e
+            JOIN custody.cases c ON c.group_id = p_group_id AND c.partition = v_part.partition AND c."offset" = e."offset"
+            ORDER BY e."offset";
+            CONTINUE;
         END IF;
-    END IF;
-    RETURN QUERY
-    SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e."offset", e.published_at, e.key, e.kind, e.payload, e.headers,
-           coalesce(c.attempts, l.attempt), coalesce(c.first_delivery, l.first_delivery), coalesce(c.last_error, l.last_error)
-    FROM custody.leases l
-    CROSS JOIN LATERAL custody.events_in(p_head, l.held) e
-    LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partition = l.partition AND c."offset" = e."offset"
-    WHERE l.group_id = p_group_id AND l.partition = (p_head).partition AND l.claim_no = p_claim_no
-    ORDER BY e."offset";
+        FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_part.held), upper(v_part.held)) LOOP
+            IF v_part.held = int8multirange(range_merge(v_part.held)) THEN
+                RETURN QUERY EXECUTE format(
+                    'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, "offset", published_at, key, kind, payload, headers,
+                            $3, $4, $5
+                     FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
+                USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery, v_part.last_error;
+                CONTINUE;
+            END IF;
+            RETURN QUERY EXECUTE format(
+                'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e.*, $2, $3, $4 FROM unnest($1) r,
+                 LATERAL (SELECT "offset", published_at, key, kind, payload, headers FROM %s
+                          AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e', v_source.source)
+            USING v_part.held * int8multirange(int8range(v_source.from_offset, v_source.until_offset)),
+                  v_part.attempt, v_part.first_delivery, v_part.last_error;
+        END LOOP;
+    END LOOP;
 END $$;

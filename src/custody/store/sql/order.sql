@@ -49,24 +49,57 @@ BEGIN
     WHERE c."offset" IS NOT NULL OR p.first_offset IS NOT NULL;
 END $$;
 
+-- All keys that have something open, if they are few; else null.
+CREATE FUNCTION custody.open_keys(p_group_id int, p_partition int) RETURNS text[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_few  constant int := 200;
+    v_keys text[];
+    v_rows int;
+BEGIN
+    SELECT array_agg(DISTINCT x.key), count(*) INTO v_keys, v_rows
+    FROM (
+        (SELECT c.key FROM custody.cases c
+         WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) LIMIT v_few)
+        UNION ALL
+        (SELECT p.key FROM custody.parked p WHERE p.group_id = p_group_id AND p.partition = p_partition LIMIT v_few)
+    ) x;
+    RETURN CASE WHEN v_rows < v_few THEN coalesce(v_keys, '{}') END;
+END $$;
+
 CREATE FUNCTION custody.await(p_group_id int, p_partition int, p_keys text[]) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO custody.awaited SELECT DISTINCT p_group_id, p_partition, k FROM unnest(p_keys) k ON CONFLICT DO NOTHING
 $$;
 
--- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know.
+-- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know. With
+-- p_extend, for who holds the cursor, a short run of the key is made longer instead of beginning another one; a settle must
+-- not, because a claim would have to wait for its transaction.
 CREATE FUNCTION custody.park(
     p_group_id int, p_partition int, p_offsets bigint[], p_keys text[], p_attempts int, p_first_delivery timestamptz,
-    p_last_error text, p_lease_cap int, p_now timestamptz
+    p_last_error text, p_lease_cap int, p_now timestamptz, p_extend boolean
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(p_offsets) = 0 THEN
         RETURN;
     ELSIF p_attempts = 0 THEN
+        WITH fresh AS MATERIALIZED (
+            SELECT m.k AS key, range_agg(int8range(m.o, m.o + 1)) AS ranges, count(*) AS messages
+            FROM unnest(p_offsets, p_keys) m (o, k) GROUP BY m.k
+        ), longer AS (
+            UPDATE custody.parked p SET ranges = p.ranges + f.ranges, messages = p.messages + f.messages
+            FROM fresh f
+            CROSS JOIN LATERAL (
+                SELECT x.first_offset FROM custody.parked x
+                WHERE p_extend AND x.group_id = p_group_id AND x.partition = p_partition AND x.key = f.key
+                ORDER BY x.first_offset DESC LIMIT 1) last
+            WHERE p.group_id = p_group_id AND p.partition = p_partition AND p.key = f.key AND p.first_offset = last.first_offset
+              AND p.messages < 64 AND upper(p.ranges) <= lower(f.ranges)
+            RETURNING p.key)
         INSERT INTO custody.parked
-        SELECT p_group_id, p_partition, m.k, min(m.o), range_agg(int8range(m.o, m.o + 1)), count(*), p_now
-        FROM unnest(p_offsets, p_keys) m (o, k) GROUP BY m.k;
+        SELECT p_group_id, p_partition, f.key, lower(f.ranges), f.ranges, f.messages, p_now
+        FROM fresh f WHERE NOT f.key IN (SELECT l.key FROM longer l);
     ELSE
         INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, lease_cap, first_delivery,
                                    last_error, updated_at)

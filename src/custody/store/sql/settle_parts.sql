@@ -146,7 +146,7 @@ BEGIN
         GROUP BY p.attempt, p.first_delivery, p.last_error
     LOOP
         PERFORM custody.park((p_group).group_id, p_partition, v_part.offsets, v_part.keys, v_part.attempt - 1,
-                             v_part.first_delivery, v_part.last_error, NULL, p_now);
+                             v_part.first_delivery, v_part.last_error, NULL, p_now, false);
     END LOOP;
 END $$;
 

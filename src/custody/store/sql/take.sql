@@ -56,7 +56,7 @@ BEGIN
             WHERE m.k IN (SELECT unnest(v_busy)) OR h.lowest < m.o;
             IF v_blocked IS NOT NULL THEN
                 PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
-                                     v_row.first_delivery, v_row.last_error, v_row.chunk, p_now);
+                                     v_row.first_delivery, v_row.last_error, v_row.chunk, p_now, true);
                 PERFORM custody.await(v_row.group_id, v_row.partition, v_busy);
                 v_piece := v_piece - custody.offsets_set(v_blocked);
             END IF;
@@ -152,15 +152,25 @@ BEGIN
     frontier := p_frontier;
     WHILE frontier < p_until AND frontier < v_scan_limit AND v_want * 2 > p_max LOOP
         v_until := least(p_until, frontier + v_want + v_want / 4 + 16);
-        SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
-        FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until))) k;
-        SELECT array_agg(DISTINCT k) INTO v_unique FROM unnest(v_keys) k WHERE k IS NOT NULL;
         v_busy := '{}';
-        IF p_in_flight IS NOT NULL AND v_unique IS NOT NULL THEN
-            v_busy := custody.keys_in_flight(p_head, p_in_flight, v_unique);
+        v_blocked := NULL;
+        IF p_in_flight IS NULL THEN
+            v_blocked := custody.open_keys((p_group).group_id, (p_head).partition);
         END IF;
-        SELECT v_busy || coalesce(array_agg(key), '{}') INTO v_blocked
-        FROM custody.open_heads((p_group).group_id, (p_head).partition, v_unique);
+        IF v_blocked IS NOT NULL THEN
+            -- with nothing in flight and few keys open, only the messages of those are of interest
+            SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
+            FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until)), v_blocked) k;
+        ELSE
+            SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
+            FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until))) k;
+            SELECT array_agg(DISTINCT k) INTO v_unique FROM unnest(v_keys) k WHERE k IS NOT NULL;
+            IF p_in_flight IS NOT NULL AND v_unique IS NOT NULL THEN
+                v_busy := custody.keys_in_flight(p_head, p_in_flight, v_unique);
+            END IF;
+            SELECT v_busy || coalesce(array_agg(key), '{}') INTO v_blocked
+            FROM custody.open_heads((p_group).group_id, (p_head).partition, v_unique);
+        END IF;
         IF cardinality(v_blocked) = 0 THEN
             v_cut := least(frontier + v_want, v_until);
             v_free := int8multirange(int8range(frontier, v_cut));
@@ -174,7 +184,7 @@ BEGIN
             FROM unnest(v_parked.offsets, v_parked.keys) b (o, k) WHERE b.o < v_cut;
             v_free := int8multirange(int8range(frontier, v_cut)) - custody.offsets_set(coalesce(v_parked.offsets, '{}'));
             IF v_parked.offsets IS NOT NULL THEN
-                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now);
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
                 PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
             END IF;
         END IF;
