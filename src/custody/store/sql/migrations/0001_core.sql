@@ -200,7 +200,7 @@ CREATE INDEX cases_open_by_key ON custody.cases (group_id, partition, key, "offs
 CREATE INDEX cases_parked ON custody.cases (group_id, partition) WHERE state = 'parked';
 CREATE INDEX cases_dead ON custody.cases (group_id, updated_at) WHERE state = 'dead';
 
--- Messages of a blocked key that were never handed out, passed over by the frontier: one row for a key and a claim.
+-- Messages of a blocked key that were never handed out, passed over by the frontier: in runs, many to a row.
 CREATE TABLE custody.parked (
     group_id     int NOT NULL REFERENCES custody.groups ON DELETE CASCADE,
     partition    int NOT NULL,
