@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; when nothing changed that takes no time.
 
 # What `make install` installs beside the package itself.
-EXTRAS := embedded,cli,test,dev,bench
+EXTRAS := embedded,cli,spark,test,dev,bench
 # Test processes; 0 runs the suite in one.
 WORKERS ?= 0
 # More arguments for pytest, for example: make test ARGS="-k claim"
@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "Name one that is: make PYTHON=/path/to/python3.11 install" >&2; \
 		exit 1; \
 	fi
-	@echo "Installing custody[$(EXTRAS)] into $(VENV) (the first time takes about a minute) …"
+	@echo "Installing custody[$(EXTRAS)] into $(VENV) (the first time takes a minute or two) …"
 	@'$(PYTHON)' -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.installed-*

@@ -142,7 +142,7 @@ def _messages(topic: str, partition: int, rows: list[Row]) -> list[Message]:
             offset=offset,
             key=key,
             payload=data if kind == "b" else decode(kind, data),
-            headers=headers or {} if attempt == 1 else _told(headers, attempt, first_delivery, last_error),
+            headers=headers or {} if attempt == 1 else told(headers, attempt, first_delivery, last_error),
             attempt=attempt,
             published_at=published_at,
         )
@@ -150,7 +150,7 @@ def _messages(topic: str, partition: int, rows: list[Row]) -> list[Message]:
     ]
 
 
-def _told(
+def told(
     headers: dict[str, str] | None, attempt: int, first_delivery: datetime | None, last_error: str | None
 ) -> dict[str, str]:
     """The headers of a message that was delivered before."""

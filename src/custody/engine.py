@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody import claim, insights, log, producer, redrive
+from custody import claim, insights, log, pipelines, producer, redrive
 from custody.claim import Lease
 from custody.errors import InvalidArgument, TopicChanged
 from custody.insights import HandlingTime, Server
@@ -34,7 +34,8 @@ from custody.model import (
     Topic,
 )
 from custody.outcomes import Outcome
-from custody.policy import Duration, Policy, did_you_mean
+from custody.pipelines import Drive, Driver, Figures, Pass
+from custody.policy import Duration, Policy, did_you_mean, seconds
 from custody.producer import IdempotentProducer
 from custody.redrive import DeadFilter
 from custody.settle import Settler
@@ -357,6 +358,27 @@ class Custody:
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
         return Listener(self._db.url, topic, wake).close
+
+    def drive(self, topic: str, group: str, *, visibility_timeout: Duration | None = None) -> tuple[Drive, Pass]:
+        """Takes over a group as its pipeline's driver: claims in numbered batches, commits with what is published.
+
+        Whoever drove it before is fenced (`pipeline_fenced`), and its claim is taken over. See `custody.spark`.
+        """
+        visibility = None if visibility_timeout is None else seconds(visibility_timeout)
+        return pipelines.start(self._db, topic, group, driver=self.worker, visibility=visibility, clock=self._clock)
+
+    def figures(self, topic: str, group: str) -> Figures:
+        """Where a pipeline's group stands, and what its last batch came to."""
+        return pipelines.figures(self._db, topic, group, now=self._now())
+
+    def hint(self, topics: Iterable[str]) -> None:
+        """Wakes those who wait for messages of these topics, after something was published in another way."""
+        for topic in topics:
+            self._hints.send(topic)
+
+    def driving(self, driver: Driver) -> Drive:
+        """The verbs of a driver that has taken over already, for another process of its own."""
+        return Drive(self._db, driver, self._clock)
 
     # operators
 

@@ -4,6 +4,7 @@ CustodyError
 ├── Transient                     the same call may succeed later
 │   ├── DatabaseUnavailable       database_unavailable
 │   ├── QueueFull                 queue_full
+│   ├── StageLost                 stage_lost
 │   └── Busy                      busy
 └── Terminal                      the same call will fail again
     ├── InvalidArgument           invalid_argument
@@ -24,9 +25,13 @@ CustodyError
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
     │   ├── ProducerFenced        producer_fenced
+    │   ├── PipelineFenced        pipeline_fenced
+    │   ├── ClaimLost             claim_lost
     │   ├── NotSkippable          not_skippable
     │   ├── BareGroup             bare_group
     │   └── LifecycleGroup        lifecycle_group
+    ├── PipelineRefused           pipeline_refused
+    ├── PipelineFailed            pipeline_failed
     ├── OffsetOutOfRange          offset_out_of_range
     ├── IsolationLevel            isolation_level
     ├── SchemaMismatch
@@ -34,7 +39,8 @@ CustodyError
     │   ├── SchemaOlder           schema_older
     │   ├── SchemaNewer           schema_newer
     │   └── SchemaInUse           schema_in_use
-    └── EmbeddedError             embedded_error
+    ├── EmbeddedError             embedded_error
+    └── JavaMissing               java_missing
 """
 
 from __future__ import annotations
@@ -78,6 +84,12 @@ class QueueFull(Transient):
 
     code = "queue_full"
     status = 429
+
+
+class StageLost(Transient):
+    """What was staged for publishing is gone: the database crashed meanwhile. The batch has to be run again."""
+
+    code = "stage_lost"
 
 
 class Busy(Transient):
@@ -201,6 +213,18 @@ class ProducerFenced(Conflict):
     code = "producer_fenced"
 
 
+class PipelineFenced(Conflict):
+    """A newer driver of this pipeline has taken over."""
+
+    code = "pipeline_fenced"
+
+
+class ClaimLost(Conflict):
+    """All of a pipeline's claim was taken away before its commit; nothing of it was published."""
+
+    code = "claim_lost"
+
+
 class NotSkippable(Conflict):
     """The message is not waiting, so it cannot be skipped."""
 
@@ -217,6 +241,19 @@ class LifecycleGroup(Conflict):
     """The group has a lifecycle: its position is not set by hand."""
 
     code = "lifecycle_group"
+
+
+class PipelineRefused(Terminal):
+    """The pipeline cannot be run as it is written."""
+
+    code = "pipeline_refused"
+
+
+class PipelineFailed(Terminal):
+    """The pipeline failed again and again, and not for what a message did."""
+
+    code = "pipeline_failed"
+    status = 500
 
 
 class OffsetOutOfRange(Terminal):
@@ -266,6 +303,13 @@ class EmbeddedError(Terminal):
     """The embedded PostgreSQL could not be started or stopped."""
 
     code = "embedded_error"
+    status = 503
+
+
+class JavaMissing(Terminal):
+    """There is no Java that Spark can run on."""
+
+    code = "java_missing"
     status = 503
 
 

@@ -42,11 +42,11 @@ class Settler:
             lease_id=lease_id,
             offsets=list(others),
             outcomes=[outcome.kind for outcome in others.values()],
-            errors=[_storable(outcome.error) for outcome in others.values()],
+            errors=[storable(outcome.error) for outcome in others.values()],
             delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in others.values()],
             worker=self.worker,
             now=self._now(),
-            acked=_ranges(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
+            acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
         )[0]
         settled, lost, dead, released = result
         if lost:
@@ -105,7 +105,7 @@ class Settler:
         return self.settle(lease_id, dict.fromkeys(offsets, outcome))
 
 
-def _storable(error: object) -> str | None:
+def storable(error: object) -> str | None:
     """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
     return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()
 
@@ -115,7 +115,7 @@ def _listed(offsets: Sequence[int]) -> str:
     return f"offset{'s' if len(offsets) > 1 else ''} {listed}"
 
 
-def _ranges(offsets: Iterable[int]) -> str:
+def offset_set(offsets: Iterable[int]) -> str:
     """A set of offsets as PostgreSQL writes a multirange."""
     ranges: list[list[int]] = []
     for offset in sorted(offsets):

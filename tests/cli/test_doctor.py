@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.conftest import Clock
 
 from custody import Custody, Policy
-from custody.cli import java
+from custody.spark import java
 from custody.store import databases, embedded
 
 
@@ -25,7 +25,7 @@ def test_a_healthy_database_with_unsafe_settings(cli: Run, quick: Run, explained
     found = checks(document)
     assert document["healthy"]
     assert found["database"]["status"] == found["postgresql"]["status"] == found["schema"]["status"] == "ok"
-    assert found["java"]["status"] == "info"
+    assert (found["java"]["status"], found["java"]["message"]) == ("info", java.found())
     assert set(found) >= {"fsync", "full_page_writes", "synchronous_commit"}
     assert document["groups"] == []
     text = quick("doctor").out
@@ -133,20 +133,3 @@ def test_a_database_that_is_not_there(cli: Run, quick: Run) -> None:
     sick = cli("doctor", "--json", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).document
     assert checks(sick)["database"]["status"] == "fail"
     assert "fail  database" in quick("doctor", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).out
-
-
-def test_which_java_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def java_that_says(home: str, version: str) -> str:
-        program = tmp_path / home / "bin/java"
-        program.parent.mkdir(parents=True)
-        program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024' >&2\n")
-        program.chmod(0o755)
-        return str(program.parent)
-
-    monkeypatch.setenv("PATH", java_that_says("new", "17.0.1"))
-    monkeypatch.setenv("JAVA_HOME", str(Path(java_that_says("old", "1.8.0_292")).parent))
-    assert java.found() == "Java 17 from PATH"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "JAVA_HOME has Java 8, and Spark needs 17" in java.found()
-    monkeypatch.delenv("JAVA_HOME")
-    assert "JAVA_HOME" not in java.found()

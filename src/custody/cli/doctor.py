@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from custody.cli import java, render
+from custody.cli import render
 from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
 from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
+from custody.spark import java
 
 if TYPE_CHECKING:
     from custody import Custody

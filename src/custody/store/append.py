@@ -13,8 +13,8 @@ from custody.store.postgres import Connection
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_TRAILER = b"\xff\xff"
+SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+TRAILER = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
 _ONE_BYTE = b"\0\0\0\1"
 _COLUMNS = ("segment_id", "partition", "offset", "published_at", "key", "kind", "payload", "headers")
@@ -59,10 +59,10 @@ def copy_rows(
     `times` is the time of publishing for each partition.
     """
     stamps = {partition: (time - _EPOCH) // _MICROSECOND for partition, time in times.items()}
-    buffer: list[bytes] = [_SIGNATURE]
+    buffer: list[bytes] = [SIGNATURE]
     for tail, partition, offset in zip(tails, partitions, offsets, strict=True):
         buffer.append(_FIXED(8, 4, segment_id, 4, partition, 8, offset, 8, stamps[partition]))
         buffer.append(tail)
-    buffer.append(_TRAILER)
+    buffer.append(TRAILER)
     with connection.cursor() as cursor, cursor.copy(_copy_into(segment_id)) as copy:
         copy.write(b"".join(buffer))

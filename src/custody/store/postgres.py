@@ -100,7 +100,7 @@ class Database:
                 "application_name": "custody",
                 "client_encoding": "UTF8",
             },
-            configure=_configure,
+            configure=configure,
         )
         with translated():
             psycopg.connect(url, connect_timeout=int(timeout)).close()  # the pool would try for long and say little
@@ -151,8 +151,13 @@ class Database:
             return cursor.fetchall()
 
 
-def _configure(connection: Connection) -> None:
+def configure(connection: Connection) -> None:
     connection.execute("SET TIME ZONE 'UTC'")
+
+
+def run_function(connection: Connection, function: str, arguments: dict[str, Any]) -> list[Row]:
+    """One SQL function on a connection: its rows."""
+    return _execute(connection, tuple_row, function, arguments)
 
 
 def _execute(connection: Connection, factory: RowFactory[T], function: str, arguments: dict[str, Any]) -> list[T]:

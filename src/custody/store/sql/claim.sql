@@ -1,8 +1,10 @@
 -- Claim: hands out up to n messages of one partition under one lease.
 
--- What one partition has to give. The caller holds its cursor.
+-- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
+-- caller holds its cursor.
 CREATE FUNCTION custody.claim_partition(
     p_group custody.groups, p_head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
+    p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL,
     OUT lease custody.leases, OUT parts int, OUT reason text
 )
 LANGUAGE plpgsql AS $$
@@ -15,7 +17,7 @@ DECLARE
     v_odd       record;
     v_returned  record;
     v_due       record;
-    v_tail      bigint := (custody.tail(p_head)).next_offset;
+    v_tail      bigint := least((custody.tail(p_head)).next_offset, p_until);
     v_fresh     record;
     v_ready     text[] := '{}';
     v_retries   int;
@@ -70,10 +72,10 @@ BEGIN
         IF v_odd.hints THEN
             v_ready := custody.wake(p_group, p_head, v_live.held, p_now);
         END IF;
-        IF v_odd.next_due <= p_now OR v_odd.hints THEN
+        IF v_odd.next_due <= least(p_now, p_due) OR v_odd.hints THEN
             v_due := custody.take_due(p_group, p_head, v_live.held,
                                       CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
-                                      v_returned.taken > 0, p_worker, p_now);
+                                      v_returned.taken > 0, p_worker, p_now, least(p_now, p_due));
         END IF;
         IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
             IF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN

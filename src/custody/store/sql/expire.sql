@@ -2,7 +2,8 @@
 
 -- Turns expired leases into returned ranges and due cases; the caller holds the cursor. A lease that somebody has locked
 -- (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
--- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size.
+-- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size. A
+-- pipeline's lease (size 0) charges nobody, and comes back whole: which message ends its process is found out by its tasks.
 CREATE FUNCTION custody.fold_expired(p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -37,14 +38,14 @@ BEGIN
             CONTINUE WHEN cardinality(v_dead) > 0;
         ELSIF v_gone.of_cases THEN
             UPDATE custody.cases c
-            SET state = 'waiting', run_at = p_now, lease_cap = greatest(1, v_gone.size / 10), updated_at = p_now,
+            SET state = 'waiting', run_at = p_now, lease_cap = CASE WHEN v_gone.size > 0 THEN greatest(1, v_gone.size / 10) END, updated_at = p_now,
                 last_error = coalesce(c.last_error, 'lease expired')
             FROM unnest(v_gone.held) r
             WHERE c.group_id = (p_group).group_id AND c.partition = (p_head).partition
               AND c."offset" >= lower(r) AND c."offset" < upper(r);
         ELSE
             INSERT INTO custody.returned (group_id, partition, ranges, attempts, chunk, first_delivery, last_error, returned_at)
-            VALUES ((p_group).group_id, (p_head).partition, v_gone.held, v_gone.attempt, greatest(1, v_gone.size / 10),
+            VALUES ((p_group).group_id, (p_head).partition, v_gone.held, v_gone.attempt, CASE WHEN v_gone.size > 0 THEN greatest(1, v_gone.size / 10) END,
                     v_gone.first_delivery, 'lease expired', p_now);
         END IF;
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)

@@ -121,6 +121,7 @@ $$;
 CREATE FUNCTION custody.lock_group(p_group_id int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM 1 FROM custody.pipelines WHERE group_id = p_group_id FOR UPDATE;
     PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id ORDER BY partition FOR UPDATE;
     PERFORM 1 FROM custody.leases WHERE group_id = p_group_id ORDER BY partition, claim_no, part FOR UPDATE;
 END $$;

@@ -71,11 +71,11 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes due cases, the longest due first. Those of a blocked key leave the due index, or they would crowd out the rest.
+-- Takes the cases that are due at p_due, the longest due first. Those of a blocked key leave the due index, or they would crowd out the rest.
 -- Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has p_others already.
 CREATE FUNCTION custody.take_due(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean, p_worker text,
-    p_now timestamptz, OUT taken bigint[], OUT capped boolean
+    p_now timestamptz, p_due timestamptz, OUT taken bigint[], OUT capped boolean
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,7 +93,7 @@ BEGIN
     -- until something is found; each round takes what is blocked out of the way, and looks further than the one before
     WHILE p_max > 0 AND cardinality(taken) = 0 LOOP
         SELECT lease_cap INTO v_first FROM custody.cases
-        WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_now
+        WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_due
           AND (lease_cap IS NULL OR NOT p_others)
         ORDER BY run_at, "offset" LIMIT 1;
         EXIT WHEN NOT FOUND;
@@ -101,7 +101,7 @@ BEGIN
         v_max := least(p_max, v_first.lease_cap);
         SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
         FROM (SELECT c."offset", c.key FROM custody.cases c
-              WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_now
+              WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_due
                 AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
               ORDER BY c.run_at, c."offset" LIMIT v_look) d;
         IF (p_group).ordering = 'key' THEN

@@ -147,7 +147,7 @@ CREATE TABLE custody.leases (
     remaining      int NOT NULL CHECK (remaining > 0),
     of_cases       boolean NOT NULL,       -- true: each offset has its own case, which knows its attempts
     attempt        int NOT NULL,
-    size           int NOT NULL,           -- messages in the whole lease when it was claimed
+    size           int NOT NULL,           -- messages in the whole lease when it was claimed; 0: leased by a pipeline
     deadline       timestamptz NOT NULL,
     claimed_at     timestamptz NOT NULL,
     worker         text,

@@ -1,0 +1,241 @@
+"""Reading straight into Arrow, past Python objects: events by offset, views, and the plan of what there is to read.
+
+ADBC streams a COPY into Arrow's columns at more than a million rows a second; its `connect` costs twenty times that of
+psycopg, so a process keeps its connection. Planning needs refusals with their codes, and goes through the functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import adbc_driver_manager as adbc
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+
+from custody import config, log
+from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange
+from custody.store.arrow import Condition, check_schema, select_events, select_view
+from custody.store.postgres import Database
+from custody.store.postmaster import Home
+
+__all__ = ["Bounds", "Condition", "Planner", "Read", "connect", "events", "locate", "offsets", "view"]
+
+BATCH_ROWS = 10_000
+SLICE_ROWS = 250_000
+"""What one task reads: a few tenths of a second of work."""
+_FRESH = 1.0  # seconds; a connection that was in use this recently is not asked whether it lives
+
+Read = tuple[str, str]
+"""A table of the log with its partition ("custody.log_7 WHERE partition = 3"), and a multirange of offsets."""
+
+_idle: dict[tuple[int, str], tuple[float, dbapi.Connection]] = {}
+
+
+class Bounds(NamedTuple):
+    """A partition: its first offset that is there, and its next one."""
+
+    partition: int
+    first: int
+    tail: int
+
+
+@contextmanager
+def connect(url: str) -> Iterator[dbapi.Connection]:
+    """Lends this process's ADBC connection to a database, in autocommit mode; errors inside become ours.
+
+    It is made anew if it has broken, after a fork, and while somebody else in the process has it. Close cursors inside:
+    `with connect(url) as connection, connection.cursor() as cursor`. After any error it is not used again.
+    """
+    with _translated():
+        connection = _borrow(url)
+        try:
+            yield connection
+        except BaseException:
+            _close(connection)
+            raise
+        _give_back(url, connection)
+
+
+def events(
+    url: str,
+    reads: Iterable[Read],
+    *,
+    batch_rows: int = BATCH_ROWS,
+    conditions: Sequence[Condition] = (),
+    share: tuple[int, int] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The events of these reads, one after the other, each by offset; batches of `batch_rows` at most.
+
+    Columns: partition int32, offset int64, published_at timestamp[us, UTC], key string, kind string (j, t or b),
+    payload binary, headers string (JSON). `share` (k, m) takes the k-th of m parts, from 0 on: all messages of a key
+    are in one part, those without a key are spread. A segment that is no longer there is `offset_out_of_range`.
+    """
+    statements = [select_events(source, ranges, conditions, share) for source, ranges in reads]
+    return _fetch(url, statements, batch_rows)
+
+
+def offsets(url: str, reads: Iterable[Read], *, share: tuple[int, int] | None = None) -> Iterator[pa.RecordBatch]:
+    """The offsets alone of what `events` would read."""
+    statements = [select_events(source, ranges, share=share, offsets_only=True) for source, ranges in reads]
+    return _fetch(url, statements, BATCH_ROWS)
+
+
+def view(
+    url: str,
+    name: str,
+    columns: Sequence[str],
+    conditions: Sequence[Condition] = (),
+    *,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """Columns of a view (deliveries, dead_letters, history …). Multiranges, uuids and JSON come as text."""
+    return _fetch(url, [select_view(name, columns, conditions)], batch_rows)
+
+
+def _fetch(url: str, statements: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    if not statements:
+        return
+    with connect(url) as connection:
+        for statement in statements:
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                for batch in cursor.fetch_record_batch():
+                    for first in range(0, batch.num_rows, batch_rows):
+                        yield batch.slice(first, batch_rows)
+
+
+class Planner:
+    """What there is to read: bounds, times, tables. Holds a connection; close it, or use it as a context manager."""
+
+    def __init__(self, url: str) -> None:
+        check_schema(url)
+        self._db = Database(url, pool_size=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def bounds(self, topic: str) -> list[Bounds]:
+        """Every partition of a topic, in order."""
+        return [Bounds(*row) for row in self._db.call("partitions", topic=topic)]
+
+    def offset_at(self, topic: str, partition: int, time: datetime) -> int:
+        """The first offset of a partition that was published at that time or later."""
+        return log.offset_at(self._db, topic, partition, time)
+
+    def require_group(self, topic: str, group: str) -> None:
+        self._db.call("group_named", topic=topic, group=group)
+
+    def reads(self, topic: str, partition: int, start: int, until: int, *, rows: int | None = None) -> list[list[Read]]:
+        """[start, until) of a partition as slices of `rows` offsets at most (SLICE_ROWS), each with its reads.
+
+        A start below the first offset is `offset_out_of_range`.
+        """
+        bounds: dict[str, Any] = {"from": start, "until": until}
+        slices: list[list[Read]] = []
+        rows, room = rows or SLICE_ROWS, 0
+        for source, first, end in self._db.call("log_reads", topic=topic, partition=partition, **bounds):
+            while first < end:
+                if room == 0:
+                    slices.append([])
+                    room = rows
+                taken = min(end - first, room)
+                slices[-1].append((source, f"{{[{first},{first + taken})}}"))
+                first, room = first + taken, room - taken
+        return slices
+
+
+def locate(url: str | None = None) -> str:
+    """The URL of the database: the one given, that of CUSTODY_DATABASE or `custody.yaml`, or the embedded one's.
+
+    The embedded server has to run already: whoever reads in another process can neither start it nor keep it alive.
+    """
+    settings = config.load()
+    url = url or settings.database
+    if url is None:
+        postmaster = Home.at(settings.home).postmaster()
+        if postmaster is None or not postmaster.answers():
+            raise DatabaseUnavailable(
+                f"no database is named, and no embedded one runs in {settings.home}",
+                "Name one (a postgresql:// URL, or CUSTODY_DATABASE), or keep custody.connect() open meanwhile.",
+            )
+        return postmaster.url
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise InvalidArgument("that is not the URL of a database", "Give one that begins with postgresql://.")
+    return url
+
+
+def _borrow(url: str) -> dbapi.Connection:
+    since, connection = _idle.pop((os.getpid(), url), (0.0, None))
+    if connection is not None:
+        if time.monotonic() - since < _FRESH or _lives(connection):
+            return connection
+        _close(connection)
+    return dbapi.connect(url, autocommit=True)
+
+
+def _give_back(url: str, connection: dbapi.Connection) -> None:
+    _, other = _idle.pop((os.getpid(), url), (0.0, None))
+    if other is not None:
+        _close(other)
+    _idle[os.getpid(), url] = (time.monotonic(), connection)
+
+
+def _lives(connection: dbapi.Connection) -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            cursor.fetchall()
+    except (adbc.Error, OSError):
+        return False
+    return True
+
+
+def _close(connection: dbapi.Connection) -> None:
+    with suppress(Exception):  # it may be broken; there is nothing to save
+        connection.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pid, url in list(_idle):
+        if pid == os.getpid():  # closing a parent's connection would end its session
+            _close(_idle.pop((pid, url))[1])
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except CustodyError:
+        raise
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        raise _translate(error) from error
+
+
+def _translate(error: Exception) -> CustodyError:
+    # While rows are fetched every error is an OSError with a text and nothing else.
+    text = str(error).partition("\n\nQuery was:")[0].strip()
+    state = getattr(error, "sqlstate", None) or ""
+    if state == "42P01" and "custody.log_" in text:
+        return OffsetOutOfRange(
+            "the segment of the log that was to be read was dropped meanwhile", "Run the query again from its start."
+        )
+    unreachable = getattr(error, "status_code", None) == adbc.AdbcStatusCode.IO or isinstance(error, OSError)
+    if state.startswith(("08", "57P")) or (unreachable and not state and "ERROR:" not in text):
+        return DatabaseUnavailable(f"the database cannot be reached: {text}", "Check that it runs, and try again.")
+    return CustodyError(f"the database reported: {text}")

@@ -1,0 +1,328 @@
+"""The verbs of a pipeline: start, claim, keep, commit, release. Each is fenced by its driver's epoch.
+
+A claim is numbered, and its number is what makes a commit happen once. Tasks know the claim and reach the database by
+`task` functions over one connection for each process; the driver uses its pool.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from custody.outcomes import Outcome
+from custody.policy import seconds
+from custody.settle import offset_set, storable
+from custody.store import staging
+from custody.store.append import row_tail
+from custody.store.postgres import Database
+
+Ranges = tuple[tuple[int, int], ...]
+"""A set of offsets: (first, after the last) of each stretch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Who drives a pipeline: every verb checks that its epoch is still the newest."""
+
+    topic: str
+    group: str
+    group_id: int
+    epoch: int
+    name: str
+    visibility: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Where a pass over what is there now ends: the end of each partition, and the time up to which retries are due."""
+
+    until: tuple[int, ...]
+    due: datetime | None
+
+
+class Claim(NamedTuple):
+    """What a claim took. Without a number: why it took nothing, and when there may be something (seconds)."""
+
+    number: int | None
+    messages: int
+    reason: str | None
+    due_in: float | None
+
+
+class Part(NamedTuple):
+    """What a claim took of one partition."""
+
+    partition: int
+    ranges: Ranges
+    messages: int
+
+
+class Placed(NamedTuple):
+    """So many messages were staged by an attempt for a partition of a topic, which then had so many partitions."""
+
+    attempt: int
+    topic_id: int
+    partition: int
+    messages: int
+    of: int
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What the tasks of a batch report: what did not go well, what was not run, and what is staged.
+
+    `exact`: the staged messages are just those of the `ran` messages that went well, each task's in order.
+    """
+
+    failed: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    left: dict[int, list[int]] = field(default_factory=dict)
+    placed: list[Placed] = field(default_factory=list)
+    exact: bool = True
+    ran: int = 0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a commit did. `lost`: their lease was gone, nothing of theirs was published. `repeated`: done before."""
+
+    repeated: bool
+    messages: int
+    done: int
+    failed: int
+    dead: int
+    released: int
+    lost: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Where a pipeline's group stands, and what its last batch came to."""
+
+    lag: int
+    waiting: int
+    in_flight: int
+    parked: int
+    dead: int
+    blocked_keys: int
+    last_claim: int | None
+    last: Committed | None
+
+
+class Drive:
+    """The verbs of one driver. Runs in the driver's process, and in the process of its source."""
+
+    def __init__(self, db: Database, driver: Driver, clock: Callable[[], datetime] | None = None) -> None:
+        self._db = db
+        self._clock = clock
+        self.driver = driver
+        self._named: dict[str, Any] = {"topic": driver.topic, "group": driver.group, "epoch": driver.epoch}
+        self._visibility = None if driver.visibility is None else timedelta(seconds=driver.visibility)
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+    def claim(self, max_messages: int, only: Pass | None = None) -> Claim:
+        """The claim in flight, its leases renewed, or a new one over every partition that has something to give."""
+        row = self._db.call(
+            "claim_batch",
+            **self._named,
+            max=max_messages,
+            visibility=self._visibility,
+            worker=self.driver.name,
+            until=None if only is None else list(only.until),
+            due=None if only is None else only.due,
+            now=self._now(),
+        )[0]
+        return Claim(*row)
+
+    def keep(self) -> int:
+        """Renews the leases of the claim in flight; how many messages they still hold."""
+        return int(self._db.call("keep_claim", **self._named, visibility=self._visibility, now=self._now())[0][0])
+
+    def release(self) -> bool:
+        """Gives back a claim that was not run. False if there is none."""
+        return bool(self._db.call("release_claim", **self._named, worker=self.driver.name, now=self._now())[0][0])
+
+    def claimed(self, number: int) -> list[Part]:
+        """What a claim took of each partition; nothing if it is not in flight."""
+        rows = self._db.call("claimed", group_id=self.driver.group_id, claim=number)
+        return [Part(partition, _ranges(ranges), messages) for partition, ranges, messages in rows]
+
+    def by_key(self, number: int) -> list[tuple[int, int]]:
+        """The (partition, offset) of a claim's messages, those of a key beside one another and in order."""
+        rows = self._db.call("claim_by_key", group_id=self.driver.group_id, claim=number)
+        return [(partition, offset) for partition, offset in rows]
+
+    def commit(self, number: int, work: Work, *, query_id: str | None = None, batch_id: int | None = None) -> Committed:
+        """One transaction: settles the claim's messages and publishes what those that went well put out.
+
+        A repeat after an unknown outcome changes nothing and returns what the first one did.
+        """
+        failed = work.failed.values()
+        row = self._db.call(
+            "commit_claim",
+            **self._named,
+            claim=number,
+            partitions=[partition for partition, _ in work.failed],
+            offsets=[offset for _, offset in work.failed],
+            outcomes=[outcome.kind for outcome in failed],
+            errors=[storable(outcome.error) for outcome in failed],
+            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in failed],
+            left_partitions=list(work.left),
+            left=[offset_set(offsets) for offsets in work.left.values()],
+            placed_attempts=[placed.attempt for placed in work.placed],
+            placed_topics=[placed.topic_id for placed in work.placed],
+            placed_partitions=[placed.partition for placed in work.placed],
+            placed_counts=[placed.messages for placed in work.placed],
+            placed_of=[placed.of for placed in work.placed],
+            exact=work.exact,
+            ran=work.ran,
+            worker=self.driver.name,
+            query=query_id,
+            batch=batch_id,
+            now=self._now(),
+        )[0]
+        return Committed(**dict(zip(Committed.__dataclass_fields__, row, strict=True)))
+
+    def sink(self, topic: str) -> tuple[int, int]:
+        """The id of a topic to publish to, and how many partitions it has."""
+        row = self._db.call_dicts("topic_named", topic=topic)[0]
+        return row["topic_id"], row["partitions"]
+
+    def drop_stage(self, number: int) -> None:
+        """Clears the stage of a claim away, unless somebody still writes into it: then it goes another day."""
+        self._db.call("drop_stage", stage=stage_of(self.driver.group_id, number))
+
+
+def start(
+    db: Database, topic: str, group: str, *, driver: str, visibility: float | None, clock: Callable[[], datetime] | None
+) -> tuple[Drive, Pass]:
+    """Takes over the pipeline with a new epoch, and the claim that the driver before had in flight."""
+    group_id, epoch, _, until, due = db.call(
+        "start_pipeline",
+        topic=topic,
+        group=group,
+        driver=driver,
+        visibility=None if visibility is None else timedelta(seconds=visibility),
+        now=None if clock is None else clock(),
+    )[0]
+    taken = Driver(topic=topic, group=group, group_id=group_id, epoch=epoch, name=driver, visibility=visibility)
+    return Drive(db, taken, clock), Pass(until=tuple(until), due=due)
+
+
+def figures(db: Database, topic: str, group: str, *, now: datetime | None) -> Figures:
+    """Where the group stands, and what the last batch came to."""
+    row = db.call_dicts("pipeline_figures", topic=topic, group=group, now=now)[0]
+    last = [row.pop(name) for name in ("claim", "messages", "done", "failed", "died", "released", "lost", "outputs")]
+    return Figures(**row, last_claim=last[0], last=None if last[0] is None else Committed(False, *last[1:]))
+
+
+def stage_of(group_id: int, number: int) -> str:
+    return f"staged_{group_id}_{number}"
+
+
+# what tasks do, in an executor's Python process
+
+
+class Attempts(NamedTuple):
+    """Messages that were delivered before: their attempt, and what the headers say of it."""
+
+    ranges: Ranges
+    attempt: int
+    first_delivery: datetime | None
+    last_error: str | None
+
+
+def task_reads(url: str, group_id: int, number: int, partition: int) -> list[tuple[str, int, int]]:
+    """Where the claim's messages of a partition are: (source, first offset, after the last)."""
+    rows = staging.call(url, "claim_reads", group_id=group_id, claim=number, partition=partition)
+    return [(source, first, last) for source, first, last in rows]
+
+
+def task_ranges(url: str, group_id: int, number: int, partition: int) -> Ranges:
+    """What the claim took of a partition; empty if the claim is not in flight."""
+    rows = staging.call(url, "claimed", group_id=group_id, claim=number)
+    return next((_ranges(ranges) for found, ranges, _ in rows if found == partition), ())
+
+
+def task_attempts(url: str, group_id: int, number: int, partition: int) -> list[Attempts]:
+    """The claim's messages of a partition that are not at their first attempt."""
+    rows = staging.call(url, "claim_attempts", group_id=group_id, claim=number, partition=partition)
+    return [Attempts(_ranges(ranges), attempt, first, error) for ranges, attempt, first, error in rows]
+
+
+def note_malformed(url: str, group_id: int, number: int, found: Sequence[tuple[int, int, str]]) -> None:
+    """Messages that do not fit the pipeline's schema: (partition, offset, error) of each."""
+    staging.call(
+        url,
+        "note_malformed",
+        group_id=group_id,
+        claim=number,
+        partitions=[partition for partition, _, _ in found],
+        offsets=[offset for _, offset, _ in found],
+        errors=[error for _, _, error in found],
+    )
+
+
+def suspected(url: str, group_id: int, number: int) -> list[tuple[int, int, int]]:
+    """(partition, offset, messages from there on) of what was running when an attempt of the claim died."""
+    rows = staging.call(url, "suspected", group_id=group_id, claim=number)
+    return [(partition, offset, size) for partition, offset, size in rows]
+
+
+def note_suspect(url: str, group_id: int, number: int, attempt: int, partition: int, offset: int, size: int) -> None:
+    """What a careful attempt is about to run; size 0 says that it has come to its end."""
+    staging.call(
+        url,
+        "note_suspect",
+        group_id=group_id,
+        claim=number,
+        attempt=attempt,
+        partition=partition,
+        offset=offset,
+        size=size,
+    )
+
+
+class Stage:
+    """What one attempt of a task has to publish. Nothing of it is written before `write`, and then all of it."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url, self._name = url, name
+        # a number for each attempt: Spark's own start again with every driver
+        self.attempt = secrets.randbits(62)
+        self._rows: list[bytes] = []
+        self._counts: dict[tuple[int, int, int], int] = {}
+
+    def add(
+        self,
+        topic: tuple[int, int],
+        partition: int,
+        source: tuple[int, int],
+        message: tuple[str | None, bytes, bytes, bytes | None],
+    ) -> None:
+        """One message for a partition of a topic (its id and number of partitions), from that source offset."""
+        place = (topic[0], partition, topic[1])
+        n = self._counts.get(place, 0)
+        self._counts[place] = n + 1
+        self._rows.append(
+            staging.stage_row(self.attempt, topic[0], partition, n, source[0], source[1], row_tail(*message))
+        )
+
+    def write(self) -> list[Placed]:
+        """Writes it all in one transaction, and says what is where."""
+        if self._rows:
+            staging.copy_staged(self._url, self._name, self._rows)
+        return [
+            Placed(self.attempt, topic, partition, count, of)
+            for (topic, partition, of), count in self._counts.items()
+            if count
+        ]
+
+
+def _ranges(multirange: Iterable[Any]) -> Ranges:
+    return tuple((part.lower, part.upper) for part in multirange)

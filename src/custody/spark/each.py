@@ -1,0 +1,261 @@
+"""Running a handler over messages, one by one, in an executor's Python process: read, handle, stage, all in one task.
+
+Messages of a task are run in the order of the log. A failure releases the rest of its key in the batch. What a handler
+returns is staged under a number that only this attempt has, and published only if the driver's commit names it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any, Literal, cast
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+
+from custody import log
+from custody.claim import told
+from custody.errors import CustodyError, InvalidArgument, InvalidPayload, TopicNotFound
+from custody.model import Message, Outgoing
+from custody.outcomes import Outcome, outcome_of
+from custody.pipelines import Stage, note_suspect, stage_of, suspected
+from custody.policy import did_you_mean, seconds
+from custody.spark.events import Events, Reader
+from custody.spark.job import Job, Report
+from custody.spark.schema import decoder, plain
+
+BLOCK = 256
+"""So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
+KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
+
+Handler = Callable[[Message], object]
+
+
+@dataclass(frozen=True)
+class To(Outgoing):
+    """An output for a topic other than the first sink."""
+
+    topic: str = field(kw_only=True)
+
+
+def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: references in, the task's report out."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reader, attempt = Reader(job), None
+        for references in batches:
+            for events in reader.read(references):
+                if attempt is None:
+                    attempt = Attempt(job, handler, events.claim)
+                attempt.take(events)
+        if attempt is not None:
+            yield attempt.finish()
+
+    return run
+
+
+class Attempt:
+    """One attempt of a task on its messages of a claim."""
+
+    def __init__(self, job: Job, handler: Handler, claim: int) -> None:
+        context = TaskContext.get()
+        self._job, self._claim = job, claim
+        self._stage = Stage(job.url, stage_of(job.group_id, claim))
+        self._handling = Handling(job, handler)
+        self._report = Report()
+        self._ran = 0
+        self._stopped: set[str] = set()
+        self._notes: Notes | None = None
+        if job.careful or (context is not None and context.attemptNumber() > 0):
+            self._notes = Notes(job, claim, self._stage.attempt)
+
+    def take(self, events: Events) -> None:
+        """Runs these messages in their order."""
+        handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
+        on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
+        notes, add = self._notes, self._stage.add
+        for message, malformed in _messages(self._job.topic, events, handling.decode):
+            partition, offset, key = message.partition, message.offset, message.key
+            if ordered and key in stopped:
+                if notes is not None:
+                    notes.passed()
+                continue
+            outcome: Outcome | None = None
+            if notes is not None and not notes.about_to_run(partition, offset):
+                outcome = Outcome("nack", error=KILLED)
+            elif malformed is not None:
+                outcome = Outcome("dead", error=malformed)
+            else:
+                try:
+                    outputs = handling.outputs(message)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    outcome = outcome_of(error)
+            if outcome is None:
+                self._ran += 1
+                for topic, place, encoded in outputs:
+                    add(topic, place, (partition, offset), encoded)
+                continue
+            self._report.failed(partition, offset, outcome, None if outcome.delay is None else seconds(outcome.delay))
+            if ordered and key is not None and outcome.stops_key(on_dead):
+                stopped.add(key)
+
+    def finish(self) -> pa.RecordBatch:
+        """Stages what is to be published, and says what came of the messages."""
+        self._report.placed(self._stage.write())
+        self._report.ran(self._claim, self._ran)
+        if self._notes is not None:
+            self._notes.finished()
+        return self._report.batch()
+
+
+class Handling:
+    """Calls the handler on a message, and makes rows of what it returns."""
+
+    def __init__(self, job: Job, handler: Handler) -> None:
+        self._handler = handler
+        self._sinks = dict(job.sinks)
+        self._default = next(iter(job.sinks), None)
+        self.decode = plain if job.schema is None else decoder(job.schema)
+        self._turn = random.randrange(1 << 16)
+        self._timeout = job.handler_timeout
+        if self._timeout is not None:
+            signal.signal(signal.SIGALRM, _took_too_long)
+
+    def outputs(self, message: Message) -> list[tuple[tuple[int, int], int, log.Encoded]]:
+        """(topic, partition, row) of each output. Raises what the handler raises."""
+        if self._timeout is None:
+            returned = self._handler(message)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, self._timeout)
+            try:
+                returned = self._handler(message)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        if returned is None:
+            return []
+        if isinstance(returned, list):
+            return [self._placed(message, one) for one in returned]
+        return [self._placed(message, returned)]
+
+    def _placed(self, message: Message, returned: object) -> tuple[tuple[int, int], int, log.Encoded]:
+        """Where one output goes. It has the key of its message unless it names another."""
+        name = self._default
+        if isinstance(returned, Outgoing):
+            if isinstance(returned, To):
+                name = returned.topic
+            key = message.key if returned.key is None else returned.key
+            payload, headers, partition = returned.payload, returned.headers, returned.partition
+        else:
+            key, payload, headers, partition = message.key, returned, None, None
+        topic = self._sinks.get(name) if name is not None else None
+        if topic is None:
+            raise self._unknown(name)
+        if partition is None:
+            if key is None:
+                self._turn += 1
+                partition = self._turn % topic[1]
+            else:
+                partition = log.partition_for(key, topic[1])
+        elif not 0 <= partition < topic[1]:
+            raise InvalidArgument(f"topic {name!r} has no partition {partition}")
+        return topic, partition, log.encode_message(Outgoing(payload, key=key, headers=headers))
+
+    def _unknown(self, name: str | None) -> CustodyError:
+        if name is None:
+            return InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")
+        return TopicNotFound(
+            f"{name!r} is not a sink of the pipeline", f"Name it in sink=[…]. {did_you_mean(name, list(self._sinks))}"
+        )
+
+
+class Notes:
+    """Finds the message that ends its process: what is about to run is noted first, and an earlier attempt's last note
+    tells where that one died."""
+
+    def __init__(self, job: Job, claim: int, attempt: int) -> None:
+        self._where = (job.url, job.group_id, claim)
+        self._attempt = attempt
+        self._found: dict[tuple[int, int], int] = {}
+        for partition, offset, size in suspected(*self._where):
+            # one message is more certain than a block that begins with it
+            self._found[partition, offset] = min(size, self._found.get((partition, offset), size))
+        self._block = self._singly = 0
+
+    def about_to_run(self, partition: int, offset: int) -> bool:
+        """False if this one ended a process before: it is not run again."""
+        size = self._found.get((partition, offset), 0)
+        if size == 1:
+            self.passed()
+            return False
+        if size > 1:
+            self._singly, self._block = size, 0
+        if self._singly > 0:
+            note_suspect(*self._where, self._attempt, partition, offset, 1)
+        elif self._block == 0:
+            self._block = BLOCK
+            note_suspect(*self._where, self._attempt, partition, offset, BLOCK)
+        self.passed()
+        return True
+
+    def passed(self) -> None:
+        self._singly = max(0, self._singly - 1)
+        self._block = max(0, self._block - 1)
+
+    def finished(self) -> None:
+        note_suspect(*self._where, self._attempt, 0, 0, 0)
+
+
+_TIMES: dict[int, datetime] = {}
+
+
+def _messages(topic: str, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
+    """The messages of a batch of columns, each with what is wrong with its payload, if anything is."""
+    columns, before, partition = events.columns, events.before.tolist(), events.partition
+    if len(_TIMES) > 100_000:
+        _TIMES.clear()
+    for offset, stamp, key, kind, data, headers, entry in zip(
+        columns.column("offset").to_pylist(),
+        columns.column("published_at").cast(pa.timestamp("us")).cast(pa.int64()).to_pylist(),
+        columns.column("key").to_pylist(),
+        columns.column("kind").to_pylist(),
+        columns.column("payload").to_pylist(),
+        columns.column("headers").to_pylist(),
+        before,
+        strict=True,
+    ):
+        published_at = _TIMES.get(stamp)
+        if published_at is None:  # many messages share one: a batch is published at once
+            published_at = _TIMES[stamp] = datetime.fromtimestamp(stamp / 1e6, UTC)
+        named: dict[str, str] = {} if headers is None else msgspec.json.decode(headers)
+        attempt = 1
+        if entry >= 0:
+            earlier = events.attempts[entry]
+            attempt = earlier.attempt
+            named = told(named, attempt, earlier.first_delivery, earlier.last_error)
+        malformed = None
+        try:
+            payload = decode(kind, data)
+        except InvalidPayload as error:
+            payload, malformed = data, str(error)
+        yield (
+            Message(
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                key=key,
+                payload=payload,
+                headers=named,
+                attempt=attempt,
+                published_at=published_at,
+            ),
+            malformed,
+        )
+
+
+def _took_too_long(_signal: int, _frame: FrameType | None) -> Any:
+    raise TimeoutError("the handler took longer than its handler_timeout")

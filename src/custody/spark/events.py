@@ -1,0 +1,176 @@
+"""From references to messages: executors read what a claim took straight into Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from custody import arrow
+from custody.claim import told
+from custody.errors import ClaimLost, InvalidPayload
+from custody.pipelines import Attempts, Ranges, note_malformed, task_attempts, task_ranges, task_reads
+from custody.spark.job import Job
+from custody.spark.schema import decoder
+
+EVENTS = (
+    "_claim bigint, _partition int, _offset bigint, _key string, _kind string, _payload binary, "
+    "_headers map<string,string>, _attempt int, _published_at timestamp"
+)
+_HEADERS = pa.map_(pa.string(), pa.string())
+
+
+class Events(NamedTuple):
+    """Messages of one partition, by offset; `before` numbers the entry of `attempts` that each is in (-1: none)."""
+
+    claim: int
+    partition: int
+    columns: pa.RecordBatch
+    before: np.ndarray
+    attempts: list[Attempts]
+
+
+@dataclass
+class _Place:
+    """What a task knows of the claim's messages of one partition."""
+
+    reads: list[tuple[str, int, int]]
+    attempts: list[Attempts]
+    ranges: Ranges | None = None
+
+
+@dataclass
+class Reader:
+    """Reads for one attempt of a task. Runs in an executor."""
+
+    job: Job
+    _places: dict[tuple[int, int], _Place] = field(default_factory=dict)
+
+    def read(self, references: pa.RecordBatch) -> Iterator[Events]:
+        """The messages that the references name: each of them, or an error."""
+        claims, partitions, shares, ofs = (
+            references.column(name).to_numpy() for name in ("_claim", "_partition", "_share", "_of")
+        )
+        offsets = references.column("_offset").to_numpy()
+        # neighbours that are of one piece are read together
+        cuts = np.flatnonzero((np.diff(claims) != 0) | (np.diff(partitions) != 0) | (np.diff(shares) != 0)) + 1
+        for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(offsets)], strict=True):
+            if first == last:
+                continue
+            share = (int(shares[first]), int(ofs[first]))
+            yield from self._piece(int(claims[first]), int(partitions[first]), offsets[first:last], share)
+
+    def _piece(self, claim: int, partition: int, offsets: np.ndarray, share: tuple[int, int]) -> Iterator[Events]:
+        place = self._place(claim, partition)
+        stretches = _stretches(offsets) if share[1] == 1 else self._shared(claim, partition, place, offsets)
+        reads = [(source, text) for source, first, last in place.reads if (text := _multirange(stretches, first, last))]
+        found = 0
+        for batch in arrow.events(self.job.url, reads, share=None if share[1] == 1 else share):
+            found += batch.num_rows
+            seen = batch.column("offset").to_numpy()
+            if place.attempts:
+                yield Events(claim, partition, batch, _before(seen, place.attempts), place.attempts)
+            else:
+                yield Events(claim, partition, batch, np.full(len(seen), -1), [])
+        if found != len(offsets):
+            raise ClaimLost(
+                f"{found} of {len(offsets)} messages of claim {claim} are in partition {partition} of the log",
+                "They were claimed, so they must be there: look at what retention has done.",
+            )
+
+    def _place(self, claim: int, partition: int) -> _Place:
+        place = self._places.get((claim, partition))
+        if place is None:
+            where = (self.job.url, self.job.group_id, claim, partition)
+            place = self._places[claim, partition] = _Place(task_reads(*where), task_attempts(*where))
+            if not place.reads:
+                raise ClaimLost(f"claim {claim} is not in flight any more", "Another driver may have taken over.")
+        return place
+
+    def _shared(self, claim: int, partition: int, place: _Place, offsets: np.ndarray) -> Ranges:
+        """What the claim took between the first and the last of these: the share by key picks them out again."""
+        if place.ranges is None:
+            place.ranges = task_ranges(self.job.url, self.job.group_id, claim, partition)
+        first, last = int(offsets[0]), int(offsets[-1]) + 1
+        return tuple((max(a, first), min(b, last)) for a, b in place.ranges if a < last and b > first)
+
+
+def reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: references in, messages as columns out, but for those that do not fit the schema."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reading = Reader(job)
+        fits = None if job.schema is None else decoder(job.schema)
+        for references in batches:
+            for events in reading.read(references):
+                yield frame_columns(events) if fits is None else _fitting(job, events, fits)
+
+    return read
+
+
+def _fitting(job: Job, events: Events, fits: Callable[[str, bytes], object]) -> pa.RecordBatch:
+    """The messages whose payload fits the schema; the others are noted, and dead with the commit."""
+    offsets, kinds, payloads = (events.columns.column(name).to_pylist() for name in ("offset", "kind", "payload"))
+    bad: list[tuple[int, int, str]] = []
+    for offset, kind, payload in zip(offsets, kinds, payloads, strict=True):
+        try:
+            fits(kind, payload)
+        except InvalidPayload as error:
+            bad.append((events.partition, offset, str(error)))
+    columns = frame_columns(events)
+    if not bad:
+        return columns
+    note_malformed(job.url, job.group_id, events.claim, bad)
+    wrong = pa.array([offset for _, offset, _ in bad], pa.int64())
+    return columns.filter(pc.invert(pc.is_in(columns.column("_offset"), wrong)))
+
+
+def frame_columns(events: Events) -> pa.RecordBatch:
+    """Messages as the columns of a frame."""
+    columns, count = events.columns, events.columns.num_rows
+    attempt = np.ones(count, dtype=np.int32)
+    headers = [None if text is None else msgspec.json.decode(text) for text in columns.column("headers").to_pylist()]
+    for n in np.flatnonzero(events.before >= 0).tolist():
+        before = events.attempts[events.before[n]]
+        attempt[n] = before.attempt
+        headers[n] = told(headers[n], before.attempt, before.first_delivery, before.last_error)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(events.claim, pa.int64()), count),
+            columns.column("partition"),
+            columns.column("offset"),
+            columns.column("key"),
+            columns.column("kind"),
+            columns.column("payload"),
+            pa.array([None if one is None else list(one.items()) for one in headers], _HEADERS),
+            pa.array(attempt),
+            columns.column("published_at"),
+        ],
+        names=[name.split()[0] for name in EVENTS.split(", ")],
+    )
+
+
+def _stretches(offsets: np.ndarray) -> Ranges:
+    cuts = np.flatnonzero(np.diff(offsets) != 1)
+    firsts = offsets[np.concatenate(([0], cuts + 1))].tolist()
+    lasts = offsets[np.concatenate((cuts, [len(offsets) - 1]))].tolist()
+    return tuple((first, last + 1) for first, last in zip(firsts, lasts, strict=True))
+
+
+def _multirange(stretches: Ranges, first: int, last: int) -> str | None:
+    cut = [(max(a, first), min(b, last)) for a, b in stretches if a < last and b > first]
+    return "{" + ",".join(f"[{a},{b})" for a, b in cut) + "}" if cut else None
+
+
+def _before(offsets: np.ndarray, attempts: list[Attempts]) -> np.ndarray:
+    """For each offset the number of the entry that holds it, or -1."""
+    which = np.full(len(offsets), -1)
+    for number, entry in enumerate(attempts):
+        for first, last in entry.ranges:
+            which[np.searchsorted(offsets, first) : np.searchsorted(offsets, last)] = number
+    return which

@@ -1,0 +1,207 @@
+"""Pipelines written as DataFrame in, DataFrame out: typed columns, failures as a column, and the message's identity.
+
+A frame's rows keep `_partition` and `_offset`, so every output row has its source. What would lose them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
+
+from custody import log
+from custody.errors import PipelineRefused, TopicNotFound
+from custody.outcomes import Kind, Outcome
+from custody.pipelines import Stage, stage_of
+from custody.policy import Duration, did_you_mean, seconds
+from custody.spark.events import EVENTS
+from custody.spark.job import Job, Report
+
+Frame = Callable[[DataFrame], DataFrame]
+
+_CORRUPT = "_corrupt"
+_FAILURE = "_failure"
+_REMEDY = (
+    "Use spark.readStream.format('custody') for aggregations and stateful work: it reads the topic by offset, without "
+    "a lifecycle."
+)
+# operators of which a result row comes from many messages, or that depend on what else is in the batch
+_MANY = {"GlobalLimit", "LocalLimit", "Limit", "Offset", "Tail", "Sample", "Window", "EventTimeWatermark", "Pivot",
+         "Intersect", "Except", "CollectMetrics"}  # fmt: skip
+_GROUPING = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "FlatMapGroupsInPandas",
+             "FlatMapGroupsInArrow",
+             "FlatMapCoGroupsInPandas", "FlatMapCoGroupsInArrow", "FlatMapGroupsInPandasWithState",
+             "TransformWithState", "TransformWithStateInPySpark", "TransformWithStateInPandas",
+             "FlatMapGroupsWithState", "Distinct"}  # fmt: skip
+# operators that keep the rows of a task in their task
+_NARROW = {"Project", "Filter", "Generate", "SubqueryAlias", "MapInArrow", "MapInPandas", "LogicalRDD", "LocalRelation",
+           "RDDScan", "ExternalRDD", "TypedFilter"}  # fmt: skip
+
+
+def fail_when(
+    condition: Column, reason: str | Column, *, dead: bool = False, retry_after: Duration | None = None
+) -> Callable[[DataFrame], DataFrame]:
+    """For `DataFrame.transform`: a message whose row meets the condition fails with this reason, by the policy.
+
+    `dead` gives them up at once; `retry_after` replaces the policy's backoff. The first condition that a row meets
+    counts. A failed message publishes nothing, and with ordering by key the later ones of its key wait.
+    """
+    kind: Kind = "dead" if dead else "nack"
+    delay = F.lit(None if retry_after is None else seconds(retry_after)).cast("double")
+    text = F.lit(reason) if isinstance(reason, str) else reason.cast("string")
+    failure = F.struct(F.lit(kind).alias("outcome"), text.alias("error"), delay.alias("delay"))
+
+    def mark(frame: DataFrame) -> DataFrame:
+        earlier = F.col(_FAILURE) if _FAILURE in frame.columns else F.lit(None)
+        return frame.withColumn(_FAILURE, F.coalesce(earlier, F.when(condition, failure)))
+
+    return mark
+
+
+def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
+    """Runs on the driver: the messages with a column for each field of the schema."""
+    if schema is None:
+        return messages.drop("_claim")
+    read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = messages.withColumn("_row", F.from_json(F.col("_payload").cast("string"), read, options))
+    # the task that read it has found it fit; where Spark is stricter, the row breaks the job and is then isolated
+    wrong = F.raise_error(F.concat(F.lit("the payload does not fit the schema: "), F.col(f"_row.{_CORRUPT}")))
+    offset = F.when(F.col(f"_row.{_CORRUPT}").isNotNull(), wrong.cast("bigint")).otherwise(F.col("_offset"))
+    kept = [name for name in parsed.columns if name not in ("_row", "_claim", "_offset")]
+    return parsed.select(offset.alias("_offset"), *kept, *(F.col(f"_row.`{field.name}`") for field in schema.fields))
+
+
+def outputs(result: DataFrame, *, published: bool) -> DataFrame:
+    """Runs on the driver: what tasks stage, from whatever the frame returned. Columns without an underscore make the
+    payload, as a JSON object; if there are none, `_payload` goes out as it came."""
+    data = [name for name in result.columns if not name.startswith("_")]
+    none: dict[str, Column] = {
+        "_topic": F.lit(None).cast("string"),
+        "_key": F.lit(None).cast("string"),
+        "_headers": F.lit(None).cast("map<string,string>"),
+        _FAILURE: F.lit(None).cast("struct<outcome:string,error:string,delay:double>"),
+    }
+    if not published:
+        kind, payload = F.lit("j"), F.lit(None).cast("binary")
+    elif data:
+        fields = F.struct(*(F.col(f"`{name}`") for name in data))
+        kind, payload = F.lit("j"), F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+    else:
+        kind, payload = F.col("_kind"), F.col("_payload").cast("binary")
+    return result.select(
+        F.col("_partition"),
+        F.col("_offset"),
+        kind.alias("kind"),
+        payload.alias("payload"),
+        *(F.col(name) if name in result.columns else empty.alias(name) for name, empty in none.items()),
+    )
+
+
+def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: output rows in, the task's report out."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = list(batches)
+        report, staged = Report(), Stage(job.url, stage_of(job.group_id, claim))
+        if rows:
+            table = pa.Table.from_batches(rows)
+            # a task of a join has its rows in another order; among rows of one message it stays as it is
+            table = table.take(pc.sort_indices(table, [("_partition", "ascending"), ("_offset", "ascending")]))
+            _stage(job, table, report, staged)
+        report.placed(staged.write())
+        report.ran(claim, 0)
+        yield report.batch()
+
+    return stage
+
+
+def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
+    default = next(iter(job.sinks), None)
+    turn = staged.attempt
+    names = ("_partition", "_offset", "kind", "payload", "_topic", "_key", "_headers", _FAILURE)
+    for partition, offset, kind, payload, name, key, headers, failure in zip(
+        *(table.column(one).to_pylist() for one in names), strict=True
+    ):
+        if failure is not None:
+            outcome = Outcome(failure["outcome"], error=failure["error"], delay=failure["delay"])
+            report.failed(partition, offset, outcome, failure["delay"])
+            continue
+        if default is None:
+            continue
+        topic = job.sinks.get(name or default)
+        if topic is None:
+            known = did_you_mean(name, list(job.sinks))
+            error = TopicNotFound(f"{name!r} is not a sink of the pipeline", f"Name it in sink=[…]. {known}")
+            report.failed(partition, offset, Outcome("nack", error=str(error)), None)
+            continue
+        if payload is None:
+            report.failed(partition, offset, Outcome("nack", error="the frame returned a payload that is null"), None)
+            continue
+        if key is None:
+            turn += 1
+            place = turn % topic[1]
+        else:
+            place = log.partition_for(key, topic[1])
+        encoded = log.encode_headers(dict(headers)) if headers else None
+        staged.add(topic, place, (partition, offset), (key, kind.encode(), payload, encoded))
+
+
+def check(spark: SparkSession, frame: Frame, schema: StructType | None) -> bool:
+    """Runs on the driver, before anything is claimed: refuses a frame that loses the identity of its messages.
+
+    True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
+    """
+    empty = spark.createDataFrame([], EVENTS)
+    result = frame(typed(empty, schema))
+    if not isinstance(result, DataFrame):
+        raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame")
+    _check_columns(result)
+    nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
+    for name, node in nodes:
+        if name in _MANY or (name in _GROUPING and not _by_message(name, node)):
+            raise PipelineRefused(f"the frame has an operator ({name}) in which messages lose their identity", _REMEDY)
+    return all(name in _NARROW for name, _ in nodes)
+
+
+def _check_columns(result: DataFrame) -> None:
+    wanted: Mapping[str, DataType] = {"_partition": IntegerType(), "_offset": LongType()}
+    types: Mapping[str, DataType] = {"_key": StringType(), "_topic": StringType(), "_payload": BinaryType(),
+                                     "_headers": MapType(StringType(), StringType())}  # fmt: skip
+    found = {field.name: field.dataType for field in result.schema.fields}
+    for name, kind in wanted.items():
+        if name not in found:
+            raise PipelineRefused(f"the frame's result has no column {name}, so nobody knows its messages", _REMEDY)
+        if found[name] != kind:
+            raise PipelineRefused(f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}")
+    for name, kind in types.items():
+        if name in found and found[name].simpleString() != kind.simpleString():
+            raise PipelineRefused(
+                f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}", "Cast it."
+            )
+
+
+def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
+    yield plan.nodeName(), plan
+    children = plan.children()
+    for number in range(children.size()):
+        yield from _nodes(children.apply(number))
+
+
+def _by_message(name: str, node: Any) -> bool:
+    """Whether a grouping has the identity among its keys: then each message stays by itself."""
+    if name == "Distinct":
+        keys = node.output()
+    elif name == "Aggregate":
+        keys = node.groupingExpressions()
+    elif name == "Deduplicate":
+        keys = node.keys()
+    else:
+        return False
+    names = {keys.apply(number).toString().split("#")[0] for number in range(keys.size())}
+    return {"_partition", "_offset"} <= names

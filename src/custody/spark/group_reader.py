@@ -1,0 +1,203 @@
+"""The streaming source of a pipeline: a Spark offset is the number of a claim, so a replay reads the same messages.
+
+What it yields are references (claim, partition, offset). The payloads do not go through Spark's own memory here: the
+task that handles a message reads it, in the same process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+import custody
+from custody import arrow
+from custody.pipelines import Driver, Pass, Ranges, task_reads
+from custody.spark.splitting import Piece, shares
+
+SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
+_ARROW = pa.schema(
+    [("_claim", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64()),
+     ("_share", pa.int32()), ("_of", pa.int32())]
+)  # fmt: skip
+IDLE = 1.0
+"""Seconds between two looks at a group that has nothing to give."""
+
+
+class Claims(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline tells its source, as the option `claims`."""
+
+    topic: str
+    group: str
+    group_id: int
+    epoch: int
+    driver: str
+    visibility: float
+    max_messages: int
+    tasks: int
+    ordered: bool
+    until: tuple[int, ...] | None = None
+    """Given for one pass: where it ends on each partition."""
+    due: datetime | None = None
+    give_up_at: float | None = None
+    """When a pass no longer waits for retries (seconds since 1970); None if it does not wait at all."""
+
+    def encoded(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def as_driver(self) -> Driver:
+        return Driver(
+            topic=self.topic,
+            group=self.group,
+            group_id=self.group_id,
+            epoch=self.epoch,
+            name=self.driver,
+            visibility=self.visibility,
+        )
+
+
+class Share(InputPartition):
+    """What one task reads of a claim."""
+
+    def __init__(self, claim: int, pieces: list[Piece]) -> None:
+        super().__init__(claim)
+        self.pieces = pieces
+
+
+class ClaimSource(DataSource):
+    """The source of a pipeline's query. A format of its own: nobody but a pipeline can do anything with it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "custody_claims"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+        return GroupReader(self.options)
+
+
+class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Claims in `latestOffset`. It lives in a process of its own beside the driver, and holds no state that matters."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._url = arrow.locate(options.get("url"))
+        self._claims = msgspec.json.decode(options["claims"], type=Claims)
+        self._reported: tuple[int, dict[str, Any]] | None = None
+        self._last = 0
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"claim": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Nothing to note: where the pass ends came with the options."""
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002
+        """Runs in the source's process: the claim in flight, or a new one; `start` if there is nothing to claim.
+
+        Waits inside: Spark would ask again at once. In a pass it waits for retries as long as it may.
+        """
+        claims = self._claims
+        only = None if claims.until is None else Pass(until=claims.until, due=claims.due)
+        c, woken = _open(self._url, claims.topic)
+        drive = c.driving(claims.as_driver)
+        while True:
+            woken.clear()
+            claim = drive.claim(claims.max_messages, only)
+            if claim.number is not None:
+                self._last = claim.number
+                return {"claim": claim.number}
+            if only is None:
+                woken.wait(min(IDLE, IDLE if claim.due_in is None else max(0.01, claim.due_in)))
+                return start
+            pause = _pause(claims.give_up_at, claim.reason, claim.due_in)
+            if pause is None:
+                return start
+            time.sleep(pause)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Runs in the source's process: the figures of the group, for Spark's listener. Asked anew after each claim."""
+        if self._reported is None or self._reported[0] != self._last:
+            c, _ = _open(self._url, self._claims.topic)
+            figures = asdict(c.figures(self._claims.topic, self._claims.group))
+            last = figures.pop("last")
+            self._reported = (self._last, {**figures, **({} if last is None else {"last": last})})
+        return self._reported[1]
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
+        """Runs in the source's process. Nothing for a claim that is not in flight: it was committed before."""
+        number = end["claim"]
+        c, _ = _open(self._url, self._claims.topic)
+        parts = c.driving(self._claims.as_driver).claimed(number)
+        return [Share(number, pieces) for pieces in shares(parts, self._claims.tasks, ordered=self._claims.ordered)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in an executor."""
+        assert isinstance(partition, Share)
+        for piece in partition.pieces:
+            if piece.of == 1:
+                yield from _references(partition.value, piece)
+                continue
+            sources = task_reads(self._url, self._claims.group_id, partition.value, piece.partition)
+            reads = [(source, text) for source, first, last in sources if (text := _within(piece.ranges, first, last))]
+            for batch in arrow.offsets(self._url, reads, share=(piece.share, piece.of)):
+                yield _batch(partition.value, piece, batch["offset"])
+
+
+def _pause(give_up_at: float | None, reason: str | None, due_in: float | None) -> float | None:
+    """How long a pass waits before it looks again; None if there is nothing to wait for."""
+    left = 0.0 if give_up_at is None else give_up_at - time.time()
+    if left <= 0:
+        return None
+    if due_in is not None:
+        return min(max(0.01, due_in), IDLE) if due_in < left else None
+    return None if reason == "empty" else min(0.2, left)
+
+
+def _references(claim: int, piece: Piece, size: int = 10_000) -> Iterator[pa.RecordBatch]:
+    for first, last in piece.ranges:
+        for begin in range(first, last, size):
+            yield _batch(claim, piece, pa.array(range(begin, min(begin + size, last)), pa.int64()))
+
+
+def _batch(claim: int, piece: Piece, offsets: pa.Array) -> pa.RecordBatch:
+    count = len(offsets)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(claim, pa.int64()), count),
+            pa.repeat(pa.scalar(piece.partition, pa.int32()), count),
+            offsets,
+            pa.repeat(pa.scalar(piece.share, pa.int32()), count),
+            pa.repeat(pa.scalar(piece.of, pa.int32()), count),
+        ],
+        schema=_ARROW,
+    )
+
+
+def _within(ranges: Ranges, first: int, last: int) -> str | None:
+    """The part of the ranges between two offsets, as a multirange."""
+    cut = [(max(a, first), min(b, last)) for a, b in ranges if a < last and b > first]
+    return "{" + ",".join(f"[{a},{b})" for a, b in cut) + "}" if cut else None
+
+
+@cache
+def _open(url: str, topic: str) -> tuple[custody.Custody, threading.Event]:
+    """Custody for this process, and an event that a publish to the topic sets. Spark never says when it is over."""
+    c = custody.connect(url)
+    atexit.register(c.close)
+    woken = threading.Event()
+    atexit.register(c.listen(topic, woken.set))
+    return c, woken

@@ -1,0 +1,99 @@
+"""What the driver tells every task of a pipeline, and what the tasks tell the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from custody.outcomes import Kind, Outcome
+from custody.pipelines import Placed, Work
+
+RESULT = (
+    "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
+    "attempt bigint, topic_id int, messages bigint, of int"
+)
+_ARROW = pa.schema(
+    [
+        ("what", pa.string()),
+        ("claim", pa.int64()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("outcome", pa.string()),
+        ("error", pa.string()),
+        ("delay", pa.float64()),
+        ("attempt", pa.int64()),
+        ("topic_id", pa.int32()),
+        ("messages", pa.int64()),
+        ("of", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """It travels in the closure of a task: what is in it, the URL above all, stands in no plan and no log."""
+
+    url: str
+    topic: str
+    group: str
+    group_id: int
+    ordered: bool
+    on_dead: str
+    handler_timeout: float | None
+    sinks: Mapping[str, tuple[int, int]]
+    """The id and the number of partitions of each topic that may be written to; the first is the default."""
+    schema: Mapping[str, Any] | None
+    """The value of a StructType."""
+    careful: bool = False
+    """An earlier run of the claim lost a Python worker: tasks note what they run from the start."""
+
+
+class Report:
+    """What one attempt of a task has to say, as rows for the driver."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def ran(self, claim: int, messages: int) -> None:
+        """So many messages went well."""
+        self._rows.append({"what": "ran", "claim": claim, "messages": messages})
+
+    def failed(self, partition: int, offset: int, outcome: Outcome, delay: float | None) -> None:
+        self._rows.append(
+            {
+                "what": "failed",
+                "partition": partition,
+                "offset": offset,
+                "outcome": outcome.kind,
+                "error": outcome.error,
+                "delay": delay,
+            }
+        )
+
+    def placed(self, placed: Iterable[Placed]) -> None:
+        self._rows += [{"what": "placed", **one._asdict()} for one in placed]
+
+    def batch(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist(self._rows, schema=_ARROW)
+
+
+def gather(table: pa.Table) -> tuple[int | None, Work]:
+    """What all tasks of a batch said: the number of the claim (None if it had no rows), and the work."""
+    work = Work()
+    claim: int | None = None
+    for row in table.to_pylist():
+        if row["what"] == "ran":
+            claim = row["claim"]
+            work.ran += row["messages"]
+        elif row["what"] == "placed":
+            work.placed.append(Placed(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"]))
+        else:
+            kind: Kind = row["outcome"]
+            # of several rows of one message the first that failed counts
+            work.failed.setdefault(
+                (row["partition"], row["offset"]), Outcome(kind, error=row["error"], delay=row["delay"])
+            )
+    return claim, work

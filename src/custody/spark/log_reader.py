@@ -1,0 +1,107 @@
+"""The log of a topic as a batch: a task for each partition, several for a long one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from custody import arrow
+from custody.arrow import Bounds, Planner, Read
+from custody.errors import OffsetOutOfRange, PartitionNotFound
+from custody.spark.columns import event_batch
+from custody.spark.options import EARLIEST, LATEST, Position, ReadOptions
+from custody.spark.pushdown import OptionalPush, Pushdown
+
+
+class LogSlice(InputPartition):
+    """What one task reads of a partition."""
+
+    def __init__(self, partition: int, reads: Sequence[Read]) -> None:
+        super().__init__((partition, tuple(reads)))
+        self.reads = tuple(reads)
+
+
+class LogReader(DataSourceReader):
+    """Reads a stretch of every partition. Made, and asked for its partitions, on the driver; `read` runs in tasks."""
+
+    def __init__(self, url: str, options: ReadOptions) -> None:
+        assert options.topic is not None
+        self._url = url
+        self._topic = options.topic
+        self._options = options
+        self._pushed = Pushdown(topic=options.topic)
+
+    @property
+    def pushFilters(self) -> OptionalPush:
+        """Runs on the driver, before `partitions`."""
+        return OptionalPush(self._pushed)
+
+    def partitions(self) -> list[LogSlice]:
+        """Runs on the driver. The end of the log is what it is now: later messages are no part of the result."""
+        pushed = self._pushed
+        with Planner(self._url) as planner:
+            every = planner.bounds(self._topic)
+            require_partitions(self._topic, every, self._options.starting, self._options.ending)
+            if pushed.nothing:
+                return []
+            slices: list[LogSlice] = []
+            for bounds in every:
+                if pushed.partitions is None or bounds.partition in pushed.partitions:
+                    start, until = self._stretch(planner, bounds)
+                    reads = planner.reads(self._topic, bounds.partition, start, until)
+                    slices.extend(LogSlice(bounds.partition, read) for read in reads)
+            return slices
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task. Without anything to read Spark makes one partition of its own."""
+        if isinstance(partition, LogSlice):
+            for batch in arrow.events(self._url, partition.reads, conditions=self._pushed.conditions):
+                yield event_batch(self._topic, batch)
+
+    def _stretch(self, planner: Planner, bounds: Bounds) -> tuple[int, int]:
+        options, pushed = self._options, self._pushed
+        start = resolve(planner, self._topic, bounds, options.starting, bounds.first)
+        start = max(kept(self._topic, bounds, start, options.fail_on_data_loss), pushed.low)
+        until = min(resolve(planner, self._topic, bounds, options.ending, bounds.tail), bounds.tail)
+        if pushed.high is not None:
+            until = min(until, pushed.high)
+        # a time is looked for only where something is left to read
+        if pushed.since is not None and start < until:
+            start = max(start, planner.offset_at(self._topic, bounds.partition, pushed.since))
+        if pushed.before is not None and start < until:
+            until = min(until, planner.offset_at(self._topic, bounds.partition, pushed.before))
+        return start, until
+
+
+def resolve(planner: Planner, topic: str, bounds: Bounds, position: Position, missing: int) -> int:
+    """The offset that a position means in a partition; `missing` if it does not name this partition."""
+    if isinstance(position, datetime):
+        return planner.offset_at(topic, bounds.partition, position)
+    if isinstance(position, str):
+        return bounds.first if position == "earliest" else bounds.tail
+    offset = position.get(bounds.partition, missing)
+    return {EARLIEST: bounds.first, LATEST: bounds.tail}.get(offset, offset)
+
+
+def kept(topic: str, bounds: Bounds, start: int, fail_on_data_loss: bool) -> int:
+    """The start, or the first offset if what was there is gone; that is refused unless the user allowed it."""
+    if start >= bounds.first:
+        return start
+    if fail_on_data_loss:
+        raise OffsetOutOfRange(
+            f"offset {start} of {topic}/{bounds.partition} is gone: the log starts at {bounds.first}",
+            "Start at the first offset, or go on from there with the option failOnDataLoss=false.",
+        )
+    return bounds.first
+
+
+def require_partitions(topic: str, every: Sequence[Bounds], *positions: Position) -> None:
+    """Refuses offsets for partitions that the topic does not have."""
+    there = {bounds.partition for bounds in every}
+    for position in positions:
+        for partition in position if isinstance(position, Mapping) else ():
+            if partition not in there:
+                raise PartitionNotFound(f"{topic} has no partition {partition}", f"It has {len(there)}, from 0 on.")

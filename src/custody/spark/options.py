@@ -1,0 +1,139 @@
+"""The options of `format("custody")` as a reader gets them: checked, with unknown ones refused. Runs on the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from custody.errors import InvalidArgument
+from custody.log import require_zone
+from custody.policy import did_you_mean
+from custody.spark.columns import TABLES
+
+EARLIEST, LATEST = -2, -1  # as in Kafka's source
+
+Position = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+"""A place in every partition; a partition that a mapping leaves out is read from its start or to its end."""
+
+_OF_ALL = ["url", "topic", "table"]
+_OF_EVENTS = [
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxRowsPerTrigger",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+]
+_OF_VIEWS = ["group"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read. `url` is None if none was given; it may hold a password, so it is in no representation."""
+
+    url: str | None = field(repr=False)
+    topic: str | None
+    table: str
+    group: str | None
+    starting: Position
+    ending: Position
+    max_rows: int | None
+    fail_on_data_loss: bool
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+        """Reads Spark's options, whose names have no case."""
+        values = {name.lower(): value for name, value in given.items()}
+        _refuse_unknown(values)
+        table = values.get("table", "events").lower()
+        if table not in TABLES:
+            raise InvalidArgument(f"there is no table {table!r} to read", did_you_mean(table, list(TABLES)))
+        events = table == "events"
+        for name in _OF_VIEWS if events else _OF_EVENTS:
+            if name.lower() in values:
+                raise InvalidArgument(f"the option {name} does not go with the table {table}", "Leave it out.")
+        if events and not values.get("topic"):
+            raise InvalidArgument("the option topic is missing", "Name the topic: .option('topic', 'orders').")
+        if streaming:
+            if not events:
+                raise InvalidArgument(f"the table {table} cannot be streamed", "Read it with spark.read.")
+            for name in ("endingOffsets", "endingTimestamp"):
+                if name.lower() in values:
+                    raise InvalidArgument(f"a stream has no {name}", "Leave it out, or use spark.read.")
+        return cls(
+            url=values.get("url"),
+            topic=values.get("topic"),
+            table=table,
+            group=values.get("group"),
+            starting=_position(values, "starting", "earliest"),
+            ending=_position(values, "ending", "latest"),
+            max_rows=_max_rows(values),
+            fail_on_data_loss=_boolean("failOnDataLoss", values.get("failondataloss", "true")),
+        )
+
+
+def _refuse_unknown(values: Mapping[str, str]) -> None:
+    known = [*_OF_ALL, *_OF_EVENTS, *_OF_VIEWS]
+    for name in values:
+        if name not in map(str.lower, known):
+            raise InvalidArgument(f"{name!r} is not an option of the source custody", did_you_mean(name, known))
+
+
+def _position(values: Mapping[str, str], which: str, default: Literal["earliest", "latest"]) -> Position:
+    offsets, timestamp = values.get(f"{which}offsets"), values.get(f"{which}timestamp")
+    if offsets is not None and timestamp is not None:
+        raise InvalidArgument(f"{which}Offsets and {which}Timestamp exclude one another", "Give one of them.")
+    if timestamp is not None:
+        return _time(f"{which}Timestamp", timestamp)
+    return default if offsets is None else _offsets(f"{which}Offsets", offsets)
+
+
+def _offsets(name: str, text: str) -> Position:
+    word = text.strip().lower()
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    try:
+        offsets = {int(partition): offset for partition, offset in json.loads(text).items()}
+    except (AttributeError, ValueError):
+        offsets = None
+    if offsets is None or not all(type(offset) is int and offset >= EARLIEST for offset in offsets.values()):
+        raise InvalidArgument(
+            f"{name} cannot be {text!r}",
+            'Give "earliest", "latest", or an offset for each partition as JSON: {"0": 5, "1": -2}; '
+            "-2 is the earliest, -1 the latest.",
+        )
+    return offsets
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        time = _EPOCH + timedelta(milliseconds=int(text)) if text.strip().isdigit() else datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{name} cannot be {text!r}", "Give a time like 2030-01-31T12:00:00Z, or milliseconds since 1970."
+        ) from None
+    require_zone(time)
+    return time
+
+
+def _max_rows(values: Mapping[str, str]) -> int | None:
+    text = values.get("maxrowspertrigger", values.get("maxoffsetspertrigger"))
+    if text is None:
+        return None
+    if not text.strip().isdigit() or int(text) < 1:
+        raise InvalidArgument(f"maxRowsPerTrigger cannot be {text!r}", "Give a whole number from 1 on.")
+    return int(text)
+
+
+def _boolean(name: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise InvalidArgument(f"{name} cannot be {text!r}", "Give true or false.")
+    return word == "true"

@@ -1,0 +1,132 @@
+"""A pipeline: what it reads, what it does with each message, and where its results go. Define, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar
+
+from custody.engine import Custody, Start
+from custody.errors import InvalidArgument, PipelineRefused
+from custody.policy import Duration, Policy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from custody.spark.each import Handler
+    from custody.spark.figures import Batch, Summary
+    from custody.spark.frame import Frame
+    from custody.spark.trial import Trial
+
+H = TypeVar("H", bound="Handler")
+D = TypeVar("D", bound="Frame")
+
+MAX_PER_BATCH = 100_000
+
+
+class Pipeline:
+    """One streaming query over a group: every message ends done or dead, and what it publishes is committed with it.
+
+    `sink` is the topic that results go to, or several (the first is the default). `schema` ("sku string, add int")
+    gives typed fields; a payload that does not fit is dead. The group is made with the policy if it is not there; if it
+    is, the policy replaces its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        group: str,
+        sink: str | Sequence[str] | None = None,
+        policy: Policy | None = None,
+        schema: str | None = None,
+        start: Start = "earliest",
+    ) -> None:
+        self.source, self.group, self.policy, self.schema, self.start = source, group, policy, schema, start
+        self.sinks: tuple[str, ...] = () if sink is None else (sink,) if isinstance(sink, str) else tuple(sink)
+        self.handler: Handler | None = None
+        self.transform: Frame | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name} → {', '.join(self.sinks) or 'nothing'}>"
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}/{self.group}"
+
+    def each(self, handler: H) -> H:
+        """Handles one message: returns None, a payload, an `Outgoing`, or a list of those; raises to fail.
+
+        It runs in executors, in the order of the log for each key. `Dead`, `Retry` and `Later` say more than an error.
+        """
+        self._only_one()
+        self.handler = handler
+        return handler
+
+    def frame(self, transform: D) -> D:
+        """A function of a DataFrame that returns a DataFrame: the schema's columns in, the payload's columns out.
+
+        `_partition` and `_offset` have to stay, so that each row has its message; `fail_when` marks rows as failed.
+        """
+        self._only_one()
+        self.transform = transform
+        return transform
+
+    def _only_one(self) -> None:
+        if self.handler is not None or self.transform is not None:
+            raise InvalidArgument(f"{self!r} has what it does already", "A pipeline has one `each` or one `frame`.")
+
+    def require_complete(self) -> None:
+        """Refuses a pipeline that does nothing."""
+        if self.handler is None and self.transform is None:
+            raise PipelineRefused(
+                f"{self!r} does nothing yet", "Decorate a function with @pipeline.each or @pipeline.frame."
+            )
+
+    def run(
+        self,
+        custody: Custody | str | None = None,
+        *,
+        spark: SparkSession | None = None,
+        master: str | None = None,
+        available_now: bool = False,
+        drain: Duration | None = None,
+        max_per_batch: int = MAX_PER_BATCH,
+        checkpoint: str | None = None,
+        on_batch: Callable[[Batch], None] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
+        stop: Event | None = None,
+    ) -> Summary:
+        """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`), or with `available_now` once over what is due now.
+
+        `drain` makes it one pass that also waits for retries, up to that long. A failed query is started again; a
+        newer driver of the same pipeline ends this one with `pipeline_fenced`. No checkpoint has to be kept.
+        """
+        from custody.spark.running import run
+
+        return run(
+            [self],
+            custody,
+            spark=spark,
+            master=master,
+            available_now=available_now,
+            drain=drain,
+            max_per_batch=max_per_batch,
+            checkpoint=checkpoint,
+            on_batch=on_batch,
+            on_trouble=on_trouble,
+            stop=stop,
+        )[0]
+
+    def try_out(
+        self,
+        custody: Custody | str | None = None,
+        *,
+        limit: int = 20,
+        spark: SparkSession | None = None,
+        master: str | None = None,
+    ) -> list[Trial]:
+        """What the pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
+        from custody.spark.trial import try_out
+
+        return try_out(self, custody, limit=limit, spark=spark, master=master)

@@ -1,0 +1,60 @@
+"""The schema of a pipeline's payloads, as JSON is checked against it before a message reaches the pipeline.
+
+Runs in executors, without Spark: the schema comes as the plain value of a StructType. Types that JSON does not know
+(timestamps, decimals, binary) are taken as they are here; Spark's own reading of them decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+
+from custody import log
+from custody.errors import InvalidPayload
+
+_INTEGERS = {"byte": 2**7, "short": 2**15, "integer": 2**31, "long": 2**63}
+_PLAIN: dict[str, Any] = {"string": str, "boolean": bool, "double": float, "float": float}
+
+
+def decoder(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]:
+    """What turns a payload (its kind, its bytes) into the schema's fields; one that does not fit is refused."""
+    names = [field["name"] for field in schema["fields"]]
+    decode = msgspec.json.Decoder(_type(schema)).decode
+
+    def fields(kind: str, payload: bytes) -> dict[str, Any]:
+        if kind != "j":
+            raise InvalidPayload(f"the payload is {'text' if kind == 't' else 'bytes'}, not a JSON object")
+        try:
+            found = decode(payload)
+        except msgspec.DecodeError as error:
+            raise InvalidPayload(f"the payload does not fit the schema: {error}") from None
+        return {name: found.get(name) for name in names}
+
+    return fields
+
+
+def plain(kind: str, payload: bytes) -> Any:
+    """The payload of a pipeline without a schema."""
+    try:
+        return log.decode(kind, payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidPayload(f"the payload is not what it says it is: {error}") from None
+
+
+def _type(kind: Any) -> Any:
+    """The type for msgspec of a type of Spark, as `DataType.jsonValue` writes it. Any field may be missing or null."""
+    if isinstance(kind, str):
+        if kind in _INTEGERS:
+            bound = _INTEGERS[kind]
+            return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+        return _PLAIN.get(kind, Any)
+    if kind["type"] == "struct":
+        fields = {field["name"]: _type(field["type"]) | None for field in kind["fields"]}
+        return TypedDict("Fields", fields, total=False)  # type: ignore[operator]
+    if kind["type"] == "array":
+        return list[_type(kind["elementType"]) | None]  # type: ignore[misc]
+    if kind["type"] == "map" and kind["keyType"] == "string":
+        return dict[str, _type(kind["valueType"]) | None]  # type: ignore[misc]
+    return Any

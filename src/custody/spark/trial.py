@@ -1,0 +1,227 @@
+"""Trying a pipeline out: what it would do with the next messages of its group. Nothing is claimed or published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from custody import log
+from custody.engine import Custody
+from custody.errors import GroupNotFound, InvalidArgument, InvalidPayload
+from custody.model import Message
+from custody.outcomes import outcome_of
+from custody.spark import frame
+from custody.spark.each import Handling
+from custody.spark.events import EVENTS
+from custody.spark.faults import described, fault
+from custody.spark.job import Job
+from custody.spark.pipeline import Pipeline
+from custody.spark.running import opened, own_session
+from custody.spark.schema import decoder
+from custody.spark.working import parsed
+
+_RESULT = "partition int, offset bigint, outcome string, error string, topic string, key string, payload binary"
+_ARROW = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("outcome", pa.string()),
+        ("error", pa.string()),
+        ("topic", pa.string()),
+        ("key", pa.string()),
+        ("payload", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    topic: str
+    key: str | None
+    payload: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One message, what would come of it (ack, nack, dead or later), and what it would publish."""
+
+    message: Message
+    outcome: str
+    error: str | None
+    outputs: tuple[Output, ...]
+
+
+def try_out(
+    pipeline: Pipeline, database: Custody | str | None, *, limit: int, spark: SparkSession | None, master: str | None
+) -> list[Trial]:
+    """See `Pipeline.try_out`."""
+    if limit < 1:
+        raise InvalidArgument("the limit must be at least 1")
+    pipeline.require_complete()
+    with opened(database) as c:
+        messages = _next(pipeline, c, limit)
+        if not messages:
+            return []
+        with own_session(spark, master) as shared:
+            schema = parsed(pipeline.schema)
+            job = Job(
+                url=c.database_url,
+                topic=pipeline.source,
+                group=pipeline.group,
+                group_id=0,
+                ordered=False,
+                on_dead="release",
+                handler_timeout=None,
+                sinks={name: (number, c.topic(name).partitions) for number, name in enumerate(pipeline.sinks)},
+                schema=None if schema is None else schema.jsonValue(),
+            )
+            run: Callable[[list[Message]], list[dict[str, Any]]]
+            if pipeline.handler is not None:
+
+                def run(some: list[Message]) -> list[dict[str, Any]]:
+                    rows = _events(shared, some).mapInArrow(_handled(job, pipeline), _RESULT)
+                    return [row.asDict() for row in rows.collect()]
+
+            else:
+                frame.check(shared, pipeline.transform, schema)  # type: ignore[arg-type]
+
+                def run(some: list[Message]) -> list[dict[str, Any]]:
+                    result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]
+                    return _framed(frame.outputs(result, published=bool(pipeline.sinks)), pipeline)
+
+            return _trials(messages, job, run)
+
+
+def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
+    """The first messages that the group was never handed, or of the log if there is no group yet."""
+    try:
+        partitions = c.stats(pipeline.source, pipeline.group).partitions
+        starts = [(part.partition, part.frontier) for part in partitions]
+    except GroupNotFound:
+        starts = list(enumerate(c.topic(pipeline.source).first_offsets))
+    found: list[Message] = []
+    for partition, start in starts:
+        found += c.read(pipeline.source, partition, offset=start, max_messages=limit)
+    return sorted(found, key=lambda message: message.published_at)[:limit]
+
+
+def _trials(messages: list[Message], job: Job, run: Callable[[list[Message]], list[dict[str, Any]]]) -> list[Trial]:
+    malformed: dict[tuple[int, int], str] = {}
+    if job.schema is not None:
+        fits = decoder(job.schema)
+        for message in messages:
+            kind, data = log.encode(message.payload)
+            try:
+                fits(kind.decode(), data)
+            except InvalidPayload as error:
+                malformed[message.partition, message.offset] = str(error)
+    rows = _all_or_singly([m for m in messages if (m.partition, m.offset) not in malformed], run)
+    return [_trial(message, rows, malformed) for message in messages]
+
+
+def _all_or_singly(
+    messages: list[Message], run: Callable[[list[Message]], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    try:
+        return run(messages) if messages else []
+    except Exception as error:
+        if fault(error) != "row":
+            raise
+        if len(messages) == 1:
+            where = {"partition": messages[0].partition, "offset": messages[0].offset}
+            return [{**where, "outcome": "nack", "error": described(error), "payload": None}]
+        return [row for message in messages for row in _all_or_singly([message], run)]
+
+
+def _trial(message: Message, rows: list[dict[str, Any]], malformed: dict[tuple[int, int], str]) -> Trial:
+    where = (message.partition, message.offset)
+    if where in malformed:
+        return Trial(message=message, outcome="dead", error=malformed[where], outputs=())
+    mine = [row for row in rows if (row["partition"], row["offset"]) == where]
+    bad = next((row for row in mine if row["outcome"] not in (None, "ack")), None)
+    if bad is not None:
+        return Trial(message=message, outcome=bad["outcome"], error=bad["error"], outputs=())
+    outputs = tuple(
+        Output(topic=row["topic"], key=row["key"], payload=_shown(bytes(row["payload"])))
+        for row in mine
+        if row["payload"] is not None
+    )
+    return Trial(message=message, outcome="ack", error=None, outputs=outputs)
+
+
+def _shown(payload: bytes) -> Any:
+    try:
+        return msgspec.json.decode(payload)
+    except msgspec.DecodeError:
+        return payload
+
+
+def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
+    """Messages as the columns that a claim's would have."""
+    rows = []
+    for message in messages:
+        kind, data = log.encode(message.payload)
+        where, how = (0, message.partition, message.offset), (message.headers, 1, message.published_at)
+        rows.append((*where, message.key, kind.decode(), data, *how))
+    return spark.createDataFrame(rows, EVENTS).coalesce(1)
+
+
+def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: messages in, outcomes and outputs out. Runs in an executor."""
+    handler, topic = pipeline.handler, job.topic
+    assert handler is not None
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        handling = Handling(job, handler)
+        names = {number: name for name, (number, _) in job.sinks.items()}
+        for batch in batches:
+            rows = []
+            for event in batch.to_pylist():
+                where = {"partition": event["_partition"], "offset": event["_offset"]}
+                try:
+                    message = Message(
+                        topic=topic,
+                        partition=event["_partition"],
+                        offset=event["_offset"],
+                        key=event["_key"],
+                        payload=handling.decode(event["_kind"], event["_payload"]),
+                        headers=dict(event["_headers"] or {}),
+                        attempt=1,
+                        published_at=event["_published_at"],
+                    )
+                    outputs = handling.outputs(message)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    outcome = outcome_of(error)
+                    rows.append({**where, "outcome": outcome.kind, "error": outcome.error})
+                    continue
+                rows.append({**where, "outcome": "ack"})
+                rows += [
+                    {**where, "topic": names[sink[0]], "key": encoded[0], "payload": encoded[2]}
+                    for sink, _, encoded in outputs
+                ]
+            yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+    return run
+
+
+def _framed(outputs: DataFrame, pipeline: Pipeline) -> list[dict[str, Any]]:
+    rows = []
+    for row in outputs.collect():
+        failure = row["_failure"]
+        rows.append(
+            {
+                "partition": row["_partition"],
+                "offset": row["_offset"],
+                "outcome": None if failure is None else failure["outcome"],
+                "error": None if failure is None else failure["error"],
+                "topic": row["_topic"] or (pipeline.sinks[0] if pipeline.sinks else None),
+                "key": row["_key"],
+                "payload": row["payload"],
+            }
+        )
+    return rows

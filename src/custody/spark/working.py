@@ -1,0 +1,84 @@
+"""The work of one batch: the job that runs a claim's messages, and the jobs that find the rows which break it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from custody.errors import InvalidArgument
+from custody.pipelines import Drive, Work
+from custody.spark import each, frame
+from custody.spark.events import EVENTS, reader
+from custody.spark.faults import described, fault
+from custody.spark.group_reader import SCHEMA
+from custody.spark.isolate import Isolation, Reference
+from custody.spark.job import RESULT, Job, gather
+from custody.spark.pipeline import Pipeline
+
+
+def parsed(schema: str | None) -> StructType | None:
+    """The schema of a pipeline; it needs a session to be understood."""
+    if schema is None:
+        return None
+    try:
+        return cast("StructType", StructType.fromDDL(schema))
+    except PySparkException as error:
+        raise InvalidArgument(f"the schema {schema!r} is not one: {described(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Runs the batches of a pipeline. In the driver, within `foreachBatch`."""
+
+    pipeline: Pipeline
+    spark: SparkSession
+    drive: Drive
+    job: Job
+    schema: StructType | None
+    narrow: bool
+    """The frame's rows stay in their tasks and in order."""
+    stopping: Callable[[], bool]
+    trouble: Callable[[str], None]
+
+    def work(self, references: DataFrame, *, careful: bool) -> tuple[int, Work] | None:
+        """The claim's number and what its messages came to. None if the batch has no messages.
+
+        The number comes with the rows, always: who guesses the claim in flight may settle another one's.
+        """
+        if self.pipeline.handler is not None:
+            job = replace(self.job, careful=careful)
+            claim, work = gather(references.mapInArrow(each.task(job, self.pipeline.handler), RESULT).toArrow())
+            return None if claim is None else (claim, work)
+        first = references.select("_claim").first()
+        if first is None:
+            return None
+        number = int(first["_claim"])
+        try:
+            work = self._framed(references, number)
+        except Exception as error:
+            if fault(error) != "row":
+                raise
+            self.trouble(f"a row breaks the batch, which is run in parts to find it: {described(error)}")
+            isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping)
+            return number, isolation.of(self.drive.by_key(number))
+        work.exact = self.narrow and not work.failed
+        work.ran = sum(part.messages for part in self.drive.claimed(number))
+        return number, work
+
+    def _framed(self, references: DataFrame, number: int) -> Work:
+        """One job: the frame over the referenced messages, its rows staged."""
+        assert self.pipeline.transform is not None
+        messages = references.mapInArrow(reader(self.job), EVENTS)
+        result = self.pipeline.transform(frame.typed(messages, self.schema))
+        rows = frame.outputs(result, published=bool(self.job.sinks))
+        _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
+        return work
+
+    def _part(self, number: int, part: list[Reference]) -> Work:
+        rows = [(number, partition, offset, 0, 1) for partition, offset in sorted(part)]
+        return self._framed(self.spark.createDataFrame(rows, SCHEMA).coalesce(1), number)

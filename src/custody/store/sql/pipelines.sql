@@ -1,0 +1,399 @@
+-- Pipelines: a group that is driven by Spark. Everything is fenced by the epoch, and the claim's number is the key by which
+-- a commit is recognised. Locks: pipeline → cursor → lease → case → head.
+
+-- The pipeline's row, locked, if this epoch still drives it.
+CREATE FUNCTION custody.driven_by(p_group custody.groups, p_epoch bigint) RETURNS custody.pipelines
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_pipeline custody.pipelines;
+BEGIN
+    PERFORM custody.require_read_committed();
+    SELECT * INTO v_pipeline FROM custody.pipelines WHERE group_id = (p_group).group_id FOR UPDATE;
+    IF v_pipeline.epoch IS DISTINCT FROM p_epoch THEN
+        PERFORM custody.refuse('pipeline_fenced',
+            format('the pipeline of group %L is driven by %s now (epoch %s), not by epoch %s', (p_group).name, v_pipeline.driver, v_pipeline.epoch, p_epoch),
+            'A newer driver has taken over: stop this one, or start it again to take over in turn.');
+    END IF;
+    RETURN v_pipeline;
+END $$;
+
+-- Renews the leases of the claim in flight. Returns how many messages they still hold; 0 if there is no claim, or nothing of it.
+CREATE FUNCTION custody.renew_claim(p_group_id int, p_visibility interval, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_part record;
+    v_held bigint := 0;
+BEGIN
+    FOR v_part IN SELECT lease_id FROM custody.pipeline_parts WHERE group_id = p_group_id ORDER BY partition LOOP
+        IF custody.extend(v_part.lease_id, p_visibility, NULL, p_now) IS NOT NULL THEN
+            SELECT v_held + coalesce(sum(remaining), 0) INTO v_held FROM custody.leases WHERE lease_id = v_part.lease_id;
+        END IF;
+    END LOOP;
+    RETURN v_held;
+END $$;
+
+-- Takes over: a new epoch, and the claim that the driver before had in flight. until and due: where a pass over what is
+-- there now would end.
+CREATE FUNCTION custody.start_pipeline(
+    p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (group_id int, epoch bigint, claim bigint, until bigint[], due timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_now   timestamptz;
+BEGIN
+    PERFORM custody.require_read_committed();
+    INSERT INTO custody.pipelines AS p VALUES (v_group.group_id, 1, 0, p_driver, coalesce(p_now, clock_timestamp()))
+    ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = p.epoch + 1, driver = excluded.driver, started_at = excluded.started_at
+    RETURNING p.group_id, p.epoch INTO group_id, epoch;
+    v_now := coalesce(p_now, clock_timestamp());
+    PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
+    SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
+    SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
+    due := v_now;
+    RETURN NEXT;
+END $$;
+
+-- The claim in flight, its leases renewed; else a new one over every partition that has something to give, up to p_max
+-- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be something.
+CREATE FUNCTION custody.claim_batch(
+    p_topic text, p_group text, p_epoch bigint, p_max int, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
+    p_until bigint[] DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (claim bigint, messages bigint, reason text, due_in double precision)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group      custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_pipeline   custody.pipelines := custody.driven_by(v_group, p_epoch);
+    v_visibility interval := coalesce(p_visibility, v_group.visibility_timeout);
+    v_now        timestamptz := coalesce(p_now, clock_timestamp());
+    v_flight     custody.pipeline_claims;
+    v_candidates int[];
+    v_partition  int;
+    v_left       int;
+    v_head       custody.heads;
+    v_found      record;
+BEGIN
+    messages := 0;
+    SELECT * INTO v_flight FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
+    IF FOUND THEN
+        messages := custody.renew_claim(v_group.group_id, v_visibility, v_now);
+        IF messages > 0 THEN
+            claim := v_flight.claim;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        PERFORM custody.forget_claim(v_group.group_id);     -- all of it was taken away: it comes back by itself
+    END IF;
+    IF v_group.paused_at IS NOT NULL THEN
+        reason := 'paused';
+        RETURN NEXT;
+        RETURN;
+    ELSIF v_group.breaker_state <> 'closed' THEN
+        p_max := custody.breaker_allows(v_group.group_id, p_max, v_now);
+        IF p_max = 0 THEN
+            reason := 'breaker_open';
+            due_in := custody.next_due(p_topic, p_group, p_now);
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+    -- the partitions with least to give first, so that what they leave of their share goes to the others
+    SELECT array_agg(x.p ORDER BY x.fresh) INTO v_candidates
+    FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh
+          FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
+    reason := 'empty';
+    v_left := cardinality(v_candidates);
+    FOREACH v_partition IN ARRAY coalesce(v_candidates, '{}') LOOP
+        PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            reason := 'busy';
+            v_left := v_left - 1;
+            CONTINUE;
+        END IF;
+        SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
+        -- a partition that was added since has nothing to give to a pass that began before
+        v_found := custody.claim_partition(v_group, v_head, greatest(1, ((p_max - messages) / v_left)::int), v_visibility, p_worker, v_now,
+                                           CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due);
+        v_left := v_left - 1;
+        IF v_found.reason IS NOT NULL THEN
+            IF v_found.reason <> 'empty' THEN
+                reason := v_found.reason;
+            END IF;
+            CONTINUE;
+        END IF;
+        IF claim IS NULL THEN
+            UPDATE custody.pipelines p SET last_claim = p.last_claim + 1 WHERE p.group_id = v_group.group_id RETURNING p.last_claim INTO claim;
+            INSERT INTO custody.pipeline_claims
+            VALUES (v_group.group_id, claim, custody.open_stage(format('staged_%s_%s', v_group.group_id, claim), v_now), v_now);
+        END IF;
+        UPDATE custody.leases l SET size = 0 WHERE l.lease_id = (v_found.lease).lease_id;
+        INSERT INTO custody.pipeline_parts
+        VALUES (v_group.group_id, v_partition, (v_found.lease).lease_id, (v_found.lease).held, (v_found.lease).size);
+        messages := messages + (v_found.lease).size;
+        IF v_group.breaker_state <> 'closed' THEN
+            PERFORM custody.breaker_probes(v_group.group_id, (v_found.lease).lease_id, (v_found.lease).deadline);
+        END IF;
+        EXIT WHEN messages >= p_max;
+    END LOOP;
+    IF claim IS NOT NULL THEN
+        reason := NULL;
+    ELSE
+        due_in := custody.next_due(p_topic, p_group, p_now);
+    END IF;
+    RETURN NEXT;
+END $$;
+
+CREATE FUNCTION custody.forget_claim(p_group_id int) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_claim custody.pipeline_claims;
+BEGIN
+    DELETE FROM custody.pipeline_claims WHERE group_id = p_group_id RETURNING * INTO v_claim;
+    DELETE FROM custody.suspects WHERE group_id = p_group_id AND claim = v_claim.claim;
+    DELETE FROM custody.malformed WHERE group_id = p_group_id AND claim = v_claim.claim;
+END $$;
+
+-- Keeps the claim of this epoch alive while its batch runs. Returns what its leases still hold.
+CREATE FUNCTION custody.keep_claim(
+    p_topic text, p_group text, p_epoch bigint, p_visibility interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group    custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_pipeline custody.pipelines := custody.driven_by(v_group, p_epoch);
+BEGIN
+    RETURN custody.renew_claim(v_pipeline.group_id, coalesce(p_visibility, v_group.visibility_timeout), coalesce(p_now, clock_timestamp()));
+END $$;
+
+-- Gives back a claim that will not be run: ready at once, and the delivery does not count. False if there was none.
+CREATE FUNCTION custody.release_claim(p_topic text, p_group text, p_epoch bigint, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group    custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_pipeline custody.pipelines := custody.driven_by(v_group, p_epoch);
+    v_found    boolean := EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id);
+BEGIN
+    PERFORM custody.release_rest(p.lease_id, p_worker, p_now)
+    FROM (SELECT lease_id FROM custody.pipeline_parts WHERE group_id = v_pipeline.group_id ORDER BY partition) p;
+    PERFORM custody.forget_claim(v_group.group_id);
+    RETURN v_found;
+END $$;
+
+-- Gives back what a lease still holds. Returns how many messages that were.
+CREATE FUNCTION custody.release_rest(p_lease_id uuid, p_worker text, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_offsets bigint[] := custody.lease_offsets(p_lease_id, p_now);
+BEGIN
+    IF cardinality(v_offsets) = 0 THEN
+        RETURN 0;
+    END IF;
+    RETURN (custody.settle(p_lease_id, v_offsets, array_fill('release'::text, ARRAY[cardinality(v_offsets)]),
+                           p_worker => p_worker, p_now => p_now)).settled;
+END $$;
+
+-- What a claim took of each partition; nothing if it is not the one in flight (it was committed, or came back).
+CREATE FUNCTION custody.claimed(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, ranges int8multirange, messages int)
+LANGUAGE sql STABLE AS $$
+    SELECT p.partition, p.held, p.messages
+    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id)
+    WHERE c.group_id = p_group_id AND c.claim = p_claim ORDER BY p.partition
+$$;
+
+-- Where a claim's messages of a partition are: as custody.segments_over says it.
+CREATE FUNCTION custody.claim_reads(p_group_id int, p_claim bigint, p_partition int)
+RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT s.source, s.from_offset, s.until_offset
+    FROM custody.claimed(p_group_id, p_claim) p
+    JOIN custody.groups g ON g.group_id = p_group_id
+    JOIN custody.heads h ON h.topic_id = g.topic_id AND h.partition = p.partition,
+         LATERAL custody.segments_over(h, lower(p.ranges), upper(p.ranges)) s
+    WHERE p.partition = p_partition
+$$;
+
+-- The claim's messages of a partition that were delivered before: all others are at their first attempt.
+CREATE FUNCTION custody.claim_attempts(p_group_id int, p_claim bigint, p_partition int)
+RETURNS TABLE (ranges int8multirange, attempt int, first_delivery timestamptz, last_error text)
+LANGUAGE sql STABLE AS $$
+    SELECT l.held, l.attempt, l.first_delivery, l.last_error
+    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id) JOIN custody.leases l USING (lease_id)
+    WHERE c.group_id = p_group_id AND c.claim = p_claim AND p.partition = p_partition
+      AND NOT l.of_cases AND (l.attempt <> 1 OR l.first_delivery IS NOT NULL)
+    UNION ALL
+    SELECT int8multirange(int8range(s."offset", s."offset" + 1)), s.attempts, s.first_delivery, s.last_error
+    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id) JOIN custody.leases l USING (lease_id),
+         unnest(l.held) r
+    JOIN custody.cases s ON s.group_id = p_group_id AND s.partition = p_partition AND s."offset" >= lower(r) AND s."offset" < upper(r)
+    WHERE c.group_id = p_group_id AND c.claim = p_claim AND p.partition = p_partition AND l.of_cases
+$$;
+
+-- A claim's messages by key and offset: neighbours in this list can be run apart from the rest.
+CREATE FUNCTION custody.claim_by_key(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, "offset" bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT p.partition, k."offset"
+    FROM custody.claimed(p_group_id, p_claim) p
+    JOIN custody.groups g ON g.group_id = p_group_id
+    JOIN custody.heads h ON h.topic_id = g.topic_id AND h.partition = p.partition,
+         LATERAL custody.keys_of(h, p.ranges) k
+    ORDER BY k.key, p.partition, k."offset"
+$$;
+
+-- The later messages of the keys of p_stops, within p_held: they have to wait with them.
+CREATE FUNCTION custody.behind(p_head custody.heads, p_held int8multirange, p_stops int8multirange) RETURNS int8multirange
+LANGUAGE sql STABLE AS $$
+    WITH stopped AS MATERIALIZED (
+        SELECT k.key, min(k."offset") AS first FROM custody.keys_of(p_head, p_stops) k WHERE k.key IS NOT NULL GROUP BY k.key
+    )
+    SELECT coalesce(range_agg(int8range(m."offset", m."offset" + 1)), '{}')
+    FROM custody.keys_of(p_head, p_held, (SELECT array_agg(s.key) FROM stopped s)) m JOIN stopped s USING (key)
+    WHERE m."offset" > s.first AND EXISTS (SELECT FROM stopped)
+$$;
+
+CREATE TYPE custody.committed AS (
+    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, released bigint, lost bigint, outputs bigint
+);
+
+-- One transaction: what the claim's messages came to, and what they published. The arrays name what did not go well (offsets,
+-- outcomes, errors, delays), and p_left what was not run; everything else is done. p_placed_…: what was staged (see
+-- publish_staged). p_ran: with p_exact, for how many messages outputs were staged; if just those are done now, all of it is
+-- published as it is, else only what came from them. A repeat changes nothing and says what the first commit did.
+CREATE FUNCTION custody.commit_claim(
+    p_topic text, p_group text, p_epoch bigint, p_claim bigint,
+    p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
+    p_left_partitions int[], p_left text[],      -- multiranges
+    p_placed_attempts bigint[], p_placed_topics int[], p_placed_partitions int[], p_placed_counts int[], p_placed_of int[],
+    p_exact boolean, p_ran bigint, p_worker text DEFAULT NULL, p_query text DEFAULT NULL, p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS custody.committed
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group    custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_pipeline custody.pipelines := custody.driven_by(v_group, p_epoch);
+    v_claim    custody.pipeline_claims;
+    v_part     custody.pipeline_parts;
+    v_head     custody.heads;
+    v_now      timestamptz;
+    v_held     int8multirange;
+    v_left     int8multirange;
+    v_named    record;
+    v_done     int8multirange;
+    v_stops    int8multirange;
+    v_settled  custody.settled;
+    v_sources  int[] := '{}';
+    v_sets     int8multirange[] := '{}';
+    v_result   custody.committed := ROW(false, 0, 0, 0, 0, 0, 0, 0);
+BEGIN
+    SELECT * INTO v_claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
+    IF v_claim.claim IS DISTINCT FROM p_claim THEN
+        SELECT true, b.messages, b.done, b.failed, b.dead, b.released, b.lost, b.outputs INTO v_result
+        FROM custody.pipeline_batches b WHERE b.group_id = v_group.group_id AND b.claim = p_claim;
+        IF NOT FOUND THEN
+            PERFORM custody.refuse('claim_lost', format('claim %s of group %L is not in flight: all of it was taken away', p_claim, p_group),
+                'Nothing was published of it; its messages are delivered again.');
+        END IF;
+        RETURN v_result;
+    END IF;
+    FOR v_part IN SELECT * FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id ORDER BY p.partition LOOP
+        SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_part.partition;
+        PERFORM custody.lock_lease(v_part.lease_id);
+        v_now := coalesce(p_now, clock_timestamp());
+        SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > v_now), '{}') INTO v_held FROM custody.leases l WHERE l.lease_id = v_part.lease_id;
+        SELECT coalesce(range_agg(x.s::int8multirange), '{}') INTO v_left FROM unnest(p_left_partitions, p_left) x (p, s) WHERE x.p = v_part.partition;
+        SELECT array_agg(m.o) AS offsets, array_agg(m.x) AS outcomes, array_agg(m.e) AS errors, array_agg(m.d) AS delays,
+               coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') AS named,
+               coalesce(range_agg(int8range(m.o, m.o + 1))
+                        FILTER (WHERE m.x NOT IN ('dead', 'reject') OR v_group.on_dead = 'hold'), '{}') AS stops
+        INTO v_named
+        FROM (SELECT * FROM unnest(p_partitions, p_offsets, p_outcomes, p_errors, p_delays) f (p, o, x, e, d)
+              UNION ALL
+              SELECT b.partition, b."offset", 'dead', b.error, NULL FROM custody.malformed b
+              WHERE b.group_id = v_group.group_id AND b.claim = p_claim) m
+        WHERE m.p = v_part.partition AND v_held @> m.o;
+        v_done := v_held - v_named.named - v_left;
+        v_stops := (v_named.stops + v_left) * v_held;
+        IF v_group.ordering = 'key' AND NOT isempty(v_stops) THEN
+            v_done := v_done - custody.behind(v_head, v_held, v_stops);
+            -- one that failed behind one that was stopped has to wait too, whatever it came to
+            SELECT array_agg(m.o) AS offsets, array_agg(m.x) AS outcomes, array_agg(m.e) AS errors, array_agg(m.d) AS delays
+            INTO v_named.offsets, v_named.outcomes, v_named.errors, v_named.delays
+            FROM unnest(v_named.offsets, v_named.outcomes, v_named.errors, v_named.delays) m (o, x, e, d),
+                 (SELECT custody.behind(v_head, v_named.named + v_stops, v_stops) AS waiting OFFSET 0) w
+            WHERE NOT w.waiting @> m.o;
+        END IF;
+        v_result.messages := v_result.messages + v_part.messages;
+        v_result.lost := v_result.lost + custody.cardinality(v_part.held - v_held);
+        IF NOT isempty(v_done) OR cardinality(v_named.offsets) > 0 THEN
+            v_settled := custody.settle(v_part.lease_id, coalesce(v_named.offsets, '{}'), coalesce(v_named.outcomes, '{}'),
+                                        coalesce(v_named.errors, '{}'), coalesce(v_named.delays, '{}'), p_worker, v_now, v_done);
+            v_result.released := v_result.released + cardinality(v_settled.released);
+            v_result.dead := v_result.dead + cardinality(v_settled.dead);
+        END IF;
+        v_result.done := v_result.done + custody.cardinality(v_done);
+        v_result.failed := v_result.failed + coalesce(cardinality(v_named.offsets), 0);
+        v_result.released := v_result.released + custody.release_rest(v_part.lease_id, p_worker, p_now);
+        v_sources := v_sources || v_part.partition;
+        v_sets := v_sets || v_done;
+    END LOOP;
+    v_result.outputs := custody.publish_staged(
+        v_claim.stage, p_placed_attempts, p_placed_topics, p_placed_partitions, p_placed_counts, p_placed_of,
+        p_exact AND p_ran = v_result.done, v_sources, v_sets, p_now);
+    INSERT INTO custody.pipeline_batches
+    VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done, v_result.failed, v_result.dead,
+            v_result.released, v_result.lost, v_result.outputs, v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
+    PERFORM custody.forget_claim(v_group.group_id);
+    RETURN v_result;
+END $$;
+
+-- Before a task runs these messages once more after an attempt that died: what is noted last tells which one it was.
+CREATE FUNCTION custody.note_suspect(p_group_id int, p_claim bigint, p_attempt bigint, p_partition int, p_offset bigint, p_size int) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO custody.suspects (group_id, claim, attempt, partition, "offset", size)
+    VALUES (p_group_id, p_claim, p_attempt, p_partition, p_offset, p_size)
+$$;
+
+-- A message that does not fit the schema of its pipeline, and is not handed to it.
+CREATE FUNCTION custody.note_malformed(p_group_id int, p_claim bigint, p_partitions int[], p_offsets bigint[], p_errors text[]) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO custody.malformed SELECT p_group_id, p_claim, x.p, x.o, x.e FROM unnest(p_partitions, p_offsets, p_errors) x (p, o, e)
+    ON CONFLICT DO NOTHING
+$$;
+
+-- The last note of each attempt that did not come to its end.
+CREATE FUNCTION custody.suspected(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, "offset" bigint, size int)
+LANGUAGE sql STABLE AS $$
+    SELECT x.partition, x."offset", x.size
+    FROM (SELECT DISTINCT ON (s.attempt) s.* FROM custody.suspects s
+          WHERE s.group_id = p_group_id AND s.claim = p_claim ORDER BY s.attempt, s.suspect_id DESC) x
+    WHERE x.size > 0
+$$;
+
+-- What the pipelines of a database are at, for people.
+CREATE VIEW custody.pipeline_state AS
+SELECT t.name AS topic, g.name AS consumer_group, p.epoch, p.driver, p.started_at, c.claim, c.claimed_at,
+       (SELECT sum(x.messages)::bigint FROM custody.pipeline_parts x WHERE x.group_id = p.group_id) AS messages
+FROM custody.pipelines p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+LEFT JOIN custody.pipeline_claims c USING (group_id);
+
+-- The figures of a pipeline in one row: where its group stands, and what its last batch came to.
+CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (
+    lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,
+    claim bigint, messages bigint, done bigint, failed bigint, died bigint, released bigint, lost bigint, outputs bigint
+)
+LANGUAGE sql STABLE AS $$
+    SELECT s.lag, s.waiting, s.in_flight, s.parked, s.dead,
+           (SELECT count(*) FROM (
+                SELECT c.partition, c.key FROM custody.cases c
+                WHERE c.group_id = g.group_id AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) AND g.ordering = 'key'
+                UNION
+                SELECT p.partition, p.key FROM custody.parked p WHERE p.group_id = g.group_id) k),
+           b.claim, b.messages, b.done, b.failed, b.dead, b.released, b.lost, b.outputs
+    FROM custody.group_named(p_topic, p_group) g
+    CROSS JOIN LATERAL (
+        SELECT sum(x.lag)::bigint AS lag, sum(x.waiting)::bigint AS waiting, sum(x.in_flight)::bigint AS in_flight,
+               sum(x.parked)::bigint AS parked, sum(x.dead)::bigint AS dead
+        FROM custody.partition_stats(p_topic, p_group, p_now) x) s
+    LEFT JOIN LATERAL (
+        SELECT * FROM custody.pipeline_batches x WHERE x.group_id = g.group_id ORDER BY x.claim DESC LIMIT 1) b ON true
+$$;

@@ -1,0 +1,159 @@
+-- Staging: tasks write what is to be published into an unlogged table, each attempt under a number of its own; one
+-- transaction then publishes the attempts that count. What others wrote is never looked at.
+
+-- Makes the table if it is not there, and clears away what somebody left a day ago.
+CREATE FUNCTION custody.open_stage(p_stage text, p_now timestamptz DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    v_old text;
+BEGIN
+    IF to_regclass('custody.' || quote_ident(p_stage)) IS NOT NULL THEN
+        RETURN p_stage;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('custody.stages'), hashtext(p_stage));
+    IF to_regclass('custody.' || quote_ident(p_stage)) IS NOT NULL THEN
+        RETURN p_stage;
+    END IF;
+    FOR v_old IN SELECT name FROM custody.stages WHERE opened_at < v_now - interval '1 day' AND name <> p_stage LOOP
+        PERFORM custody.drop_stage(v_old);
+    END LOOP;
+    INSERT INTO custody.stages VALUES (p_stage, v_now) ON CONFLICT (name) DO UPDATE SET opened_at = excluded.opened_at;
+    EXECUTE format(
+        'CREATE UNLOGGED TABLE custody.%I (
+             attempt bigint NOT NULL, topic_id int NOT NULL, partition int NOT NULL, n int NOT NULL,
+             source_partition int NOT NULL, source_offset bigint NOT NULL,
+             key text, kind "char" NOT NULL, payload bytea NOT NULL, headers jsonb) WITH (autovacuum_enabled = off)', p_stage);
+    RETURN p_stage;
+END $$;
+
+-- False if somebody still writes into it: it is dropped another time.
+CREATE FUNCTION custody.drop_stage(p_stage text) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+BEGIN
+    EXECUTE format('DROP TABLE IF EXISTS custody.%I', p_stage);
+    DELETE FROM custody.stages WHERE name = p_stage;
+    RETURN true;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN false;
+END $$;
+
+-- Publishes what the named attempts staged: so many messages (p_counts) of each attempt for each partition of each topic
+-- (p_topics: their ids; p_of: among how many partitions the tasks placed them). With p_exact every staged message goes out,
+-- and a message's place is the number that its task gave it. Else only what came from p_sources (a set of offsets for each
+-- source partition), in the order of the source. The heads are held to the caller's commit.
+CREATE FUNCTION custody.publish_staged(
+    p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[], p_of int[], p_exact boolean,
+    p_source_partitions int[] DEFAULT '{}', p_sources int8multirange[] DEFAULT '{}', p_now timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = on SET jit = off AS $$
+DECLARE
+    v_placed  record;
+    v_topic   custody.topics;
+    v_places  record;
+    v_staged  bigint;
+    v_written bigint;
+    v_total   bigint := 0;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF to_regclass('custody.' || quote_ident(p_stage)) IS NULL AND cardinality(p_counts) > 0 THEN
+        PERFORM custody.refuse('stage_lost', format('there is no stage %L', p_stage), 'Run the batch again.');
+    END IF;
+    FOR v_placed IN
+        SELECT w.topic_id, min(w.partitions) AS of, max(w.partitions) <> min(w.partitions) AS torn, sum(w.messages) AS messages
+        FROM unnest(p_topics, p_counts, p_of) w (topic_id, messages, partitions) GROUP BY w.topic_id ORDER BY w.topic_id
+    LOOP
+        SELECT * INTO v_topic FROM custody.topics WHERE topic_id = v_placed.topic_id;
+        IF NOT FOUND OR v_placed.torn THEN
+            PERFORM custody.refuse('topic_changed', 'a topic that was written to has changed meanwhile', 'Run the batch again.');
+        END IF;
+        IF p_exact THEN
+            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions,
+                   array_agg(r.next_offset + w.before) AS bases, array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
+            INTO v_places
+            FROM (SELECT x.attempt, x.partition, (sum(x.messages) OVER (PARTITION BY x.partition ORDER BY x.place) - x.messages)::bigint AS before
+                  FROM unnest(p_attempts, p_topics, p_partitions, p_counts) WITH ORDINALITY x (attempt, topic_id, partition, messages, place)
+                  WHERE x.topic_id = v_placed.topic_id) w
+            JOIN (SELECT (custody.reserve(v_topic.name, array_agg(y.partition), array_agg(y.messages), NULL, p_now, v_placed.of)).*
+                  FROM (SELECT z.partition, sum(z.messages)::int AS messages FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
+                        WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) r USING (partition);
+            EXECUTE format(
+                'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
+                 SELECT %1$s, s.partition, b.base + s.n, b.time, s.key, s.kind, s.payload, s.headers
+                 FROM custody.%2$I s JOIN unnest($1, $2, $3, $4) b (attempt, partition, base, time) USING (attempt, partition)
+                 WHERE s.topic_id = $5', v_places.segment_id, p_stage)
+            USING v_places.attempts, v_places.partitions, v_places.bases, v_places.times, v_placed.topic_id;
+            GET DIAGNOSTICS v_written = ROW_COUNT;
+            v_staged := v_written;
+        ELSE
+            EXECUTE format('SELECT count(*) FROM custody.%I s WHERE s.topic_id = $1 AND s.attempt IN (SELECT unnest($2))', p_stage)
+            INTO v_staged USING v_placed.topic_id, p_attempts;
+            v_written := custody.publish_sorted(p_stage, p_attempts, v_topic, v_placed.of, p_source_partitions, p_sources, p_now);
+        END IF;
+        IF v_staged <> v_placed.messages THEN
+            PERFORM custody.refuse('stage_lost', format('%s of %s staged messages are there', v_staged, v_placed.messages),
+                'Run the batch again: a crash of the database empties what is staged.');
+        END IF;
+        v_total := v_total + v_written;
+    END LOOP;
+    RETURN v_total;
+END $$;
+
+CREATE FUNCTION custody.publish_sorted(
+    p_stage text, p_attempts bigint[], p_topic custody.topics, p_of int, p_source_partitions int[], p_sources int8multirange[], p_now timestamptz
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_wanted  record;
+    v_places  record;
+    v_written bigint;
+BEGIN
+    EXECUTE format(
+        'SELECT array_agg(w.partition) AS partitions, array_agg(w.messages) AS counts FROM (
+             SELECT s.partition, count(*)::int AS messages
+             FROM custody.%I s JOIN unnest($2, $3) a (source_partition, offsets) USING (source_partition)
+             WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset
+             GROUP BY s.partition) w', p_stage)
+    INTO v_wanted USING p_attempts, p_source_partitions, p_sources, (p_topic).topic_id;
+    IF v_wanted.partitions IS NULL THEN
+        RETURN 0;
+    END IF;
+    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
+    INTO v_places FROM custody.reserve((p_topic).name, v_wanted.partitions, v_wanted.counts, NULL, p_now, p_of) r;
+    EXECUTE format(
+        'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
+         SELECT %1$s, s.partition, b.base - 1 + row_number() OVER (PARTITION BY s.partition ORDER BY s.source_partition, s.source_offset, s.n),
+                b.time, s.key, s.kind, s.payload, s.headers
+         FROM custody.%2$I s
+         JOIN unnest($2, $3) a (source_partition, offsets) USING (source_partition)
+         JOIN unnest($5, $6, $7) b (partition, base, time) USING (partition)
+         WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset', v_places.segment_id, p_stage)
+    USING p_attempts, p_source_partitions, p_sources, (p_topic).topic_id, v_places.partitions, v_places.bases, v_places.times;
+    GET DIAGNOSTICS v_written = ROW_COUNT;
+    RETURN v_written;
+END $$;
+
+-- The plain sink: publishes a batch of a streaming query once, however often it is replayed. Null if it was published before.
+CREATE FUNCTION custody.sink_commit(
+    p_query text, p_batch bigint, p_topic text, p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[],
+    p_of int[], p_now timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_fresh int := 1;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_query IS NOT NULL THEN
+        INSERT INTO custody.sink_batches
+        VALUES (p_query, v_topic.topic_id, p_batch, (SELECT coalesce(sum(x), 0) FROM unnest(p_counts) x), coalesce(p_now, clock_timestamp()))
+        ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS v_fresh = ROW_COUNT;
+    END IF;
+    IF v_fresh = 0 THEN
+        RETURN NULL;
+    END IF;
+    -- Spark replays the last batch only: of earlier ones nobody asks again
+    DELETE FROM custody.sink_batches WHERE query_id = p_query AND topic_id = v_topic.topic_id AND batch_id < p_batch - 100;
+    RETURN custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true, p_now => p_now);
+END $$;

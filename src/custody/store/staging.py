@@ -1,0 +1,67 @@
+"""Rows for a stage in PostgreSQL's binary COPY format, and the one connection that a task keeps for its process."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+
+from custody.store.append import SIGNATURE, TRAILER
+from custody.store.postgres import Connection, Row, configure, run_function, translated
+
+_COLUMNS = (
+    "attempt", "topic_id", "partition", "n", "source_partition", "source_offset", "key", "kind", "payload", "headers",
+)  # fmt: skip
+# number of columns, then (length, value) of attempt, topic, partition, number, source partition and source offset
+_FIXED = struct.Struct("!hiqiiiiiiiiiq").pack
+_connections: dict[tuple[int, str], Connection] = {}
+
+
+def stage_row(
+    attempt: int, topic_id: int, partition: int, n: int, source_partition: int, source_offset: int, tail: bytes
+) -> bytes:
+    """One row; `tail` is what `append.row_tail` makes of key, kind, payload and headers."""
+    return (
+        _FIXED(10, 8, attempt, 4, topic_id, 4, partition, 4, n, 4, source_partition, 8, source_offset)
+        + tail
+    )  # fmt: skip
+
+
+@contextmanager
+def connection(url: str) -> Iterator[Connection]:
+    """The connection of this process, in autocommit mode; made anew when it was lost, or after a fork."""
+    mine = (os.getpid(), url)
+    with translated():
+        held = _connections.get(mine)
+        if held is None or held.closed:
+            held = psycopg.connect(url, autocommit=True, application_name="custody-task", client_encoding="UTF8")
+            configure(held)
+            _connections[mine] = held
+        try:
+            yield held
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            _connections.pop(mine, None)
+            held.close()
+            raise
+
+
+def call(url: str, function: str, /, **arguments: object) -> list[Row]:
+    """One SQL function on the connection of this process."""
+    with connection(url) as held:
+        return run_function(held, function, arguments)
+
+
+def copy_staged(url: str, stage: str, rows: list[bytes]) -> None:
+    """Writes the rows of an attempt, in one transaction."""
+    target = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
+        sql.Identifier("custody", stage), sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
+    )
+    with connection(url) as held, held.cursor() as cursor, cursor.copy(target) as copy:
+        copy.write(SIGNATURE)
+        for start in range(0, len(rows), 4096):
+            copy.write(b"".join(rows[start : start + 4096]))
+        copy.write(TRAILER)

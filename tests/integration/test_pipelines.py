@@ -1,0 +1,338 @@
+"""The verbs of a pipeline, without Spark: numbered claims, epochs, staging, and the one transaction of a commit."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from tests.conftest import Clock
+
+import custody
+from custody import log
+from custody.errors import ClaimLost, PipelineFenced, StageLost
+from custody.outcomes import Outcome
+from custody.pipelines import Drive, Pass, Placed, Stage, Work, stage_of
+
+pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
+
+ORDERED = custody.Policy(ordering="key", max_attempts=3, backoff=custody.Constant("10s"))
+
+
+@pytest.fixture
+def source(c: custody.Custody) -> custody.Custody:
+    c.create_topic("in", partitions=2)
+    c.create_topic("out", partitions=2)
+    c.create_group("in", "g", ORDERED)
+    return c
+
+
+def publish(c: custody.Custody, count: int, keys: int = 5) -> None:
+    c.publish_many("in", [custody.Outgoing({"n": n}, key=f"k{n % keys}") for n in range(count)])
+
+
+def messages(c: custody.Custody, drive: Drive, number: int) -> list[custody.Message]:
+    """What the tasks of a claim would read, in order."""
+    found = []
+    for part in drive.claimed(number):
+        for first, last in part.ranges:
+            found += c.read("in", part.partition, offset=first, max_messages=last - first)
+    return found
+
+
+def stage(c: custody.Custody, drive: Drive, number: int, outputs: list[custody.Message]) -> list[Placed]:
+    """One task that passes these messages on."""
+    sink = drive.sink("out")
+    staged = Stage(c.database_url, stage_of(drive.driver.group_id, number))
+    for message in outputs:
+        place = log.partition_for(message.key or "", sink[1])
+        encoded = log.encode_message(custody.Outgoing(message.payload, key=message.key))
+        staged.add(sink, place, (message.partition, message.offset), encoded)
+    return staged.write()
+
+
+def run(c: custody.Custody, drive: Drive, number: int, failing: dict[int, Outcome] | None = None) -> Work:
+    """What a batch reports in which the messages with these numbers fail, and each key stops at its first failure."""
+    work, stopped, done = Work(), set(), []
+    for message in messages(c, drive, number):
+        if message.key in stopped:
+            continue
+        outcome = (failing or {}).get(message.payload["n"])
+        if outcome is None:
+            done.append(message)
+            continue
+        work.failed[message.partition, message.offset] = outcome
+        if outcome.stops_key("release"):
+            stopped.add(message.key)
+    work.placed, work.ran = stage(c, drive, number, done), len(done)
+    return work
+
+
+def published(c: custody.Custody, topic: str = "out") -> list[tuple[str | None, int]]:
+    return [
+        (message.key, message.payload["n"])
+        for partition in range(2)
+        for message in c.read(topic, partition, max_messages=10_000)
+    ]
+
+
+def assert_in_key_order(found: list[tuple[str | None, int]]) -> None:
+    for key in {key for key, _ in found}:
+        numbers = [n for k, n in found if k == key]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_claim_takes_from_every_partition_and_its_commit_publishes_and_settles(source: custody.Custody) -> None:
+    publish(source, 100)
+    drive, _ = source.drive("in", "g")
+    claim = drive.claim(1000)
+    assert (claim.number, claim.messages) == (1, 100)
+    assert source.stats("in", "g").in_flight == 100
+    assert drive.claim(1000) == claim, "the claim in flight is handed out again"
+    result = drive.commit(1, run(source, drive, 1))
+    assert (result.done, result.outputs, result.failed, result.lost) == (100, 100, 0, 0)
+    assert sorted(n for _, n in published(source)) == list(range(100))
+    assert_in_key_order(published(source))
+    assert source.stats("in", "g").depth == 0
+    assert drive.claim(1000).reason == "empty"
+
+
+def test_the_share_that_small_partitions_leave_goes_to_the_others(c: custody.Custody) -> None:
+    c.create_topic("in", partitions=4)
+    c.create_group("in", "g", ORDERED)
+    for partition, count in enumerate([1000, 3, 0, 50]):
+        if count:
+            c.publish_many("in", [custody.Outgoing(n, partition=partition) for n in range(count)])
+    drive, _ = c.drive("in", "g")
+    assert drive.claim(600).messages == 600
+    assert {part.partition: part.messages for part in drive.claimed(1)} == {0: 547, 1: 3, 3: 50}
+
+
+def test_a_repeated_commit_changes_nothing_and_says_what_the_first_one_did(source: custody.Custody) -> None:
+    publish(source, 30)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number
+    assert number is not None
+    work = run(source, drive, number, {7: Outcome("nack", error="no")})
+    first = drive.commit(number, work)
+    again = drive.commit(number, work)
+    assert again.repeated
+    assert not first.repeated
+    assert (first.done, first.failed, first.outputs) == (again.done, again.failed, again.outputs) == (25, 1, 25)
+    assert len(published(source)) == 25
+
+
+def test_a_failure_stops_its_key_and_nothing_else(source: custody.Custody, clock: Clock) -> None:
+    publish(source, 50)
+    drive, _ = source.drive("in", "g")
+    result = drive.commit(1, run(source, drive, drive.claim(1000).number or 0, {10: Outcome("nack", error="boom")}))
+    assert (result.done, result.failed, result.released, result.dead) == (42, 1, 7, 0)
+    assert drive.claim(1000).reason == "empty"
+    clock.move(11)
+    claim = drive.claim(1000)
+    assert claim.messages == 1, "what waits behind it is not due before it is done"
+    drive.commit(2, run(source, drive, 2))
+    while claim := drive.claim(1000):
+        if claim.number is None:
+            break
+        drive.commit(claim.number, run(source, drive, claim.number))
+    assert sorted(n for _, n in published(source)) == list(range(50))
+    assert_in_key_order(published(source))
+
+
+def test_outputs_of_what_has_to_wait_are_not_published(source: custody.Custody) -> None:
+    """A frame stages all its rows; those behind a failed one of their key are dropped at the commit."""
+    publish(source, 50)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    everything = messages(source, drive, number)
+    bad = next(message for message in everything if message.payload["n"] == 10)
+    work = Work(exact=False)
+    half = len(everything) // 2
+    work.placed = stage(source, drive, number, everything[half:]) + stage(source, drive, number, everything[:half])
+    work.failed[bad.partition, bad.offset] = Outcome("nack", error="boom")
+    result = drive.commit(number, work)
+    assert (result.done, result.failed, result.released, result.outputs) == (42, 1, 7, 42)
+    assert [n for key, n in published(source) if key == "k0"] == [0, 5]
+    assert_in_key_order(published(source))
+
+
+def test_what_was_not_run_is_given_back_with_what_is_behind_it(source: custody.Custody) -> None:
+    publish(source, 50)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    everything = messages(source, drive, number)
+    left = [message for message in everything if message.payload["n"] == 5]
+    work = Work(exact=False, placed=stage(source, drive, number, everything))
+    work.left = {left[0].partition: [left[0].offset]}
+    result = drive.commit(number, work)
+    assert (result.done, result.released, result.failed) == (41, 9, 0)
+    claim = drive.claim(1000)
+    assert claim.messages == 9
+    drive.commit(claim.number or 0, run(source, drive, claim.number or 0))
+    assert sorted(n for _, n in published(source)) == list(range(50))
+    assert_in_key_order(published(source))
+
+
+def test_a_newer_driver_fences_the_older_one_and_adopts_its_claim(source: custody.Custody) -> None:
+    publish(source, 20)
+    old, _ = source.drive("in", "g")
+    number = old.claim(1000).number or 0
+    work = run(source, old, number)
+    new, _ = source.drive("in", "g")
+    for verb in (lambda: old.claim(10), old.keep, old.release, lambda: old.commit(number, work)):
+        with pytest.raises(PipelineFenced, match="epoch 2"):
+            verb()
+    assert published(source) == []
+    assert new.claim(1000).number == number
+    assert new.commit(number, run(source, new, number)).outputs == 20
+    assert len(published(source)) == 20
+
+
+def test_a_commit_never_takes_another_claim_for_its_own(source: custody.Custody) -> None:
+    publish(source, 20)
+    drive, _ = source.drive("in", "g")
+    drive.commit(1, run(source, drive, drive.claim(10).number or 0))
+    assert drive.claim(10).number == 2
+    assert drive.commit(1, Work()).repeated
+    assert source.stats("in", "g").in_flight == 10, "claim 2 is still to be run"
+    with pytest.raises(ClaimLost):
+        drive.commit(3, Work())
+
+
+def test_a_lost_stage_refuses_the_commit(source: custody.Custody, db: psycopg.Connection) -> None:
+    """A crash of the server empties unlogged tables: 0 of 20 rows must never count as 20 done without output."""
+    publish(source, 20)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    for exact in (True, False):
+        work = run(source, drive, number)
+        work.exact = exact
+        db.execute(f"TRUNCATE custody.{stage_of(drive.driver.group_id, number)}".encode())
+        with pytest.raises(StageLost, match="0 of"):
+            drive.commit(number, work)
+    assert source.stats("in", "g").in_flight == 20
+    assert drive.commit(number, run(source, drive, number)).outputs == 20
+
+
+def test_attempts_that_do_not_count_are_never_published(source: custody.Custody) -> None:
+    publish(source, 20)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    run(source, drive, number)
+    work = run(source, drive, number)
+    run(source, drive, number)
+    assert drive.commit(number, work).outputs == 20
+    assert len(published(source)) == 20
+
+
+def test_a_lease_that_was_lost_publishes_nothing(source: custody.Custody) -> None:
+    publish(source, 40)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    work = run(source, drive, number)
+    gone = source.rewind("in", "g", to_offset=0, partition=0)[0].messages
+    result = drive.commit(number, work)
+    assert result.lost == gone
+    assert (result.done, result.outputs) == (40 - gone, 40 - gone)
+    claim = drive.claim(1000)
+    assert claim.messages == gone
+    drive.commit(claim.number or 0, run(source, drive, claim.number or 0))
+    assert sorted(n for _, n in published(source)) == list(range(40))
+
+
+def test_a_claim_that_was_taken_away_whole_is_forgotten(source: custody.Custody, clock: Clock) -> None:
+    publish(source, 40)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    work = run(source, drive, number)
+    clock.move(31)
+    claim = drive.claim(1000)
+    assert (claim.number, claim.messages) == (number + 1, 40)
+    with pytest.raises(ClaimLost):
+        drive.commit(number, work)
+    assert drive.commit(claim.number or 0, run(source, drive, claim.number or 0)).outputs == 40
+    attempts = {entry.attempt for entry in source.trace("in", 0, 0) if entry.kind == "claim"}
+    assert attempts == {1, 2}
+
+
+def test_a_dead_driver_charges_nobody_however_few_it_held(source: custody.Custody, clock: Clock) -> None:
+    publish(source, 1)
+    for _ in range(5):
+        drive, _ = source.drive("in", "g")
+        assert drive.claim(10).messages == 1
+        clock.move(31)
+    drive, _ = source.drive("in", "g")
+    claim = drive.claim(10)
+    assert source.stats("in", "g").dead == 0
+    drive.commit(claim.number or 0, run(source, drive, claim.number or 0))
+    assert published(source) == [("k0", 0)]
+
+
+def test_keeping_a_claim_outlives_the_visibility_timeout(source: custody.Custody, clock: Clock) -> None:
+    publish(source, 10)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    for _ in range(5):
+        clock.move(20)
+        assert drive.keep() == 10
+    assert drive.commit(number, run(source, drive, number)).done == 10
+
+
+def test_a_released_claim_costs_no_attempt(source: custody.Custody) -> None:
+    publish(source, 10)
+    drive, _ = source.drive("in", "g")
+    assert drive.claim(1000).number == 1
+    assert drive.release()
+    assert not drive.release()
+    assert drive.claim(1000).number == 2
+    assert all(message.attempt <= 1 for message in messages(source, drive, 2))
+    assert source.stats("in", "g").in_flight == 10
+
+
+def test_one_pass_takes_what_was_there_and_due_at_its_start(source: custody.Custody, clock: Clock) -> None:
+    publish(source, 20)
+    drive, only = source.drive("in", "g")
+    publish(source, 5)
+    clock.move(1)
+    claim = drive.claim(1000, only)
+    assert claim.messages == 20
+    drive.commit(claim.number or 0, run(source, drive, claim.number or 0, {3: Outcome("later", delay="0s")}))
+    assert drive.claim(1000, only).reason == "empty"
+    assert drive.claim(1000, Pass(until=only.until, due=None)).messages == 1
+
+
+def test_a_paused_group_gives_nothing(source: custody.Custody) -> None:
+    publish(source, 20)
+    source.pause("in", "g")
+    drive, _ = source.drive("in", "g")
+    assert drive.claim(1000).reason == "paused"
+
+
+def test_malformed_messages_are_dead_and_the_rest_goes_on(source: custody.Custody) -> None:
+    from custody.pipelines import note_malformed
+
+    publish(source, 20)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    everything = messages(source, drive, number)
+    bad = everything[3]
+    note_malformed(source.database_url, drive.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")] * 2)
+    good = [message for message in everything if message is not bad]
+    result = drive.commit(number, Work(placed=stage(source, drive, number, good), ran=len(good)))
+    assert (result.done, result.dead, result.outputs) == (19, 1, 19)
+    assert source.dead("in", "g")[0].last_error == "not JSON"
+
+
+def test_a_dead_driver_with_300_000_leased_costs_the_next_claim_milliseconds(
+    c: custody.Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    c.create_topic("in", partitions=2)
+    c.create_group("in", "g", ORDERED)
+    for partition in range(2):
+        c.publish_many("in", [custody.Outgoing(b"", key=f"k{n % 999}", partition=partition) for n in range(15_000)])
+    drive, _ = c.drive("in", "g")
+    assert drive.claim(300_000).messages == 30_000
+    clock.move(60)
+    again, _ = c.drive("in", "g")
+    assert again.claim(300_000).messages == 30_000
+    rows = db.execute("SELECT count(*) FROM custody.leases").fetchone()
+    assert rows == (2,)
