@@ -10,7 +10,19 @@ from time import perf_counter
 
 from rich.console import Console
 
-from bench import consuming, contention, footprint, growth, held_xmin, ordering, peers, publishing, report, working
+from bench import (
+    consuming,
+    contention,
+    footprint,
+    growth,
+    held_xmin,
+    ordering,
+    peers,
+    pipelines,
+    publishing,
+    report,
+    working,
+)
 from bench.report import Row
 from bench.sizes import FULL, QUICK, TINY
 from bench.stage import Stage, server
@@ -25,6 +37,7 @@ ROWS: dict[str, Callable[[Stage], Iterator[Row]]] = {
     "held-xmin": held_xmin.rows,
     "working": working.rows,
     "peers": peers.rows,
+    "pipelines": pipelines.rows,
 }
 
 

@@ -26,6 +26,8 @@ class Sizes:
     worker_messages: int
     calls: int
     both_seconds: float
+    spark_batch: int
+    spark_batches: int
 
 
 FULL = Sizes(
@@ -44,6 +46,8 @@ FULL = Sizes(
     worker_messages=50_000,
     calls=300,
     both_seconds=60,
+    spark_batch=100_000,
+    spark_batches=8,
 )
 
 QUICK = Sizes(
@@ -62,6 +66,8 @@ QUICK = Sizes(
     worker_messages=20_000,
     calls=100,
     both_seconds=10,
+    spark_batch=100_000,
+    spark_batches=4,
 )
 
 TINY = Sizes(
@@ -80,4 +86,6 @@ TINY = Sizes(
     worker_messages=500,
     calls=5,
     both_seconds=0.5,
+    spark_batch=1_000,
+    spark_batches=1,
 )

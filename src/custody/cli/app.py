@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from custody.cli import blocked, consume, dead, demo, doctor, groups, inspect, operate, publish, topics, work
+from custody.cli import blocked, consume, dead, demo, doctor, groups, inspect, operate, pipeline, publish, topics, work
 from custody.cli.door import Door, door_of
 
 FLAGS = ("--json", "--quiet", "-q", "--no-color")
@@ -77,6 +77,7 @@ def command() -> Callable[..., Any]:
     app.command()(publish.publish)
     app.command()(consume.consume)
     app.command()(work.work)
+    app.add_typer(pipeline.app, name="pipeline")
     app.command("dead")(dead.dead)
     app.command()(dead.redrive)
     app.command()(dead.discard)

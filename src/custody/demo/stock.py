@@ -1,19 +1,27 @@
-"""A downstream as users have it: a table that refuses a quantity below zero, and a handler that is sometimes let down.
+"""The stock example as users would write it: two pipelines, and a table downstream that refuses a quantity below zero.
 
-Run as a module it is one worker process: `python -m custody.demo.stock URL`.
+Run as a module it is the driver: `python -m custody.demo.stock URL`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-import threading
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 import custody
+from custody.spark import Pipeline
 
-TOPIC, GROUP = "stock-changes", "stock"
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CHANGES, LEVELS, LEDGER = "stock-changes", "stock-applied", "stock-ledger"
+STOCK, BOOKS = "stock", "books"
+PER_BATCH = 4000
 SCHEMA = """
 CREATE TABLE demo_stock (sku text PRIMARY KEY, quantity int NOT NULL CHECK (quantity >= 0));
 CREATE TABLE demo_applied (
@@ -26,44 +34,84 @@ INSERT INTO demo_stock VALUES (%(sku)s, %(by)s)
 ON CONFLICT (sku) DO UPDATE SET quantity = demo_stock.quantity + %(by)s
 """
 REMOVE = "UPDATE demo_stock SET quantity = quantity + %(by)s WHERE sku = %(sku)s"
-POLICY = custody.Policy(
-    ordering="key",
-    max_attempts=4,
-    backoff=custody.Exponential("50ms", cap="500ms"),
-    visibility_timeout="2s",
-    on_dead="hold",
-)
+WAREHOUSES = [("0", "Leeds"), ("1", "Turin"), ("2", "Malmö")]
 
 
-def handle(pool: ConnectionPool[psycopg.Connection], message: custody.Message) -> None:
-    """Applies one change of stock, once, whatever is delivered twice."""
-    change = message.payload
-    if message.attempt <= change.get("fails", 0):
-        raise TimeoutError("the inventory service did not answer")
-    if not isinstance(change["by"], int):
-        raise ValueError(f"{change['by']!r} is not a number of units")
-    with pool.connection() as connection:
+@cache
+def _warehouse(url: str) -> psycopg.Connection:
+    """One connection for each process of an executor."""
+    return psycopg.connect(url, autocommit=True)
+
+
+def applying(url: str) -> Callable[[custody.Message], Any]:
+    """A handler that applies one change of stock, once, whatever is delivered twice, and passes it on."""
+
+    def apply(message: custody.Message) -> Any:
+        change = message.payload
+        if message.attempt <= change.get("fails", 0):
+            raise TimeoutError("the inventory service did not answer")
+        if change.get("kills"):
+            os._exit(1)
+        if not isinstance(change["by"], int):
+            raise ValueError(f"{change['by']!r} is not a number of units")
+        connection = _warehouse(url)
         try:
-            fresh = connection.execute(
-                "INSERT INTO demo_applied (sku, number) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-                [change["sku"], change["number"]],
-            )
-            if fresh.rowcount:
-                connection.execute(ADD if change["by"] >= 0 else REMOVE, change)
+            with connection.transaction():
+                fresh = connection.execute(
+                    "INSERT INTO demo_applied (sku, number) VALUES (%s, %s) ON CONFLICT DO NOTHING",
+                    [change["sku"], change["number"]],
+                )
+                if fresh.rowcount:
+                    connection.execute(ADD if change["by"] >= 0 else REMOVE, change)
         except psycopg.errors.CheckViolation as error:
-            connection.rollback()
             connection.execute(
                 "INSERT INTO demo_rejected VALUES (%s, %s, %s)", [change["sku"], change["number"], str(error)]
             )
-            connection.commit()
             raise
-    threading.Event().wait(0.001)  # what a call to another service costs
+        return {"sku": change["sku"], "number": change["number"], "units": change.get("units", str(change["by"]))}
+
+    return apply
+
+
+def pipelines(url: str) -> list[Pipeline]:
+    """Changes are applied one by one and passed on; the books are a frame over what was passed on."""
+    stock = Pipeline(
+        source=CHANGES,
+        group=STOCK,
+        sink=LEVELS,
+        policy=custody.Policy(
+            ordering="key",
+            max_attempts=3,
+            backoff=custody.Exponential("50ms", cap="500ms"),
+            on_dead="hold",
+        ),
+    )
+    stock.each(applying(url))
+    books = Pipeline(
+        source=LEVELS,
+        group=BOOKS,
+        sink=LEDGER,
+        policy=custody.Policy(ordering="key", max_attempts=1),
+        schema="sku string, number int, units string",
+    )
+
+    @books.frame
+    def book(applied: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        where = applied.sparkSession.createDataFrame(WAREHOUSES, "area string, warehouse string")
+        typed = applied.withColumn("units", F.col("units").cast("int"))
+        by_area = typed.withColumn("area", (F.substring_index("sku", "-", -1).cast("int") % 3).cast("string"))
+        return by_area.join(F.broadcast(where), "area").drop("area")
+
+    return [stock, books]
 
 
 def main() -> None:
+    from custody.spark.running import run
+
     url = sys.argv[1]
-    with custody.connect(url) as c, ConnectionPool(url, min_size=1, max_size=4) as pool:
-        c.work(TOPIC, GROUP, lambda message: handle(pool, message), concurrency=4, max_messages=40)
+    run(pipelines(url), url, max_per_batch=PER_BATCH)
 
 
 if __name__ == "__main__":

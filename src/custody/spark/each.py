@@ -16,11 +16,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 
 from custody import log
 from custody.claim import told
-from custody.errors import CustodyError, InvalidArgument, InvalidPayload, TopicNotFound
+from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Stage, note_suspect, stage_of, suspected
@@ -41,6 +41,17 @@ class To(Outgoing):
     """An output for a topic other than the first sink."""
 
     topic: str = field(kw_only=True)
+
+
+def require_portable(handler: Handler) -> None:
+    """Refuses a handler that cannot be sent to executors, before anything is claimed for it. Runs in the driver."""
+    try:
+        cloudpickle.dumps(handler)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise PipelineRefused(
+            f"the handler cannot be sent to executors: {type(error).__name__}: {error}",
+            "Make what stays behind (a lock, a connection, an open file) within the handler, at its first call.",
+        ) from error
 
 
 def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

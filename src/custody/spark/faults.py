@@ -47,7 +47,7 @@ def ours(error: BaseException) -> CustodyError | None:
 
 def described(error: BaseException) -> str:
     """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
-    text = _text(error)
+    text = _text(error).split("\n=== Streaming Query ===")[0]
     if "Python worker exited unexpectedly" in text or ("Python worker" in text and "crashed" in text):
         return "the code ended the Python process it ran in (an exit, a crash, or out of memory)"
     if "Traceback (most recent call last):" in text:

@@ -77,11 +77,15 @@ class Pipeline:
             raise InvalidArgument(f"{self!r} has what it does already", "A pipeline has one `each` or one `frame`.")
 
     def require_complete(self) -> None:
-        """Refuses a pipeline that does nothing."""
+        """Refuses a pipeline that does nothing, or whose handler cannot leave this process."""
         if self.handler is None and self.transform is None:
             raise PipelineRefused(
                 f"{self!r} does nothing yet", "Decorate a function with @pipeline.each or @pipeline.frame."
             )
+        if self.handler is not None:
+            from custody.spark.each import require_portable
+
+            require_portable(self.handler)
 
     def run(
         self,

@@ -294,9 +294,9 @@ class _Run:
         ended = threading.Event()
         query: StreamingQuery | None = None
         try:
+            # before the query: a first claim may be taken before start() returns
+            threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
             query = writer.start()
-            keeper = threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True)
-            keeper.start()
             while query.isActive and not self._stop.is_set() and self._fenced is None:
                 query.awaitTermination(0.2)  # type: ignore[arg-type]
             return None if self._stop.is_set() else self._outcome(query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -38,6 +39,7 @@ def session(
             )
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     _check_log_level()
+    _quiet_python()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     told = _told_to_submit() if submitted else {}
     config = config or {}
@@ -61,6 +63,7 @@ def _defaults(master: str, app_name: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.python.worker.reuse": "true",
     }
     if _is_local(master):
@@ -68,6 +71,7 @@ def _defaults(master: str, app_name: str) -> dict[str, str]:
             "spark.driver.host": _LOOPBACK,
             "spark.driver.bindAddress": _LOOPBACK,
             "spark.sql.shuffle.partitions": str(_cores(master)),
+            "spark.python.daemon.module": "custody.spark.daemon",
         }
     return settings
 
@@ -91,6 +95,13 @@ def _cores(master: str) -> int:
 def _quiet() -> str:
     """The JVM option that names the log configuration. As a URL it has no blanks, which Spark would split at."""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
+
+def _quiet_python() -> None:
+    """PySpark writes every failed query to stderr, with all of Java's stack, before it raises it."""
+    if not os.environ.get("CUSTODY_SPARK_LOG"):
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            logging.getLogger(name).disabled = True
 
 
 def _check_log_level() -> None:

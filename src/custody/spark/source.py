@@ -1,23 +1,31 @@
-"""`spark.read.format("custody")` and `spark.readStream.format("custody")`: topics and views as DataFrames."""
+"""`format("custody")`: topics and views as DataFrames and streams, and DataFrames and streams as messages."""
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from custody import arrow
+from custody.errors import InvalidArgument
 from custody.spark.columns import TABLES
 from custody.spark.log_reader import LogReader
 from custody.spark.log_stream import LogStreamReader
 from custody.spark.options import ReadOptions
+from custody.spark.sink import BatchSink, StreamSink, Target
 from custody.spark.view_reader import ViewReader
 
 
 class CustodySource(DataSource):
     """Made in a process beside the driver, which sees the driver's environment as it was when Spark was started.
 
-    The database is looked for there, once, and its URL goes to the tasks with the reader; Spark shows no option whose
-    name has "url" in it.
+    The database is looked for there, once, and its URL goes to the tasks with the reader or writer; Spark shows no
+    option whose name has "url" in it.
     """
 
     @classmethod
@@ -35,3 +43,14 @@ class CustodySource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         options = ReadOptions.parse(self.options, streaming=True)
         return LogStreamReader(arrow.locate(options.url), options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise InvalidArgument("a topic cannot be overwritten", "Use .mode('append').")
+        return BatchSink(Target.parse(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Also made for each commit, in another process."""
+        if overwrite:
+            raise InvalidArgument("a topic cannot be overwritten", "Use .outputMode('append') or 'update'.")
+        return StreamSink(Target.parse(self.options, schema))

@@ -50,6 +50,7 @@ LANGUAGE plpgsql SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_placed  record;
     v_topic   custody.topics;
+    v_heads   record;
     v_places  record;
     v_staged  bigint;
     v_written bigint;
@@ -68,20 +69,26 @@ BEGIN
             PERFORM custody.refuse('topic_changed', 'a topic that was written to has changed meanwhile', 'Run the batch again.');
         END IF;
         IF p_exact THEN
-            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions,
-                   array_agg(r.next_offset + w.before) AS bases, array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
+            -- in a statement of its own, so that it runs once: each call would give the partition another time
+            SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times,
+                   min(r.segment_id) AS segment_id
+            INTO v_heads
+            FROM (SELECT array_agg(y.partition) AS partitions, array_agg(y.messages) AS counts
+                  FROM (SELECT z.partition, sum(z.messages)::int AS messages FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
+                        WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) w,
+                 custody.reserve(v_topic.name, w.partitions, w.counts, NULL, p_now, v_placed.of) r;
+            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions, array_agg(h.base + w.before) AS bases,
+                   array_agg(h.time) AS times
             INTO v_places
             FROM (SELECT x.attempt, x.partition, (sum(x.messages) OVER (PARTITION BY x.partition ORDER BY x.place) - x.messages)::bigint AS before
                   FROM unnest(p_attempts, p_topics, p_partitions, p_counts) WITH ORDINALITY x (attempt, topic_id, partition, messages, place)
                   WHERE x.topic_id = v_placed.topic_id) w
-            JOIN (SELECT (custody.reserve(v_topic.name, array_agg(y.partition), array_agg(y.messages), NULL, p_now, v_placed.of)).*
-                  FROM (SELECT z.partition, sum(z.messages)::int AS messages FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
-                        WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) r USING (partition);
+            JOIN unnest(v_heads.partitions, v_heads.bases, v_heads.times) h (partition, base, time) USING (partition);
             EXECUTE format(
                 'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
                  SELECT %1$s, s.partition, b.base + s.n, b.time, s.key, s.kind, s.payload, s.headers
                  FROM custody.%2$I s JOIN unnest($1, $2, $3, $4) b (attempt, partition, base, time) USING (attempt, partition)
-                 WHERE s.topic_id = $5', v_places.segment_id, p_stage)
+                 WHERE s.topic_id = $5', v_heads.segment_id, p_stage)
             USING v_places.attempts, v_places.partitions, v_places.bases, v_places.times, v_placed.topic_id;
             GET DIAGNOSTICS v_written = ROW_COUNT;
             v_staged := v_written;
@@ -133,27 +140,38 @@ BEGIN
     RETURN v_written;
 END $$;
 
--- The plain sink: publishes a batch of a streaming query once, however often it is replayed. Null if it was published before.
+-- The plain sink: publishes a batch of a streaming query once, however often it is replayed and whatever its topics. Null if
+-- it was published before. Without a query it is published in any case.
 CREATE FUNCTION custody.sink_commit(
-    p_query text, p_batch bigint, p_topic text, p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[],
+    p_query text, p_batch bigint, p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[],
     p_of int[], p_now timestamptz DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic custody.topics := custody.topic_named(p_topic);
-    v_fresh int := 1;
+    v_published bigint;
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_query IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtext('custody.sinks'), hashtext(p_query));
+        IF EXISTS (SELECT FROM custody.sink_batches WHERE query_id = p_query AND batch_id = p_batch) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    v_published := custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true, p_now => p_now);
+    IF p_query IS NOT NULL THEN
+        -- after the heads are taken, as delete_topic does it: the topics cannot go away any more
         INSERT INTO custody.sink_batches
-        VALUES (p_query, v_topic.topic_id, p_batch, (SELECT coalesce(sum(x), 0) FROM unnest(p_counts) x), coalesce(p_now, clock_timestamp()))
-        ON CONFLICT DO NOTHING;
-        GET DIAGNOSTICS v_fresh = ROW_COUNT;
+        SELECT p_query, w.topic_id, p_batch, sum(w.messages), coalesce(p_now, clock_timestamp())
+        FROM unnest(p_topics, p_counts) w (topic_id, messages) GROUP BY w.topic_id;
+        -- Spark replays the last batch only: of earlier ones nobody asks again
+        DELETE FROM custody.sink_batches WHERE query_id = p_query AND batch_id < p_batch - 100;
     END IF;
-    IF v_fresh = 0 THEN
-        RETURN NULL;
-    END IF;
-    -- Spark replays the last batch only: of earlier ones nobody asks again
-    DELETE FROM custody.sink_batches WHERE query_id = p_query AND topic_id = v_topic.topic_id AND batch_id < p_batch - 100;
-    RETURN custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true, p_now => p_now);
+    RETURN v_published;
+END $$;
+
+-- Wakes those who wait for these topics. Called after the commit: inside, all committers would queue for one lock.
+CREATE FUNCTION custody.hint(p_topics int[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('custody', name) FROM custody.topics WHERE topic_id = ANY (p_topics);
 END $$;

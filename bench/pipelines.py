@@ -1,0 +1,222 @@
+"""Pipelines on Spark, beside plain Spark that runs the same handler over Parquet without a lifecycle."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import custody
+from bench.report import Row, at_least
+from bench.sizes import KEYS
+from bench.stage import Stage
+from custody.spark import Batch, Pipeline
+from custody.spark.session import session
+
+WARM_UP = 2
+"""Batches that are not counted: Java compiles, and workers start."""
+ORDERED = custody.Policy(ordering="key", max_attempts=3, backoff=custody.Constant("100ms"))
+
+
+def rows(stage: Stage) -> Iterator[Row]:
+    spark = session(config={"spark.ui.enabled": "false"})
+    try:
+        size = stage.sizes.spark_batch
+        yield from against_parquet(stage, spark, size)
+        yield from sizes(stage, spark, size)
+        yield from tiny_and_idle(stage, spark)
+        yield from bad_row(stage, spark, size)
+    finally:
+        spark.stop()
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(timeout=60)
+            SparkContext._gateway = SparkContext._jvm = None
+
+
+def screened(payload: dict[str, Any]) -> dict[str, Any]:
+    """What the handler does to a message, in both."""
+    return {**payload, "risk": payload["amount"] / 10_000, "blocked": payload["amount"] > 9_000}
+
+
+def payload(number: int) -> dict[str, Any]:
+    return {"account": f"ACC-{number % KEYS}", "amount": float(number % 10_000), "country": "SE", "text": "x" * 100}
+
+
+def fill(c: custody.Custody, messages: int) -> None:
+    for topic in ("in", "out"):
+        c.create_topic(topic, partitions=4)
+    for first in range(0, messages, 10_000):
+        numbers = range(first, min(messages, first + 10_000))
+        c.publish_many("in", [custody.Outgoing(payload(n), key=f"ACC-{n % KEYS}") for n in numbers])
+
+
+def against_parquet(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
+    batches = stage.sizes.spark_batches + WARM_UP
+    lifecycle = [size / took for took in _pipeline(stage, spark, size, batches)]
+    plain = [size / took for took in _parquet(spark, size, batches)]
+    yield Row(
+        what=f"Spark pipeline, one output a message, batches of {size:,}",
+        measured=median(lifecycle),
+        unit="msg/s",
+        target=at_least(60_000),
+        beside="the handler in plain Spark over Parquet",
+        other=median(plain),
+        ratio=median(lifecycle) / median(plain),
+        ratio_target=at_least(0.6),
+    )
+    failing = [size / took for took in _pipeline(stage, spark, size, batches, failing_keys=KEYS // 100)]
+    yield Row(
+        what="  with 1 % of the keys failing once on every message",
+        measured=median(failing),
+        unit="msg/s",
+        beside="without failures",
+        other=median(lifecycle),
+        ratio=median(failing) / median(lifecycle),
+    )
+
+
+def sizes(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
+    for other in (size // 10, size * 3):
+        batches = max(2, stage.sizes.spark_batches * size // other // 3) + WARM_UP
+        yield Row(
+            what=f"  batches of {other:,}",
+            measured=median(other / took for took in _pipeline(stage, spark, other, batches)),
+            unit="msg/s",
+        )
+
+
+def tiny_and_idle(stage: Stage, spark: SparkSession) -> Iterator[Row]:
+    tiny = list(_pipeline(stage, spark, 200, stage.sizes.spark_batches * 3 + WARM_UP))
+    yield Row(what="  a batch of 200 messages", measured=median(tiny) * 1000, unit="ms")
+
+
+def bad_row(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
+    """One message of a batch breaks a cast: what finding it costs."""
+    took: dict[str, float] = {}
+    for bad in (None, None, size // 3):  # the first is the warm-up
+        with stage.open() as (c, _):
+            fill(c, 0)
+            _publish_texts(c, size, bad)
+            pipeline = Pipeline(
+                source="in",
+                group="g",
+                sink="out",
+                policy=custody.Policy(ordering="key", max_attempts=1),
+                schema="number int, text string",
+            )
+
+            @pipeline.frame
+            def transform(frame: DataFrame) -> DataFrame:
+                return frame.withColumn("value", F.col("text").cast("int"))
+
+            found = _run(pipeline, c, spark, size)
+            took["clean" if bad is None else "bad"] = found[0]
+    yield Row(
+        what=f"  one row in {size:,} that breaks a cast: its batch",
+        measured=took["bad"],
+        unit="s",
+        beside="the same batch without it",
+        other=took["clean"],
+        ratio=took["bad"] / took["clean"],
+    )
+
+
+def _publish_texts(c: custody.Custody, size: int, bad: int | None) -> None:
+    for first in range(0, size, 10_000):
+        numbers = range(first, min(size, first + 10_000))
+        messages = [{"number": n, "text": "1O0" if n == bad else str(n)} for n in numbers]
+        c.publish_many("in", [custody.Outgoing(one, key=f"ACC-{one['number'] % KEYS}") for one in messages])
+
+
+def _run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, size: int) -> list[float]:
+    """Seconds from one commit to the next: everything that a batch costs, claim and bookkeeping of Spark too."""
+    ends: list[float] = []
+    first: list[float] = []
+
+    def note(batch: Batch) -> None:
+        first.append(batch.took)
+        ends.append(time.perf_counter())
+
+    pipeline.run(c, spark=spark, available_now=True, max_per_batch=size, on_batch=note)
+    return [first[0], *(after - before for before, after in itertools.pairwise(ends))]
+
+
+def _pipeline(stage: Stage, spark: SparkSession, size: int, batches: int, *, failing_keys: int = 0) -> list[float]:
+    with stage.open() as (c, _):
+        fill(c, size * batches)
+        pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
+        pipeline.each(_handler(failing_keys))
+        return _run(pipeline, c, spark, size)[WARM_UP:]
+
+
+def _handler(failing_keys: int) -> Callable[[custody.Message], Any]:
+    failing = {f"ACC-{number}" for number in range(failing_keys)}
+
+    def handle(message: custody.Message) -> Any:
+        if message.attempt == 1 and message.key in failing:
+            raise TimeoutError("no answer")
+        return screened(message.payload)
+
+    return handle
+
+
+def _parquet(spark: SparkSession, size: int, batches: int) -> list[float]:
+    """A stream from Parquet files to Parquet files: as many rows for each micro-batch, the same handler."""
+    directory = Path(tempfile.mkdtemp(prefix="custody-bench-parquet-"))
+    try:
+        tasks = spark.sparkContext.defaultParallelism
+        for number in range(batches * tasks):
+            _write(directory / "in" / f"{number:05}.parquet", number * (size // tasks), size // tasks)
+        source = spark.readStream.schema("key string, payload binary").option("maxFilesPerTrigger", tasks)
+        ends: list[float] = []
+
+        def note(frame: DataFrame, _: int) -> None:
+            frame.write.mode("append").parquet(str(directory / "out"))
+            ends.append(time.perf_counter())
+
+        query = (
+            source.parquet(str(directory / "in"))
+            .mapInArrow(_handled, "key string, payload binary")
+            .writeStream.foreachBatch(note)
+            .option("checkpointLocation", str(directory / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return [after - before for before, after in itertools.pairwise(ends)][WARM_UP - 1 :]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write(path: Path, first: int, count: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = range(first, first + count)
+    table = pa.table(
+        {
+            "key": pa.array([f"ACC-{n % KEYS}" for n in numbers]),
+            "payload": pa.array([msgspec.json.encode(payload(n)) for n in numbers], pa.binary()),
+        }
+    )
+    pq.write_table(table, path)
+
+
+def _handled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    decode, encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+    for batch in batches:
+        found = [encode(screened(decode(one))) for one in batch.column("payload").to_pylist()]
+        yield pa.RecordBatch.from_arrays([batch.column("key"), pa.array(found, pa.binary())], names=["key", "payload"])

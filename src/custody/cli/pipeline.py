@@ -1,0 +1,190 @@
+"""`custody pipeline`: runs the pipelines of a file on Spark, or tries them out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.door import Door, counted, door_of
+
+if TYPE_CHECKING:
+    from custody import Custody
+    from custody.spark.figures import Outlook, Summary
+    from custody.spark.pipeline import Pipeline
+    from custody.spark.trial import Output, Trial
+
+app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try.")
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that defines pipelines.")
+]
+Only = Annotated[str | None, typer.Option(metavar="TOPIC/GROUP", help="Only this pipeline of the file.")]
+Master = Annotated[str | None, typer.Option(help="Where Spark runs (default: local[*,4], in this process).")]
+
+_WORDS = {"ack": "done", "nack": "failed", "reject": "dead", "dead": "dead", "later": "later"}
+_SHOWN = 80  # characters of a payload in a table
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    file: File,
+    only: Only = None,
+    master: Master = None,
+    available_now: Annotated[bool, typer.Option("--available-now", help="One pass over what is due now.")] = False,
+    drain: Annotated[
+        Any,
+        typer.Option(
+            parser=arguments.duration,
+            metavar="DURATION",
+            help="One pass over what is there now, that waits so long for retries.",
+        ),
+    ] = None,
+    max_per_batch: Annotated[
+        int | None, typer.Option(min=1, help="The most messages of one batch (default: 100,000).")
+    ] = None,
+) -> None:
+    """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished."""
+    from custody.cli.pipeline_file import pipelines_of, spark_extra
+    from custody.cli.pipeline_progress import Progress
+
+    door = door_of(ctx)
+    pipelines = pipelines_of(file, only)
+    with spark_extra():
+        from custody.spark import running
+        from custody.spark.pipeline import MAX_PER_BATCH
+    with door.connect(worker=_driver_name()) as c:
+        _require_topics(c, pipelines)
+        stop = threading.Event()
+        progress = Progress(door, c, pipelines, stop)
+        with progress.shown():
+            summaries = running.run(
+                pipelines,
+                c,
+                master=master,
+                available_now=available_now,
+                drain=drain,
+                max_per_batch=max_per_batch or MAX_PER_BATCH,
+                on_batch=progress.batch,
+                on_trouble=progress.trouble,
+                stop=stop,
+            )
+    if door.json:
+        door.emit({"pipelines": summaries})
+    for summary in summaries:
+        door.say(told(summary))
+
+
+@app.command("try")
+def try_out(
+    ctx: typer.Context,
+    file: File,
+    only: Only = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many messages of each pipeline.")] = 20,
+    master: Master = None,
+) -> None:
+    """Show what a pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
+    from custody.cli.pipeline_file import pipelines_of, spark_extra
+
+    door = door_of(ctx)
+    pipelines = pipelines_of(file, only)
+    with spark_extra():
+        from custody.spark.running import own_session
+    with door.connect() as c:
+        _require_topics(c, pipelines)
+        # one pipeline starts Spark only if it has messages; several share a session
+        with own_session(None, master) if len(pipelines) > 1 else nullcontext() as spark:
+            tried = [(one, one.try_out(c, limit=limit, spark=spark, master=master)) for one in pipelines]
+    if door.json:
+        door.emit([_document(pipeline, trial) for pipeline, trials in tried for trial in trials])
+        return
+    for pipeline, trials in tried:
+        _show(door, pipeline, trials)
+
+
+def _driver_name() -> str:
+    import os
+    import socket
+
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _require_topics(c: Custody, pipelines: Sequence[Pipeline]) -> None:
+    """Refuses what is not there before Spark starts, which takes seconds."""
+    for pipeline in pipelines:
+        for topic in (pipeline.source, *pipeline.sinks):
+            c.topic(topic)
+
+
+def told(summary: Summary) -> str:
+    """A summary for people: what was done, and what still waits."""
+    rate = summary.messages / max(0.001, summary.seconds)
+    restarts = f", {counted(summary.restarts, 'restart')}" if summary.restarts else ""
+    return (
+        f"{summary.pipeline}: {counted(summary.messages, 'message')} in {_batches(summary.batches)}, "
+        f"{render.span(summary.seconds)} ({rate:,.0f}/s){restarts}\n"
+        f"  {summary.done:,} done, {summary.failed:,} failed ({summary.dead:,} of them dead), "
+        f"{summary.released:,} given back, {summary.lost:,} lost; {counted(summary.outputs, 'message')} published\n"
+        f"  {_left(summary.left)}"
+    )
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} batch" + ("" if count == 1 else "es")
+
+
+def _left(left: Outlook) -> str:
+    parts = [f"{left.lag:,} never handed out"] if left.lag else []
+    if left.waiting:
+        due = "" if left.next_due is None else f" (the next in {render.span(max(0.0, left.next_due))})"
+        parts.append(f"{left.waiting:,} to be tried again{due}")
+    if left.parked:
+        parts.append(f"{left.parked:,} behind {counted(left.blocked_keys, 'blocked key')}")
+    waits = f"still waiting: {', '.join(parts)}" if parts else "nothing still waits"
+    return f"{waits}; {left.dead:,} dead in the group" if left.dead else waits
+
+
+def _document(pipeline: Pipeline, trial: Trial) -> dict[str, Any]:
+    outcome = {"outcome": _WORDS.get(trial.outcome, trial.outcome), "error": trial.error}
+    message = render.plain(trial.message)
+    return {"pipeline": pipeline.name, **message, **outcome, "outputs": [_output(one) for one in trial.outputs]}
+
+
+def _output(output: Output) -> dict[str, Any]:
+    document = render.plain(output)
+    if isinstance(output.payload, bytes):
+        import base64
+
+        document["payload_base64"] = base64.b64encode(document.pop("payload")).decode()
+    return document  # type: ignore[no-any-return]  # a dataclass is always an object
+
+
+def _show(door: Door, pipeline: Pipeline, trials: Sequence[Trial]) -> None:
+    rows: list[list[object]] = []
+    for trial in trials:
+        message = trial.message
+        rows.append(
+            [
+                f"{message.topic}/{message.partition}/{message.offset}",
+                message.key,
+                _short(message.payload),
+                _WORDS.get(trial.outcome, trial.outcome),
+                trial.error,
+                "; ".join(f"{output.topic}: {_short(output.payload)}" for output in trial.outputs) or None,
+            ]
+        )
+    columns = ["message", "key", "payload", "would be", "error", "would publish"]
+    door.table(columns, rows, empty=f"Nothing new is there for {pipeline.name}.")
+    if rows:
+        door.note(f"{pipeline.name}: {counted(len(rows), 'message')} tried; nothing was settled or published")
+
+
+def _short(payload: object) -> str:
+    text = render.payload(payload)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,127 @@
+"""The file that a user's pipelines stand in: loaded so that its functions reach Spark's executors without it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import typer
+
+from custody.errors import CustodyError, PipelineRefused
+from custody.policy import did_you_mean
+
+if TYPE_CHECKING:
+    from custody.spark.pipeline import Pipeline
+
+EXTRA = ("adbc_driver_manager", "adbc_driver_postgresql", "pandas", "py4j", "pyarrow", "pyspark")
+
+
+def pipelines_of(file: Path, only: str | None = None) -> list[Pipeline]:
+    """The pipelines at the top of a Python file, or the one with that name, ready to be run."""
+    found = _distinct(file, _defined(load(file)))
+    if not found:
+        raise PipelineRefused(
+            f"{file} has no pipeline", "Define one at its top: pipeline = Pipeline(source=…, group=…)."
+        )
+    if only is not None:
+        names = [pipeline.name for pipeline in found]
+        if only not in names:
+            raise typer.BadParameter(f"{file} has no pipeline {only!r}. {did_you_mean(only, names)}")
+        found = [found[names.index(only)]]
+    for pipeline in found:
+        pipeline.require_complete()
+    return found
+
+
+def load(file: Path) -> ModuleType:
+    """Imports the file under a name of its own, so that what stands under `__main__` does not run.
+
+    Its functions, and those of the modules beside it, travel by value: executors can import neither.
+    """
+    file = file.resolve()
+    spec = spec_from_file_location(f"custody_pipeline_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PipelineRefused(f"{file.name} is not a Python file", "Its name has to end in .py.")
+    before = set(sys.modules)
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    with spark_extra():
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[spec.name]
+            if _of_the_extra(error):
+                raise
+            raise _refused(file, error) from error
+        from pyspark.cloudpickle import register_pickle_by_value
+    for own in [module, *_modules_in(file.parent, set(sys.modules) - before)]:
+        register_pickle_by_value(own)  # type: ignore[no-untyped-call]
+    return module
+
+
+@contextmanager
+def spark_extra() -> Iterator[None]:
+    """Says what to install where a package of the extra `spark` is missing."""
+    try:
+        yield
+    except ImportError as error:
+        if not _of_the_extra(error):
+            raise
+        raise PipelineRefused(
+            f"Spark is not installed here ({error})", "Install it with: pip install 'custody[spark]'"
+        ) from error
+
+
+def _of_the_extra(error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRA
+
+
+def _refused(file: Path, error: BaseException) -> PipelineRefused:
+    """What the file raised, with the line of it that did."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        line, text = error.lineno, error.msg
+    else:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line, text = lines[-1] if lines else None, getattr(error, "message", None) or str(error)
+    where = file.name if line is None else f"{file.name}, line {line}"
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    remedy = error.remedy if isinstance(error, CustodyError) else "CUSTODY_TRACEBACK=1 shows how it came there."
+    return PipelineRefused(f"{where}: {what}", remedy)
+
+
+def _defined(module: ModuleType) -> Iterator[Pipeline]:
+    """What the module has at its top, by itself or in a list or tuple."""
+    from custody.spark.pipeline import Pipeline
+
+    for value in vars(module).values():
+        yield from (one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, Pipeline))
+
+
+def _distinct(file: Path, defined: Iterator[Pipeline]) -> list[Pipeline]:
+    """Each once, whatever names it has. Two of the same group would fence one another."""
+    found: list[Pipeline] = []
+    for pipeline in defined:
+        if any(pipeline is other for other in found):
+            continue
+        if any(pipeline.name == other.name for other in found):
+            raise PipelineRefused(
+                f"{file} has two pipelines {pipeline.name}",
+                "Give one of them a group of its own: each sees everything.",
+            )
+        found.append(pipeline)
+    return found
+
+
+def _modules_in(directory: Path, names: Iterable[str]) -> Iterator[ModuleType]:
+    """Modules that were found because their directory is searched: not a package of an environment within it."""
+    for name in names:
+        place = directory.joinpath(*name.split("."))
+        module = sys.modules[name]
+        if getattr(module, "__file__", None) in (f"{place}.py", str(place / "__init__.py")):
+            yield module

@@ -1,0 +1,180 @@
+"""How running pipelines go: a table that is kept up to date on a terminal, elsewhere a line about their batches."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from custody.cli import render
+from custody.cli.door import Door, counted
+from custody.errors import CustodyError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from custody import Custody
+    from custody.pipelines import Figures
+    from custody.spark.figures import Batch
+    from custody.spark.pipeline import Pipeline
+
+COLUMNS = [
+    "pipeline",
+    "batch",
+    "rows",
+    "rows/s",
+    "failed",
+    "released",
+    "done",
+    "lag",
+    "waiting",
+    "dead",
+    "blocked keys",
+]
+EVERY, IDLE = 1.0, 5.0
+"""Seconds between two looks at a group: after a batch, and when there was none."""
+
+
+class Course:
+    """One pipeline: its batches that were not told of yet, what it has done, and where its group stands."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.untold: list[Batch] = []
+        self.last: Batch | None = None
+        self.figures: Figures | None = None
+        self.looked_at = -IDLE
+        self.done = 0
+
+    def add(self, batch: Batch) -> None:
+        self.untold.append(batch)
+        self.last = batch
+        self.done += batch.committed.done
+
+    def look(self, c: Custody) -> None:
+        """Asks the database, which may be away or not have the group yet."""
+        self.looked_at = time.monotonic()
+        with suppress(CustodyError):
+            self.figures = c.figures(self.pipeline.source, self.pipeline.group)
+
+    def row(self) -> list[object]:
+        """The cells of the table: the last batch, and the group."""
+        if self.last is None:
+            batch: list[object] = [None] * 5
+        else:
+            committed = self.last.committed
+            batch = [
+                self.last.claim,
+                committed.messages,
+                round(self.last.rate),
+                committed.failed,
+                committed.released,
+            ]
+        group = self.figures
+        standing = [None] * 4 if group is None else [group.lag, group.waiting, group.dead, group.blocked_keys]
+        return [self.pipeline.name, *batch, self.done, *standing]
+
+    def line(self) -> str:
+        """The batches since the last line, on one, and the group."""
+        batches, self.untold = self.untold, []
+        first, last = batches[0].claim, batches[-1].claim
+        total = {name: sum(getattr(batch.committed, name) for batch in batches) for name in vars(batches[0].committed)}
+        rate = total["messages"] / max(0.001, sum(batch.took for batch in batches))
+        parts = [
+            f"{self.pipeline.name}: {f'batch {last}' if first == last else f'batches {first}–{last}'}",
+            f"{counted(total['messages'], 'row')}, {rate:,.0f}/s",
+            f"{total['failed']:,} failed",
+            f"{total['released']:,} released",
+            f"{self.done:,} done in all",
+        ]
+        if self.figures is not None:
+            group = self.figures
+            parts += [f"lag {group.lag:,}", f"{group.waiting:,} waiting", f"{group.dead:,} dead"]
+            parts.append(counted(group.blocked_keys, "blocked key"))
+        return " · ".join(parts)
+
+
+class Progress:
+    """What is told of pipelines while they run. Batches are reported from their threads."""
+
+    def __init__(self, door: Door, c: Custody, pipelines: Sequence[Pipeline], stop: threading.Event) -> None:
+        self._door, self._c, self._stop = door, c, stop
+        self._courses = {pipeline.name: Course(pipeline) for pipeline in pipelines}
+        self._ended = threading.Event()
+        self._live = door.progresses()
+
+    def batch(self, batch: Batch) -> None:
+        self._courses[batch.pipeline].add(batch)
+
+    def trouble(self, text: str) -> None:
+        """What does not stop a pipeline but should be known: above the table, or on stderr."""
+        if self._live:
+            render.console(color=self._door.color, stderr=True).print(render.safe(text))
+        else:
+            print(render.safe(text), file=sys.stderr, flush=True)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Tells of the pipelines while the block runs."""
+        quiet = logging.NullHandler()  # what is logged there comes as trouble too, and once is enough
+        logger = logging.getLogger("custody.spark")
+        logger.addHandler(quiet)
+        watcher = threading.Thread(target=self._watch, name="custody-progress", daemon=True)
+        try:
+            with self._table_shown() if self._live else self._lines_shown():
+                watcher.start()
+                try:
+                    yield
+                finally:
+                    self._ended.set()
+                    watcher.join()
+        finally:
+            logger.removeHandler(quiet)
+
+    @contextmanager
+    def _table_shown(self) -> Iterator[None]:
+        from rich.live import Live
+
+        console = render.console(color=self._door.color, stderr=True)
+        with Live(get_renderable=self._table, console=console, transient=True):
+            yield
+
+    @contextmanager
+    def _lines_shown(self) -> Iterator[None]:
+        if not self._door.json:
+            self._door.note(f"running {', '.join(self._courses)}; SIGTERM or Ctrl-C stops")
+        yield
+        self._tell(at_the_end=True)
+
+    def _table(self) -> Table:
+        table = render.table(COLUMNS, [course.row() for course in self._courses.values()])
+        table.caption_justify = "left"
+        table.caption = (
+            "stopping: the batch that runs is finished first; Ctrl-C again ends at once"
+            if self._stop.is_set()
+            else "Ctrl-C stops"
+        )
+        return table
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.25):
+            if self._live:
+                for course in self._courses.values():
+                    since = time.monotonic() - course.looked_at
+                    if since >= (EVERY if course.untold else IDLE):
+                        course.untold.clear()
+                        course.look(self._c)
+            else:
+                self._tell()
+
+    def _tell(self, *, at_the_end: bool = False) -> None:
+        for course in self._courses.values():
+            if self._door.json or self._door.quiet:
+                course.untold.clear()
+            elif course.untold and (at_the_end or time.monotonic() - course.looked_at >= EVERY):
+                course.look(self._c)
+                self._door.note(course.line())

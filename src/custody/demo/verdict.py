@@ -1,0 +1,108 @@
+"""What the demo claims in the end, each claim looked up in the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+import custody
+from custody.demo.plan import Plan
+from custody.demo.stock import BOOKS, CHANGES, LEDGER, LEVELS, STOCK
+from custody.spark.each import KILLED
+
+# (sku, number) of every message of a topic, in the order of its log
+_NUMBERED = """
+SELECT payload::json ->> 'sku' AS sku, (payload::json ->> 'number')::int AS number, partition, "offset"
+FROM custody.events WHERE topic = %s
+"""
+_TWICE = f"SELECT count(*) - count(DISTINCT (sku, number)) FROM ({_NUMBERED}) x"
+_OVERTAKEN = f"""
+SELECT count(*) FROM (
+    SELECT number, lag(number, 1, -1) OVER (PARTITION BY sku ORDER BY partition, "offset") AS before
+    FROM ({_NUMBERED}) x) y
+WHERE number <= before
+"""
+# the claim that a driver left behind, and who committed it
+_TAKEN_OVER = """
+SELECT b.messages FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id)
+WHERE g.name = %s AND b.claim = %s AND b.epoch > %s AND b.done > 0
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    what: str
+    good: bool
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Killed:
+    """The driver that was killed: its epoch, and the claim that it left."""
+
+    epoch: int
+    claim: int
+    messages: int
+
+
+def checks(c: custody.Custody, plan: Plan, killed: Killed | None) -> list[Check]:
+    stats, books = c.stats(CHANGES, STOCK), c.stats(LEVELS, BOOKS)
+    letters, wrong_casts = c.dead(CHANGES, STOCK), c.dead(LEVELS, BOOKS)
+    with psycopg.connect(c.database_url, autocommit=True) as connection:
+
+        def count(query: str, *values: object) -> int:
+            row = connection.execute(query.encode(), values).fetchone()
+            return 0 if row is None else int(row[0])
+
+        done = count("SELECT count(*) FROM demo_applied")
+        wrong = sum(
+            count("SELECT count(*) FROM demo_stock WHERE sku = %s AND quantity = %s", f"SKU-{n}", plan.quantity(n)) != 1
+            for n in range(plan.skus)
+        )
+        overtaken = count(
+            "SELECT count(*) FROM (SELECT number, lag(number, 1, -1) OVER (PARTITION BY sku ORDER BY entry) AS before "
+            "FROM demo_applied) x WHERE number <> before + 1"
+        )
+        rejected = count("SELECT count(*) FROM demo_rejected")
+        twice, late = count(_TWICE, LEVELS), count(_OVERTAKEN, LEVELS) + count(_OVERTAKEN, LEDGER)
+        finished = 0 if killed is None else count(_TAKEN_OVER, STOCK, killed.claim, killed.epoch)
+    passed_on, booked = c.topic(LEVELS).message_count, c.topic(LEDGER).message_count
+    total = done + stats.dead + stats.parked
+    enders = [letter for letter in letters if letter.last_error == KILLED]
+    return [
+        Check(
+            what="nothing is lost or done twice",
+            good=(total, done, stats.dead, stats.parked) == (plan.published, plan.done, plan.dead, plan.behind_dead),
+            found=f"{done:,} done + {stats.dead} dead + {stats.parked} held behind them = {total:,} published",
+        ),
+        Check(
+            what="the topic downstream has each done change once",
+            good=passed_on == done and twice == 0,
+            found=f"{passed_on:,} messages, {twice} twice",
+        ),
+        Check(what="every SKU has the right stock", good=wrong == 0, found=f"{plan.skus - wrong} of {plan.skus}"),
+        Check(
+            what="the order of every key was kept",
+            good=overtaken + late == 0,
+            found=f"{overtaken} overtaken in the table, {late} in the topics downstream",
+        ),
+        Check(what="CHECK (quantity >= 0) was never violated", good=rejected == 0, found=f"{rejected} writes rejected"),
+        Check(
+            what="what the killed driver had claimed was finished by the next one",
+            good=killed is not None and finished > 0,
+            found="no driver was killed" if killed is None else f"claim {killed.claim}, {finished:,} messages",
+        ),
+        Check(
+            what="the change that ended its Python process is dead, and no other for it",
+            good=[letter.key for letter in enders] == [f"SKU-{plan.poison}"],
+            found=", ".join(f"{letter.key}: {letter.last_error}" for letter in enders) or "none",
+        ),
+        Check(
+            what="the row that broke a cast is dead, and the rest of its batch went on",
+            good=[letter.key for letter in wrong_casts] == [f"SKU-{plan.poison + 1}"]
+            and booked == passed_on - 1
+            and books.depth == 0,
+            found=", ".join(f"{letter.key}: {(letter.last_error or '')[:60]}…" for letter in wrong_casts) or "none",
+        ),
+    ]

@@ -1,0 +1,32 @@
+"""Spark's Python daemon, with what tasks of a pipeline load already loaded: a worker is then forked in no time.
+
+Spark starts it in place of its own (`spark.python.daemon.module`) where executors run in the driver's installation.
+Otherwise every new worker, and each that replaces one that a handler has killed, spends most of a second on imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas  # noqa: F401
+import pyspark.sql.pandas.serializers
+import pyspark.worker  # noqa: F401
+from pyspark import daemon
+
+import custody.spark.each
+import custody.spark.frame  # noqa: F401
+
+_worker = daemon.worker
+
+
+def worker(*arguments: Any) -> int:
+    """Spark's own, but for the traceback when a failed task has left its pipe: the failure is reported without it."""
+    try:
+        return int(_worker(*arguments))
+    except BrokenPipeError:
+        return 1
+
+
+if __name__ == "__main__":
+    daemon.worker = worker  # type: ignore[assignment]
+    daemon.manager()

@@ -1,0 +1,276 @@
+"""`df.write.format("custody").mode("append")` and `df.writeStream.format("custody")`: rows become messages of a topic.
+
+A write is published whole or not at all, and once, whatever tasks are tried again. A stream's batch is also published
+once when Spark replays it, as long as the checkpoint lives: a query with a new checkpoint publishes all of it again.
+The messages of a key that one task writes keep their order; those of different tasks have none. If order matters, bring
+a key's rows into one task first: `df.repartition("key").sortWithinPartitions("key", "at")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructType,
+    VariantType,
+)
+
+from custody import arrow, log, sinks
+from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost
+from custody.model import Outgoing
+from custody.pipelines import Placed, Stage
+from custody.policy import did_you_mean
+
+FLUSH = 64 * 2**20
+"""So many bytes a task collects before it stages them."""
+
+_OPTIONS = ["url", "topic", "payloadKind"]
+_OF_SPARK = ["checkpointlocation", "queryname"]  # what Spark itself tells the sink of a stream
+_KINDS = {"json": b"j", "text": b"t", "bytes": b"b"}
+_TEXT, _WHOLE = (StringType, NullType), (ByteType, ShortType, IntegerType, LongType, NullType)
+_COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    "topic": (_TEXT, "string"),
+    "partition": (_WHOLE, "int"),
+    "key": (_TEXT, "string"),
+    "payload": ((BinaryType, StringType), "string or binary"),
+    "payload_kind": (_TEXT, "string"),
+    "headers": ((MapType, NullType), "map<string,string>"),
+}
+_OF_THE_LOG = ["offset", "published_at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where rows go, and what is in them. The URL may hold a password, so it is in no representation."""
+
+    url: str = field(repr=False)
+    topic: str | None
+    kind: str
+    columns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
+        """Reads Spark's options, whose names have no case, and checks the columns. Runs on the driver."""
+        values = {name.lower(): value for name, value in given.items()}
+        for name in values:
+            if name not in [*map(str.lower, _OPTIONS), *_OF_SPARK]:
+                raise InvalidArgument(f"{name!r} is not an option of the sink custody", did_you_mean(name, _OPTIONS))
+        _check_columns(schema)
+        columns = tuple(schema.names)
+        topic = values.get("topic")
+        if not topic and "topic" not in columns:
+            raise InvalidArgument(
+                "neither an option nor a column names the topic", "Name it: .option('topic', 'orders')."
+            )
+        usual = "bytes" if isinstance(schema["payload"].dataType, BinaryType) else "json"
+        kind = values.get("payloadkind", usual).lower()
+        _require_kind(kind)
+        return cls(url=arrow.locate(values.get("url")), topic=topic or None, kind=kind, columns=columns)
+
+
+def _check_columns(schema: StructType) -> None:
+    """Refuses what could not be written, rather than leave it out."""
+    for column in schema:
+        name, kind = column.name, column.dataType
+        if name in _OF_THE_LOG:
+            raise InvalidArgument(f"the log itself sets the column {name}", f"Leave it out: .drop({name!r}).")
+        if name not in _COLUMNS:
+            raise InvalidArgument(
+                f"a message has no column {name!r}",
+                f"{did_you_mean(name, list(_COLUMNS))} What belongs into the payload goes there with to_json; "
+                "drop() the rest.",
+            )
+        if schema.names.count(name) > 1:
+            raise InvalidArgument(f"there are two columns {name!r}", "Drop or rename one of them.")
+        allowed, told = _COLUMNS[name]
+        # of a map, the types inside it count too
+        if not isinstance(kind, allowed) or (isinstance(kind, MapType) and kind.simpleString() != told):
+            wanted = told.split()[0]
+            raise InvalidArgument(
+                f"the column {name} is {kind.simpleString()}, not {told}", _remedy(name, kind, wanted)
+            )
+    if "payload" not in schema.names:
+        raise InvalidArgument(
+            "there is no column payload",
+            "Make one, for example .select('key', to_json(struct('sku', 'amount')).alias('payload')).",
+        )
+
+
+def _remedy(name: str, kind: DataType, wanted: str) -> str:
+    if name == "payload" and isinstance(kind, StructType | MapType | ArrayType | VariantType):
+        return "Make JSON of it: .withColumn('payload', to_json('payload'))."
+    return f"Convert it: .withColumn({name!r}, col({name!r}).cast({wanted!r}))."
+
+
+def _require_kind(kind: str) -> None:
+    if kind not in _KINDS:
+        raise InvalidArgument(f"there is no kind of payload {kind!r}", did_you_mean(kind, list(_KINDS)))
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task tells the driver: the stage that it wrote into, what is there, and for which query."""
+
+    stage: str
+    placed: tuple[Placed, ...]
+    query: str | None = None
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Writes a DataFrame once. Made on the driver, and pickled: tasks and the commit have the same stage."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._stage = f"staged_sink_{uuid4().hex}"
+        if target.topic is not None:
+            sinks.topic(target.url, target.topic)  # a wrong name is told before anything runs
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Runs in a task."""
+        return Staged(self._stage, Attempt(self._target, self._stage).run(iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Runs on the driver, when every task has written."""
+        placed = [place for message in _all_staged(messages) for place in message.placed]
+        if placed:
+            sinks.commit(self._target.url, self._stage, placed)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Runs on the driver, when a task or the commit has failed."""
+        sinks.drop_stage(self._target.url, self._stage)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream. The driver makes one for tasks and another for each commit: they share nothing
+    but what the tasks tell."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Runs in a task, which alone knows the query."""
+        context = TaskContext.get()
+        query = context and context.getLocalProperty("sql.streaming.queryId")
+        batch = context and context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise InvalidArgument("the sink custody writes micro-batches only", "Use another trigger.")
+        stage = f"staged_sink_{hashlib.sha256(f'{query} {batch}'.encode()).hexdigest()[:32]}"
+        return Staged(stage, Attempt(self._target, stage).run(iterator), query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Runs on the driver. A batch without rows has nothing to publish, nor to remember."""
+        staged = [message for message in _all_staged(messages) if message.placed]
+        if staged:
+            placed = [place for message in staged for place in message.placed]
+            sinks.commit(self._target.url, staged[0].stage, placed, query=staged[0].query, batch=batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """Runs on the driver. Where no task came to its end the stage is not known; a replay takes it over."""
+        for stage in {message.stage for message in messages if isinstance(message, Staged)}:
+            sinks.drop_stage(self._target.url, stage)
+
+
+def _all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if len(staged) < len(messages):
+        raise StageLost("a task has not told what it staged", "Run the batch again.")
+    return staged
+
+
+class Attempt:
+    """One attempt of a task: rows in, staged messages out. Only what a commit names is ever published."""
+
+    def __init__(self, target: Target, stage: str) -> None:
+        self._target, self._name = target, stage
+        self._stage = Stage(target.url, stage)
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._turn = random.randrange(1 << 16)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> tuple[Placed, ...]:
+        placed: list[Placed] = []
+        rows = size = 0
+        for batch in batches:
+            self._take(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if size >= FLUSH:
+                placed += self._flush()
+                rows = size = 0
+        if rows:
+            placed += self._flush()
+        return tuple(placed)
+
+    def _flush(self) -> list[Placed]:
+        # only now: an attempt that fails before has left nothing to clear away
+        sinks.open_stage(self._target.url, self._name)
+        placed = self._stage.write()
+        self._stage = Stage(self._target.url, self._name)
+        return placed
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        columns = dict(zip(self._target.columns, batch.columns, strict=True))
+        # not as text, which Arrow would refuse whole if one row had half a character
+        columns["payload"] = columns["payload"].cast(pa.large_binary())
+        rows = zip(*(columns[name].to_pylist() if name in columns else repeat(None) for name in _COLUMNS), strict=False)
+        for topic, partition, key, payload, kind, headers in rows:
+            name = self._target.topic if topic is None else topic
+            if name is None:
+                raise InvalidArgument(f"{_row(key)} has no topic", "Give it one, or name one with the option topic.")
+            there = self._topics.get(name)
+            if there is None:
+                there = self._topics[name] = sinks.topic(self._target.url, name)
+            where = self._place(name, there[1], partition, key)
+            self._stage.add(there, where, (0, 0), self._encode(key, payload, kind, headers))
+
+    def _place(self, topic: str, partitions: int, partition: int | None, key: str | None) -> int:
+        if partition is not None:
+            if not 0 <= partition < partitions:
+                raise PartitionNotFound(f"{topic} has no partition {partition}", f"It has {partitions}, from 0 on.")
+            return partition
+        if key is not None:
+            return log.partition_for(key, partitions)
+        self._turn += 1
+        return self._turn % partitions
+
+    def _encode(
+        self, key: str | None, payload: bytes | None, kind: str | None, headers: Sequence[tuple[str, Any]] | None
+    ) -> log.Encoded:
+        if payload is None:
+            raise InvalidPayload(f"{_row(key)} has no payload", "Leave such rows out, or write the JSON null.")
+        kind = self._target.kind if kind is None else kind
+        _require_kind(kind)
+        code = _KINDS[kind]
+        try:
+            log.decode(code.decode(), payload)
+            encoded = log.encode_message(Outgoing(b"", key=key, headers=dict(headers or ())))
+        except InvalidPayload as error:
+            raise InvalidPayload(f"{_row(key)}: {error.message}", error.remedy) from error
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise InvalidPayload(
+                f"the payload of {_row(key)} is no {kind}: {error}",
+                "Write JSON with to_json(), or say what it is: .option('payloadKind', 'text') or 'bytes'.",
+            ) from error
+        return encoded[0], code, payload, encoded[3]
+
+
+def _row(key: str | None) -> str:
+    return "a row without a key" if key is None else f"the row with the key {key!r}"
