@@ -1,4 +1,7 @@
-"""Every example runs from nothing, twice: the second time it finds what the first one left."""
+"""Every example without Spark runs from nothing, twice: the second time it finds what the first one left.
+
+Those with Spark are run in tests/spark.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "examples").glob("*.py")
+    if "custody.spark" not in path.read_text("utf-8")
+)
 
 
 def run(example: Path, directory: Path) -> str:

@@ -25,11 +25,11 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 @pytest.fixture
-def pushdown(spark: SparkSession) -> Iterator[None]:
-    """Spark pushes no filter to Python unless it is told to."""
-    spark.conf.set(PUSHDOWN, "true")
+def no_pushdown(spark: SparkSession) -> Iterator[None]:
+    """A session that was not made by Custody pushes no filter to Python unless it is told to."""
+    spark.conf.set(PUSHDOWN, "false")
     yield
-    spark.conf.unset(PUSHDOWN)
+    spark.conf.set(PUSHDOWN, "true")
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run_once(spark: SparkSession, url: str, checkpoint: Path, each: Any, **optio
 
 
 def test_a_batch_with_its_columns_and_filters(
-    spark: SparkSession, orders: Custody, database_url: str, clock: Clock
+    spark: SparkSession, no_pushdown: None, orders: Custody, database_url: str, clock: Clock
 ) -> None:
     events = load(spark, database_url, startingOffsets='{"0": 10, "1": 90}')
     number = from_json(col("payload").cast("string"), "n int").n
@@ -95,14 +95,11 @@ def test_a_batch_with_its_columns_and_filters(
         if m.key in ("k0", "k4")
     ]
     # Spark filters by itself where it is not allowed to push; the result is the same
-    assert spark.conf.get(PUSHDOWN) == "false"
     assert [tuple(row)[:5] for row in wanted.collect()] == expected
     assert "Filter" in _plan(wanted)
 
 
-def test_filters_are_pushed_and_fewer_rows_are_read(
-    spark: SparkSession, pushdown: None, orders: Custody, database_url: str
-) -> None:
+def test_filters_are_pushed_and_fewer_rows_are_read(spark: SparkSession, orders: Custody, database_url: str) -> None:
     wanted = load(spark, database_url).filter("partition = 1 AND offset > 40 AND key IN ('k1', 'k3')")
     rows = wanted.collect()
     expected = [m.offset for m in orders.read("orders", 1, offset=41) if m.key in ("k1", "k3")]

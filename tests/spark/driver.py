@@ -1,0 +1,152 @@
+"""A pipeline's driver in a process of its own, which waits or dies at the step that it is told.
+
+It starts its JVM and says so. Then it reads its orders, one line of JSON; what it says are lines of JSON too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import psycopg
+from pyspark import SparkContext
+from tests.spark.verdict import GROUP, SINK, SOURCE, chance, passed_on
+
+import custody
+from custody.errors import CustodyError
+from custody.pipelines import Committed, Drive, Work
+from custody.spark import Pipeline
+from custody.spark.running import _Run
+from custody.spark.session import session
+from custody.spark.working import Batches
+from custody.store.postgres import Database, run_function
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what, default=str), flush=True)
+
+
+class Steps:
+    """The steps of a batch, and what is to be done at the n-th time that one is reached."""
+
+    def __init__(self, orders: list[tuple[str, int, str]]) -> None:
+        self._orders = {(step, number): deed for step, number, deed in orders}
+        self._reached: Counter[str] = Counter()
+
+    def reached(self, step: str) -> None:
+        self._reached[step] += 1
+        deed = self._orders.get((step, self._reached[step]))
+        if deed is not None:
+            say(at=step, deed=deed)
+        if deed == "kill":
+            kill()
+        elif deed == "kill python":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif deed == "kill java":
+            gateway = SparkContext._gateway
+            assert gateway is not None
+            os.kill(gateway.proc.pid, signal.SIGKILL)
+        elif deed == "wait":
+            sys.stdin.readline()
+
+    def due(self, step: str) -> bool:
+        return (step, self._reached[step] + 1) in self._orders
+
+
+def kill() -> NoReturn:
+    """kill -9 of this process, its JVM and its source at once."""
+    os.killpg(0, signal.SIGKILL)
+    raise AssertionError("killed")
+
+
+def watch(steps: Steps) -> None:
+    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned."""
+    work, commit, batch = Batches.work, Drive.commit, _Run._batch
+
+    def working(self: Batches, *args: Any, **kwargs: Any) -> Any:
+        done = work(self, *args, **kwargs)
+        if done is not None:
+            steps.reached("staged")
+        return done
+
+    def committing(self: Drive, number: int, done: Work, **kwargs: Any) -> Committed:
+        if steps.due("uncommitted"):
+            self = Drive(Uncommitted(self._db), self.driver)
+        committed = commit(self, number, done, **kwargs)
+        steps.reached("uncommitted")
+        steps.reached("committed")
+        return committed
+
+    def running(self: _Run, *args: Any) -> None:
+        steps.reached("logged")
+        batch(self, *args)
+        steps.reached("returned")
+
+    Batches.work, Drive.commit, _Run._batch = working, committing, running  # type: ignore[method-assign]
+
+
+class Uncommitted(Database):
+    """Leaves what it calls in an open transaction."""
+
+    def __init__(self, db: Database) -> None:
+        self._connection = psycopg.connect(db.url)
+
+    def call(self, function: str, /, *, on: Any = None, **arguments: Any) -> list[Any]:
+        return run_function(self._connection, function, arguments)
+
+
+def screen(message: custody.Message) -> object:
+    """Some fail now and then, some are no good at all; everything else is passed on."""
+    luck = chance(message.key, message.payload["seq"], message.attempt)
+    if chance(message.key, message.payload["seq"], "dead") < 2:
+        raise custody.Dead("no good")
+    if luck < 5:
+        raise ValueError(f"no luck in attempt {message.attempt}")
+    return passed_on(message)
+
+
+def main() -> int:
+    spark = session(
+        master="local[2,4]",
+        app_name="custody-tests",
+        config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
+    )
+    spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
+    say(at="ready")
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    orders = json.loads(line)
+    watch(Steps(orders["steps"]))
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=SINK)
+    pipeline.each(screen)
+    try:
+        summary = pipeline.run(
+            orders["url"],
+            spark=spark,
+            drain=orders["drain"],
+            max_per_batch=orders["max_per_batch"],
+            checkpoint=orders["checkpoint"],
+            on_batch=lambda batch: say(batch=batch.claim, **asdict(batch.committed)),
+            on_trouble=lambda text: say(trouble=text),
+        )
+    except CustodyError as error:
+        say(at="end", code=error.code, error=str(error))
+        return 1
+    except Exception as error:
+        say(at="end", code=type(error).__name__, error=str(error))
+        return 1
+    say(at="end", code=None, summary=asdict(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    if SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+    sys.exit(code)

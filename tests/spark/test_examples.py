@@ -1,0 +1,46 @@
+"""The examples that use Spark run from nothing, in the session that all Spark tests share."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from custody.store import embedded
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAYS = {
+    "fraud_screening": ["1980 screened, 20 dead, 1980 published", "an amount of -1.0 is no payment"],
+    "enrichment": ["198 priced, 2 dead", "no price for gold", "an order of nothing"],
+    "stock_pipeline": ["80 changes in order, 40 failures on the way, 0 SKUs not at zero"],
+    "structured_streaming": ["/0: 100 views", "/1: 100 views", "/2: 100 views"],
+    "dead_letters": ["5 × a.example: mailbox full", "5 × b.example: mailbox full"],
+}
+
+
+@pytest.mark.req("S2")
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_and_says_what_it_should(
+    name: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CUSTODY_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
+    with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    for line in SAYS[name]:
+        assert line in said
+
+
+def test_every_example_with_spark_is_run_here() -> None:
+    with_spark = {path.stem for path in EXAMPLES.glob("*.py") if "custody.spark" in path.read_text("utf-8")}
+    assert with_spark == set(SAYS)
