@@ -86,13 +86,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Committed:
-    """What a commit did. `lost`: their lease was gone, nothing of theirs was published. `repeated`: done before."""
+    """What a commit did. `dead` are among the failed. `lost`: their lease was gone, nothing of theirs was published.
+    `repeated`: it had been committed before."""
 
     repeated: bool
     messages: int
     done: int
     failed: int
     dead: int
+    later: int
     released: int
     lost: int
     outputs: int
@@ -217,7 +219,10 @@ def start(
 def figures(db: Database, topic: str, group: str, *, now: datetime | None) -> Figures:
     """Where the group stands, and what the last batch came to."""
     row = db.call_dicts("pipeline_figures", topic=topic, group=group, now=now)[0]
-    last = [row.pop(name) for name in ("claim", "messages", "done", "failed", "died", "released", "lost", "outputs")]
+    last = [
+        row.pop(name)
+        for name in ("claim", "messages", "done", "failed", "died", "later", "released", "lost", "outputs")
+    ]
     return Figures(**row, last_claim=last[0], last=None if last[0] is None else Committed(False, *last[1:]))
 
 

@@ -140,6 +140,7 @@ def test_one_pass_over_the_pipelines_of_a_file(launch: Launch, live: Custody, tm
         "done": 6,
         "failed": 2,
         "dead": 1,
+        "later": 0,
         "released": 1,
         "lost": 0,
         "outputs": 6,

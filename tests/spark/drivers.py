@@ -106,10 +106,10 @@ class Driver:
         self._listener.join(10)
         return self.said[-1] if self.said and self.said[-1].get("at") == "end" else {}
 
-    def is_killed(self, timeout: float = 90) -> None:
-        """Waits until it has killed itself, and clears away what outlived it."""
+    def dies(self, timeout: float = 120) -> None:
+        """Waits until it has ended because something of it was killed, and clears away what outlived it."""
         self.ends(timeout)
-        assert self.process.returncode == -signal.SIGKILL, self.story()
+        assert self.process.returncode != 0, self.story()
         self.kill()
 
     def is_killed_after(self, moment: float) -> None:

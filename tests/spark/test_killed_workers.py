@@ -1,4 +1,4 @@
-"""Handlers that end their Python process, and attempts of a task that die with everything staged."""
+"""What a killed process leaves behind: handlers that end theirs, attempts that staged and died, half a checkpoint."""
 
 from __future__ import annotations
 
@@ -74,6 +74,21 @@ def test_what_a_dead_attempt_staged_is_not_published(
     found = verdict(live)
     assert (len(found.done), found.dead, found.open, found.stages) == (2000, {}, 0, 0)
     assert sum(staged) == found.outputs == 4000
+
+
+def test_a_checkpoint_that_spark_refuses_is_done_without(
+    live: custody.Custody, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A driver that is killed while Spark writes the first file of its log leaves a part of it there."""
+    prepare(live)
+    publish(live, 0, 100)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / ".0.half.tmp").touch()
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=SINK)
+    pipeline.each(passed_on)
+    summary = pipeline.run(live, spark=spark, drain="60s", checkpoint=str(tmp_path))
+    assert (summary.restarts, summary.done) == (1, 100)
+    assert verdict(live).open == 0
 
 
 @pytest.mark.parametrize("killers", [1, pytest.param(3, marks=pytest.mark.long)])

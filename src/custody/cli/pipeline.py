@@ -14,7 +14,6 @@ from custody.cli import arguments, render
 from custody.cli.door import Door, counted, door_of
 
 if TYPE_CHECKING:
-    from custody import Custody
     from custody.spark.figures import Outlook, Summary
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
@@ -55,12 +54,11 @@ def run(
     from custody.cli.pipeline_progress import Progress
 
     door = door_of(ctx)
-    pipelines = pipelines_of(file, only)
+    pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
         from custody.spark.pipeline import MAX_PER_BATCH
     with door.connect(worker=_driver_name()) as c:
-        _require_topics(c, pipelines)
         stop = threading.Event()
         progress = Progress(door, c, pipelines, stop)
         with progress.shown():
@@ -93,14 +91,13 @@ def try_out(
     from custody.cli.pipeline_file import pipelines_of, spark_extra
 
     door = door_of(ctx)
-    pipelines = pipelines_of(file, only)
+    pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
-        from custody.spark.running import own_session
-    with door.connect() as c:
-        _require_topics(c, pipelines)
-        # one pipeline starts Spark only if it has messages; several share a session
-        with own_session(None, master) if len(pipelines) > 1 else nullcontext() as spark:
-            tried = [(one, one.try_out(c, limit=limit, spark=spark, master=master)) for one in pipelines]
+        from custody.spark.running import started
+    # one pipeline starts Spark only if it has messages; several share a session
+    several = len(pipelines) > 1
+    with door.connect() as c, started(pipelines, c, None, master) if several else nullcontext() as spark:
+        tried = [(one, one.try_out(c, limit=limit, spark=spark, master=master)) for one in pipelines]
     if door.json:
         door.emit([_document(pipeline, trial) for pipeline, trials in tried for trial in trials])
         return
@@ -115,13 +112,6 @@ def _driver_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _require_topics(c: Custody, pipelines: Sequence[Pipeline]) -> None:
-    """Refuses what is not there before Spark starts, which takes seconds."""
-    for pipeline in pipelines:
-        for topic in (pipeline.source, *pipeline.sinks):
-            c.topic(topic)
-
-
 def told(summary: Summary) -> str:
     """A summary for people: what was done, and what still waits."""
     rate = summary.messages / max(0.001, summary.seconds)
@@ -130,7 +120,8 @@ def told(summary: Summary) -> str:
         f"{summary.pipeline}: {counted(summary.messages, 'message')} in {_batches(summary.batches)}, "
         f"{render.span(summary.seconds)} ({rate:,.0f}/s){restarts}\n"
         f"  {summary.done:,} done, {summary.failed:,} failed ({summary.dead:,} of them dead), "
-        f"{summary.released:,} given back, {summary.lost:,} lost; {counted(summary.outputs, 'message')} published\n"
+        f"{summary.later:,} put off, {summary.released:,} given back, {summary.lost:,} lost; "
+        f"{counted(summary.outputs, 'message')} published\n"
         f"  {_left(summary.left)}"
     )
 

@@ -1,12 +1,13 @@
-"""The file that a user's pipelines stand in: loaded so that its functions reach Spark's executors without it."""
+"""The file that a user's pipelines stand in: loaded so that its functions reach Spark's executors."""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 EXTRA = ("adbc_driver_manager", "adbc_driver_postgresql", "pandas", "py4j", "pyarrow", "pyspark")
 
 
-def pipelines_of(file: Path, only: str | None = None) -> list[Pipeline]:
-    """The pipelines at the top of a Python file, or the one with that name, ready to be run."""
-    found = _distinct(file, _defined(load(file)))
+def pipelines_of(file: Path, only: str | None = None, *, shared: bool = True) -> list[Pipeline]:
+    """The pipelines at the top of a Python file, or the one with that name, ready to be run.
+
+    `shared`: executors run on this machine, and can import the file.
+    """
+    found = _distinct(file, _defined(load(file, shared=shared)))
     if not found:
         raise PipelineRefused(
             f"{file} has no pipeline", "Define one at its top: pipeline = Pipeline(source=…, group=…)."
@@ -39,18 +43,23 @@ def pipelines_of(file: Path, only: str | None = None) -> list[Pipeline]:
     return found
 
 
-def load(file: Path) -> ModuleType:
-    """Imports the file under a name of its own, so that what stands under `__main__` does not run.
+def load(file: Path, *, shared: bool = True) -> ModuleType:
+    """Imports the file as a module, so that what stands under `__main__` does not run. Before Spark is started.
 
-    Its functions, and those of the modules beside it, travel by value: executors can import neither.
+    Executors on this machine import it too: what it keeps in its globals, a connection say, then lives as long as the
+    worker's process. Elsewhere its functions, and those of the modules beside it, travel by value.
     """
     file = file.resolve()
-    spec = spec_from_file_location(f"custody_pipeline_{file.stem}", file)
+    importable = shared and file.stem.isidentifier() and _is_free(file)
+    spec = spec_from_file_location(file.stem if importable else f"custody_pipeline_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise PipelineRefused(f"{file.name} is not a Python file", "Its name has to end in .py.")
     before = set(sys.modules)
     module = sys.modules[spec.name] = module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
+    if shared:
+        paths = [str(file.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the workers that Spark will start
     with spark_extra():
         try:
             spec.loader.exec_module(module)
@@ -60,9 +69,18 @@ def load(file: Path) -> ModuleType:
                 raise
             raise _refused(file, error) from error
         from pyspark.cloudpickle import register_pickle_by_value
-    for own in [module, *_modules_in(file.parent, set(sys.modules) - before)]:
+    beside = [] if shared else _modules_in(file.parent, set(sys.modules) - before)
+    for own in [*([] if importable else [module]), *beside]:
         register_pickle_by_value(own)  # type: ignore[no-untyped-call]
     return module
+
+
+def _is_free(file: Path) -> bool:
+    """Whether `import` of the file's name finds this file, or nothing: not json.py, which is something else."""
+    if file.stem in sys.modules:
+        return getattr(sys.modules[file.stem], "__file__", None) == str(file)
+    found = find_spec(file.stem)
+    return found is None or found.origin == str(file)
 
 
 @contextmanager

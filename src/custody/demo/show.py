@@ -20,6 +20,7 @@ import custody
 from custody.demo.plan import Plan
 from custody.demo.stock import BOOKS, CHANGES, LEDGER, LEVELS, SCHEMA, STOCK, pipelines
 from custody.demo.verdict import Check, Killed, checks
+from custody.errors import PipelineFailed
 from custody.spark.running import prepare
 
 PATIENCE = 240.0
@@ -58,9 +59,9 @@ def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> 
     )
     started = time.monotonic()
     with _driver(c, directory) as first:
-        killed = _watch(console, c, plan, first, started, then_kill=True)
+        killed = _watch(console, c, plan, first, started, directory, then_kill=True)
     with _driver(c, directory) as second:
-        _watch(console, c, plan, second, started, then_kill=False)
+        _watch(console, c, plan, second, started, directory, then_kill=False)
         second.terminate()
         second.wait(60)
     took = time.monotonic() - started
@@ -103,6 +104,7 @@ def _watch(
     plan: Plan,
     driver: subprocess.Popen[bytes],
     started: float,
+    directory: Path,
     *,
     then_kill: bool,
 ) -> Killed | None:
@@ -133,10 +135,19 @@ def _watch(
                 and stock.parked == plan.behind_dead
                 and (books.lag, books.in_flight, books.waiting, books.parked) == (0, 0, 0, 0)
             )
-            if finished or driver.poll() is not None or time.monotonic() - started > PATIENCE:
+            if driver.poll() is not None:
+                raise PipelineFailed(
+                    f"the driver has ended by itself: {_last_words(directory)}", "CUSTODY_SPARK_LOG=info says more."
+                )
+            if finished or time.monotonic() - started > PATIENCE:
                 console.print(line)
                 return None
             time.sleep(0.02 if then_kill else 0.2)
+
+
+def _last_words(directory: Path) -> str:
+    lines = (directory / "driver.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _story(console: Console, c: custody.Custody) -> None:

@@ -108,6 +108,8 @@ def pipelines(url: str) -> list[Pipeline]:
 
 
 def main() -> None:
+    # under its real name, which the executors can import, unlike __main__
+    from custody.demo.stock import pipelines
     from custody.spark.running import run
 
     url = sys.argv[1]

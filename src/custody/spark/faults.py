@@ -19,6 +19,8 @@ _INFRASTRUCTURE = re.compile(
     r"|All masters are unresponsive|Could not find CoarseGrainedScheduler|Disk quota exceeded|too large a result"
     r"|is bigger than spark\.driver\.maxResultSize|Failed to connect to"
 )
+# code that an executor cannot import or unpickle: a function kept in __main__, a module that is only on the driver
+_UNREACHED = re.compile(r"AttributeError: Can't get attribute .* on <module|ModuleNotFoundError: No module named")
 _OURS = re.compile(r"custody\.errors\.(\w+): (.*)")
 _NAMES = {error.__name__: error for error in by_code().values()}
 _JAVA_TRACE = re.compile(r"\n\s*at [\w.$]+\(|\nDriver stacktrace|\n\tat ")
@@ -27,9 +29,9 @@ _CONTEXT = re.compile(r"\n== (DataFrame|SQL.*?) ==.*", re.DOTALL)
 
 def fault(error: BaseException) -> Fault:
     """Whose fault it is that this job failed."""
-    if isinstance(error, AnalysisException | ParseException):
-        return "pipeline"
     text = _text(error)
+    if isinstance(error, AnalysisException | ParseException) or _UNREACHED.search(text):
+        return "pipeline"
     if isinstance(error, CustodyError) or _OURS.search(text) or _INFRASTRUCTURE.search(text):
         return "infrastructure"
     return "row"

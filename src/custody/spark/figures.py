@@ -44,6 +44,7 @@ class Summary:
     done: int
     failed: int
     dead: int
+    later: int
     released: int
     lost: int
     outputs: int

@@ -76,7 +76,7 @@ def run(
         pipeline.require_complete()
     waits = None if drain is None else seconds(drain)
     stop = stop or threading.Event()
-    with opened(database) as c, own_session(spark, master) as shared:
+    with opened(database) as c, started(pipelines, c, spark, master) as shared:
         runs = [
             _Run(
                 pipeline,
@@ -129,6 +129,18 @@ def opened(database: Custody | str | None) -> Iterator[Custody]:
 
 
 @contextmanager
+def started(
+    pipelines: Sequence[Pipeline], c: Custody, spark: SparkSession | None, master: str | None
+) -> Iterator[SparkSession]:
+    """A session for these pipelines; a topic that is missing is refused before Spark is started for it."""
+    for pipeline in pipelines:
+        for topic in (pipeline.source, *pipeline.sinks):
+            c.topic(topic)
+    with own_session(spark, master) as shared:
+        yield shared
+
+
+@contextmanager
 def own_session(spark: SparkSession | None, master: str | None) -> Iterator[SparkSession]:
     """The session that was given or is there; else one of our own, stopped at the end."""
     from pyspark import SparkContext
@@ -140,6 +152,9 @@ def own_session(spark: SparkSession | None, master: str | None) -> Iterator[Spar
     made = session(master=master, app_name="custody pipeline")
     try:
         yield made
+    except KeyboardInterrupt:  # a second one: nothing is finished any more, and Java need not say so
+        made.sparkContext.setLogLevel("OFF")
+        raise
     finally:
         if mine:
             made.stop()
@@ -186,7 +201,7 @@ class _Run:
         self._fenced: PipelineFenced | None = None
         self._fatal: CustodyError | None = None
         self._in_batch = threading.Lock()
-        self._totals = Committed(False, 0, 0, 0, 0, 0, 0, 0)
+        self._totals = Committed(False, 0, 0, 0, 0, 0, 0, 0, 0)
         self._batches = self._restarts = self._failures = 0
         self._only: Pass | None = None
         self._give_up_at: float | None = None
@@ -227,6 +242,9 @@ class _Run:
                     f"pipeline {self.pipeline.name} failed {self._failures} times in a row: {described(error)}",
                     "Mend what the error names and start it again: nothing was lost, and nobody was charged.",
                 )
+            if self._batches == batches:
+                # it may be the checkpoint: Spark refuses one that a killed driver left half written, and none is needed
+                self._checkpoint = None
             pause = 0.5 if self._batches > batches else min(pause * 2, 30.0)
             self._trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
             self._restarts += 1
@@ -241,6 +259,7 @@ class _Run:
             done=totals.done,
             failed=totals.failed,
             dead=totals.dead,
+            later=totals.later,
             released=totals.released,
             lost=totals.lost,
             outputs=totals.outputs,
@@ -403,7 +422,7 @@ class _Run:
         self._batches += 1
         counts: dict[str, Any] = {
             name: getattr(self._totals, name) + getattr(committed, name)
-            for name in ("messages", "done", "failed", "dead", "released", "lost", "outputs")
+            for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")
         }
         self._totals = Committed(repeated=False, **counts)
         self._on_batch(

@@ -64,6 +64,8 @@ def try_out(
         raise InvalidArgument("the limit must be at least 1")
     pipeline.require_complete()
     with opened(database) as c:
+        for topic in (pipeline.source, *pipeline.sinks):
+            c.topic(topic)
         messages = _next(pipeline, c, limit)
         if not messages:
             return []

@@ -252,7 +252,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 CREATE TYPE custody.committed AS (
-    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, released bigint, lost bigint, outputs bigint
+    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, later bigint, released bigint, lost bigint,
+    outputs bigint
 );
 
 -- One transaction: what the claim's messages came to, and what they published. The arrays name what did not go well (offsets,
@@ -282,11 +283,11 @@ DECLARE
     v_settled  custody.settled;
     v_sources  int[] := '{}';
     v_sets     int8multirange[] := '{}';
-    v_result   custody.committed := ROW(false, 0, 0, 0, 0, 0, 0, 0);
+    v_result   custody.committed := ROW(false, 0, 0, 0, 0, 0, 0, 0, 0);
 BEGIN
     SELECT * INTO v_claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     IF v_claim.claim IS DISTINCT FROM p_claim THEN
-        SELECT true, b.messages, b.done, b.failed, b.dead, b.released, b.lost, b.outputs INTO v_result
+        SELECT true, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs INTO v_result
         FROM custody.pipeline_batches b WHERE b.group_id = v_group.group_id AND b.claim = p_claim;
         IF NOT FOUND THEN
             PERFORM custody.refuse('claim_lost', format('claim %s of group %L is not in flight: all of it was taken away', p_claim, p_group),
@@ -330,7 +331,8 @@ BEGIN
             v_result.dead := v_result.dead + cardinality(v_settled.dead);
         END IF;
         v_result.done := v_result.done + custody.cardinality(v_done);
-        v_result.failed := v_result.failed + coalesce(cardinality(v_named.offsets), 0);
+        SELECT v_result.failed + count(*) FILTER (WHERE x <> 'later'), v_result.later + count(*) FILTER (WHERE x = 'later')
+        INTO v_result.failed, v_result.later FROM unnest(v_named.outcomes) x;
         v_result.released := v_result.released + custody.release_rest(v_part.lease_id, p_worker, p_now);
         v_sources := v_sources || v_part.partition;
         v_sets := v_sets || v_done;
@@ -340,7 +342,7 @@ BEGIN
         p_exact AND p_ran = v_result.done, v_sources, v_sets, p_now);
     INSERT INTO custody.pipeline_batches
     VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done, v_result.failed, v_result.dead,
-            v_result.released, v_result.lost, v_result.outputs, v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
+            v_result.later, v_result.released, v_result.lost, v_result.outputs, v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
     PERFORM custody.forget_claim(v_group.group_id);
     RETURN v_result;
 END $$;
@@ -379,7 +381,7 @@ LEFT JOIN custody.pipeline_claims c USING (group_id);
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,
-    claim bigint, messages bigint, done bigint, failed bigint, died bigint, released bigint, lost bigint, outputs bigint
+    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint, outputs bigint
 )
 LANGUAGE sql STABLE AS $$
     SELECT s.lag, s.waiting, s.in_flight, s.parked, s.dead,
@@ -388,7 +390,7 @@ LANGUAGE sql STABLE AS $$
                 WHERE c.group_id = g.group_id AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) AND g.ordering = 'key'
                 UNION
                 SELECT p.partition, p.key FROM custody.parked p WHERE p.group_id = g.group_id) k),
-           b.claim, b.messages, b.done, b.failed, b.dead, b.released, b.lost, b.outputs
+           b.claim, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs
     FROM custody.group_named(p_topic, p_group) g
     CROSS JOIN LATERAL (
         SELECT sum(x.lag)::bigint AS lag, sum(x.waiting)::bigint AS waiting, sum(x.in_flight)::bigint AS in_flight,

@@ -37,8 +37,9 @@ CREATE TABLE custody.pipeline_batches (
     batch_id     bigint,
     messages     bigint NOT NULL,
     done         bigint NOT NULL,
-    failed       bigint NOT NULL,
+    failed       bigint NOT NULL,          -- those that died of it among them
     dead         bigint NOT NULL,
+    later        bigint NOT NULL,
     released     bigint NOT NULL,
     lost         bigint NOT NULL,          -- the lease was gone before the commit: no output of these was published
     outputs      bigint NOT NULL,
