@@ -103,7 +103,7 @@ class Uncommitted(Database):
 def screen(message: custody.Message) -> object:
     """Some fail now and then, some are no good at all; everything else is passed on."""
     luck = chance(message.key, message.payload["seq"], message.attempt)
-    if chance(message.key, message.payload["seq"], "dead") < 2:
+    if chance(message.key, message.payload["seq"], "dead") < 5:
         raise custody.Dead("no good")
     if luck < 5:
         raise ValueError(f"no luck in attempt {message.attempt}")

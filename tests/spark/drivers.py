@@ -184,10 +184,9 @@ class Drivers:
         self._all.append(driver)
         return driver
 
-    def take(self, *, last: bool = False) -> Driver:
-        """A driver that waits for its orders. `last`: no other one will be wanted."""
-        taken = self._next or self._start()
-        self._next = None if last else self._start()
+    def take(self) -> Driver:
+        """A driver that waits for its orders."""
+        taken, self._next = self._next or self._start(), self._start()
         return taken
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def published(db: psycopg.Connection, sink: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("messages", [2000, pytest.param(30_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("messages", [1000, pytest.param(30_000, marks=pytest.mark.long)])
 def test_each_and_frame_publish_the_same_in_order(
     live: custody.Custody, db: psycopg.Connection, spark: SparkSession, messages: int
 ) -> None:

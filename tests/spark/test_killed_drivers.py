@@ -107,8 +107,8 @@ def test_a_driver_killed_at_any_step_is_replaced(
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     for number, step in enumerate(steps):
-        publish(live, 1500 * number, 1500)
-        kill_at(drivers.take(), step.lower(), 1 + number % 2, live, db, checkpoint=checkpoint, max_per_batch=500)
+        publish(live, 1000 * number, 1000)
+        kill_at(drivers.take(), step.lower(), 1 + number % 2, live, db, checkpoint=checkpoint, max_per_batch=400)
         verdict(live)
         if step.isupper():
             shutil.rmtree(checkpoint, ignore_errors=True)

@@ -221,7 +221,7 @@ def test_fail_when_charges_the_marked_rows_and_their_key_waits(c: custody.Custod
 
 @pytest.mark.req("S3")
 def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, spark: SparkSession) -> None:
-    publish(c, [{"n": n, "add": "x" if n == 30 else str(n)} for n in range(80)])
+    publish(c, [{"n": n, "add": "x" if n == 10 else str(n)} for n in range(24)])
     pipeline = Pipeline(
         source="in",
         group="g",
@@ -234,17 +234,17 @@ def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, 
     def transform(frame: DataFrame) -> DataFrame:
         @F.udf("int", useArrow=False)
         def inverse(n):  # type: ignore[no-untyped-def]
-            return 1000 // (n - 50)
+            return 1000 // (n - 17)
 
         return frame.withColumn("add", F.col("add").cast("int")).withColumn("inverse", inverse("n"))
 
     summary = run(pipeline, c, spark)
     dead = {letter.payload["n"]: letter.last_error or "" for letter in c.dead("in", "g")}
-    assert set(dead) == {30, 50}
-    assert "CAST_INVALID_INPUT" in dead[30]
-    assert "ZeroDivisionError" in dead[50]
-    assert (summary.done, summary.failed) == (78, 2)
-    assert numbers(c) == [n for n in range(80) if n not in (30, 50)]
+    assert set(dead) == {10, 17}
+    assert "CAST_INVALID_INPUT" in dead[10]
+    assert "ZeroDivisionError" in dead[17]
+    assert (summary.done, summary.failed) == (22, 2)
+    assert numbers(c) == [n for n in range(24) if n not in (10, 17)]
     assert_in_key_order(c)
 
 
@@ -331,7 +331,7 @@ def test_a_missing_sink_is_refused_before_anything_is_claimed(c: custody.Custody
     pipeline.each(lambda message: message.payload)
     with pytest.raises(TopicNotFound, match="nowhere"):
         run(pipeline, c, spark)
-    assert c.stats("in", "g").in_flight == 0
+    assert c.groups("in") == []
 
 
 @pytest.mark.req("S10")

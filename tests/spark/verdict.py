@@ -40,7 +40,7 @@ def prepare(c: custody.Custody, rules: custody.Policy | None = None, *, group: s
     c.create_group(SOURCE, group, rules or policy())
 
 
-def publish(c: custody.Custody, first: int, count: int, keys: int = 40) -> None:
+def publish(c: custody.Custody, first: int, count: int, keys: int = 200) -> None:
     """Messages first, first + 1, …: in turn for each key, numbered in their key."""
     messages = range(first, first + count)
     c.publish_many(SOURCE, [custody.Outgoing({"seq": n // keys}, key=f"key {n % keys}") for n in messages])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
@@ -59,13 +61,18 @@ def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Ite
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader, attempt = Reader(job), None
-        for references in batches:
-            for events in reader.read(references):
-                if attempt is None:
-                    attempt = Attempt(job, handler, events.claim)
-                attempt.take(events)
-        if attempt is not None:
-            yield attempt.finish()
+        try:
+            for references in batches:
+                for events in reader.read(references):
+                    if attempt is None:
+                        attempt = Attempt(job, handler, events.claim)
+                    attempt.take(events)
+            if attempt is not None:
+                yield attempt.finish()
+        except CustodyError:
+            if attempt is not None:
+                attempt.give_up()
+            raise
 
     return run
 
@@ -122,6 +129,12 @@ class Attempt:
         if self._notes is not None:
             self._notes.finished()
         return self._report.batch()
+
+    def give_up(self) -> None:
+        """The database failed, and no message did: what was noted last must not be taken for the one that killed."""
+        if self._notes is not None:
+            with suppress(CustodyError):
+                self._notes.finished()
 
 
 class Handling:
@@ -192,9 +205,12 @@ class Notes:
         self._where = (job.url, job.group_id, claim)
         self._attempt = attempt
         self._found: dict[tuple[int, int], int] = {}
+        seen: Counter[tuple[int, int]] = Counter()
         for partition, offset, size in suspected(*self._where):
-            # one message is more certain than a block that begins with it
-            self._found[partition, offset] = min(size, self._found.get((partition, offset), size))
+            # Spark ends innocent workers too, when another task fails its job: twice alone is what convicts
+            seen[partition, offset] += size == 1
+            self._found[partition, offset] = max(size, self._found.get((partition, offset), size), 2)
+        self._found |= {where: 1 for where, times in seen.items() if times > 1}
         self._block = self._singly = 0
 
     def about_to_run(self, partition: int, offset: int) -> bool:
@@ -204,7 +220,7 @@ class Notes:
             self.passed()
             return False
         if size > 1:
-            self._singly, self._block = size, 0
+            self._singly, self._block = max(self._singly, size), 0
         if self._singly > 0:
             note_suspect(*self._where, self._attempt, partition, offset, 1)
         elif self._block == 0:

@@ -47,10 +47,16 @@ def ours(error: BaseException) -> CustodyError | None:
     return _NAMES[found[1]](found[2].strip())
 
 
+def worker_died(error: BaseException) -> bool:
+    """Whether a Python worker ended in the middle of its task."""
+    text = _text(error)
+    return "Python worker exited unexpectedly" in text or ("Python worker" in text and "crashed" in text)
+
+
 def described(error: BaseException) -> str:
     """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
     text = _text(error).split("\n=== Streaming Query ===")[0]
-    if "Python worker exited unexpectedly" in text or ("Python worker" in text and "crashed" in text):
+    if worker_died(error):
         return "the code ended the Python process it ran in (an exit, a crash, or out of memory)"
     if "Traceback (most recent call last):" in text:
         trace = _JAVA_TRACE.split(text[text.rindex("Traceback (most recent call last):") :])[0]

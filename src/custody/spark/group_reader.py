@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import cache
@@ -182,6 +182,21 @@ def _batch(claim: int, piece: Piece, offsets: pa.Array) -> pa.RecordBatch:
             offsets,
             pa.repeat(pa.scalar(piece.share, pa.int32()), count),
             pa.repeat(pa.scalar(piece.of, pa.int32()), count),
+        ],
+        schema=_ARROW,
+    )
+
+
+def references(claim: int, messages: Sequence[tuple[int, int]]) -> pa.Table:
+    """The rows that the source would yield for these messages (partition, offset), each in its place."""
+    count = len(messages)
+    return pa.table(
+        [
+            pa.repeat(pa.scalar(claim, pa.int64()), count),
+            pa.array([partition for partition, _ in messages], pa.int32()),
+            pa.array([offset for _, offset in messages], pa.int64()),
+            pa.repeat(pa.scalar(0, pa.int32()), count),
+            pa.repeat(pa.scalar(1, pa.int32()), count),
         ],
         schema=_ARROW,
     )

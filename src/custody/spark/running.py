@@ -38,7 +38,7 @@ from custody.errors import (
 from custody.pipelines import Committed, Pass, Work
 from custody.policy import Duration, seconds
 from custody.spark import frame
-from custody.spark.faults import described, fault, ours
+from custody.spark.faults import described, fault, ours, worker_died
 from custody.spark.figures import Batch, Summary, outlook
 from custody.spark.group_reader import Claims, ClaimSource
 from custody.spark.job import Job
@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 RESTARTS = 8
 """Failures in a row, without a batch committed in between, after which a pipeline gives up."""
+KILLERS = 100
+"""The same for batches whose Python workers die: each time that comes closer to the message which does it."""
 
 
 def run(
@@ -211,33 +213,25 @@ class _Run:
         """Until it is stopped, the pass is over, a newer driver takes over, or nothing helps."""
         pause = 0.5
         while not self._stop.is_set():
-            self._drive, found = self._c.drive(
-                self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility
-            )
-            if self._one_pass and self._only is None:
-                self._only = found if self._drain is None else replace(found, due=None)
-                self._give_up_at = None if self._drain is None else time.time() + self._drain
-            self._job = self._described()
-            self._work = Batches(
-                pipeline=self.pipeline,
-                spark=self._spark,
-                drive=self._drive,
-                job=self._job,
-                schema=self._schema,
-                narrow=self._narrow,
-                stopping=self._stop.is_set,
-                trouble=self._trouble,
-            )
             batches = self._batches
-            error = self._query()
+            error: BaseException | None
+            try:
+                self._take_over()
+                error = self._query()
+            except Transient as unavailable:
+                error = unavailable
             if self._fenced is not None:
                 raise self._fenced
             if self._fatal is not None:
                 raise self._fatal
             if error is None:
                 return
+            known = ours(error)
+            if known is not None and not isinstance(known, Transient | TopicChanged | ClaimLost):
+                raise known  # fenced, or its topic or group is gone
             self._failures = 1 if self._batches > batches else self._failures + 1
-            if self._failures > RESTARTS:
+            # a database that is down is waited for, however long; a pass has to end
+            if self._failures > RESTARTS and (self._one_pass or not isinstance(known, Transient)):
                 raise PipelineFailed(
                     f"pipeline {self.pipeline.name} failed {self._failures} times in a row: {described(error)}",
                     "Mend what the error names and start it again: nothing was lost, and nobody was charged.",
@@ -249,6 +243,26 @@ class _Run:
             self._trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
             self._restarts += 1
             self._stop.wait(pause)
+
+    def _take_over(self) -> None:
+        """A new epoch: whoever drove the pipeline before is fenced, and what it had in flight is ours."""
+        self._drive, found = self._c.drive(
+            self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility
+        )
+        if self._one_pass and self._only is None:
+            self._only = found if self._drain is None else replace(found, due=None)
+            self._give_up_at = None if self._drain is None else time.time() + self._drain
+        self._job = self._described()
+        self._work = Batches(
+            pipeline=self.pipeline,
+            spark=self._spark,
+            drive=self._drive,
+            job=self._job,
+            schema=self._schema,
+            narrow=self._narrow,
+            stopping=self._stop.is_set,
+            trouble=self._trouble,
+        )
 
     def summary(self) -> Summary:
         totals = self._totals
@@ -347,6 +361,8 @@ class _Run:
     def _keep(self, ended: threading.Event) -> None:
         """Keeps the leases of the claim in flight alive, as long as this process lives."""
         while not ended.wait(self._visibility / 3):
+            if not self._in_batch.locked():
+                continue  # the source has just renewed what it claims, and an idle pipeline asks nothing
             try:
                 self._drive.keep()
             except PipelineFenced as error:
@@ -376,6 +392,8 @@ class _Run:
                     self._fenced = error
                     raise
                 except Exception as error:
+                    if isinstance(ours(error), ClaimLost):
+                        return
                     if not self._may_go_on(error):
                         raise
                     careful = True
@@ -396,7 +414,7 @@ class _Run:
             self._fatal = PipelineFailed(f"pipeline {self.pipeline.name} cannot be run: {described(error)}")
             return False
         self._failures += 1
-        return self._failures <= RESTARTS
+        return self._failures <= (KILLERS if worker_died(error) else RESTARTS) or isinstance(known, Transient)
 
     def _commit(self, number: int, work: Work, *, batch_id: int, started: float) -> None:
         """Until it is known to have happened: a repeat changes nothing."""

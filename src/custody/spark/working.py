@@ -15,7 +15,7 @@ from custody.pipelines import Drive, Work
 from custody.spark import each, frame
 from custody.spark.events import EVENTS, reader
 from custody.spark.faults import described, fault
-from custody.spark.group_reader import SCHEMA
+from custody.spark.group_reader import references
 from custody.spark.isolate import Isolation, Reference
 from custody.spark.job import RESULT, Job, gather
 from custody.spark.pipeline import Pipeline
@@ -45,21 +45,21 @@ class Batches:
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def work(self, references: DataFrame, *, careful: bool) -> tuple[int, Work] | None:
+    def work(self, batch: DataFrame, *, careful: bool) -> tuple[int, Work] | None:
         """The claim's number and what its messages came to. None if the batch has no messages.
 
         The number comes with the rows, always: who guesses the claim in flight may settle another one's.
         """
         if self.pipeline.handler is not None:
             job = replace(self.job, careful=careful)
-            claim, work = gather(references.mapInArrow(each.task(job, self.pipeline.handler), RESULT).toArrow())
+            claim, work = gather(batch.mapInArrow(each.task(job, self.pipeline.handler), RESULT).toArrow())
             return None if claim is None else (claim, work)
-        first = references.select("_claim").first()
+        first = batch.select("_claim").first()
         if first is None:
             return None
         number = int(first["_claim"])
         try:
-            work = self._framed(references, number)
+            work = self._framed(batch, number)
         except Exception as error:
             if fault(error) != "row":
                 raise
@@ -70,15 +70,14 @@ class Batches:
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
 
-    def _framed(self, references: DataFrame, number: int) -> Work:
+    def _framed(self, batch: DataFrame, number: int) -> Work:
         """One job: the frame over the referenced messages, its rows staged."""
         assert self.pipeline.transform is not None
-        messages = references.mapInArrow(reader(self.job), EVENTS)
+        messages = batch.mapInArrow(reader(self.job), EVENTS)
         result = self.pipeline.transform(frame.typed(messages, self.schema))
         rows = frame.outputs(result, published=bool(self.job.sinks))
         _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
         return work
 
     def _part(self, number: int, part: list[Reference]) -> Work:
-        rows = [(number, partition, offset, 0, 1) for partition, offset in sorted(part)]
-        return self._framed(self.spark.createDataFrame(rows, SCHEMA).coalesce(1), number)
+        return self._framed(self.spark.createDataFrame(references(number, sorted(part))).coalesce(1), number)
