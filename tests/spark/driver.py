@@ -21,7 +21,7 @@ import custody
 from custody.errors import CustodyError
 from custody.pipelines import Committed, Drive, Work
 from custody.spark import Pipeline
-from custody.spark.running import _Run
+from custody.spark.driving import Driving
 from custody.spark.session import session
 from custody.spark.working import Batches
 from custody.store.postgres import Database, run_function
@@ -66,7 +66,7 @@ def kill() -> NoReturn:
 
 def watch(steps: Steps) -> None:
     """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned."""
-    work, commit, batch = Batches.work, Drive.commit, _Run._batch
+    work, commit, batch = Batches.work, Drive.commit, Driving._batch
 
     def working(self: Batches, *args: Any, **kwargs: Any) -> Any:
         done = work(self, *args, **kwargs)
@@ -82,12 +82,12 @@ def watch(steps: Steps) -> None:
         steps.reached("committed")
         return committed
 
-    def running(self: _Run, *args: Any) -> None:
+    def running(self: Driving, *args: Any) -> None:
         steps.reached("logged")
         batch(self, *args)
         steps.reached("returned")
 
-    Batches.work, Drive.commit, _Run._batch = working, committing, running  # type: ignore[method-assign]
+    Batches.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
 
 
 class Uncommitted(Database):

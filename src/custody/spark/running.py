@@ -1,58 +1,28 @@
-"""Running pipelines: one streaming query each, its batches committed here, in the driver's process.
-
-All truth is in Postgres; Spark's checkpoint is temporary. A batch runs until it is committed: what rows do is isolated
-and charged to them, what the infrastructure does is waited out while a thread keeps the leases alive.
-"""
+"""Running pipelines: side by side in one Spark session, until they are stopped or a pass is over."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 import custody as api
 from custody.engine import Custody
 from custody.errors import (
-    ClaimLost,
-    CustodyError,
     GroupNotFound,
     InvalidArgument,
-    PipelineFailed,
-    PipelineFenced,
-    QueueFull,
-    StageLost,
-    TopicChanged,
-    Transient,
 )
-from custody.pipelines import Committed, Pass, Work
 from custody.policy import Duration, seconds
-from custody.spark import frame
-from custody.spark.faults import described, fault, ours, worker_died
-from custody.spark.figures import Batch, Summary, outlook
-from custody.spark.group_reader import Claims, ClaimSource
-from custody.spark.job import Job
+from custody.spark.driving import Driving
+from custody.spark.figures import Batch, Summary
 from custody.spark.pipeline import Pipeline
 from custody.spark.session import session
-from custody.spark.working import Batches, parsed
 from custody.worker.signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
-
-RESTARTS = 8
-"""Failures in a row, without a batch committed in between, after which a pipeline gives up."""
-KILLERS = 100
-"""The same for batches whose Python workers die: each time that comes closer to the message which does it."""
 
 
 def run(
@@ -79,8 +49,10 @@ def run(
     waits = None if drain is None else seconds(drain)
     stop = stop or threading.Event()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
+        for pipeline in pipelines:
+            prepare(pipeline, c)
         runs = [
-            _Run(
+            Driving(
                 pipeline,
                 c,
                 shared,
@@ -99,11 +71,11 @@ def run(
         return [one.summary() for one in runs]
 
 
-def _side_by_side(runs: Sequence[_Run], stop: threading.Event) -> None:
+def _side_by_side(runs: Sequence[Driving], stop: threading.Event) -> None:
     """Each in a thread of its own; the first that fails stops the others, and its error is raised."""
     errors: list[BaseException] = []
 
-    def guarded(one: _Run) -> None:
+    def guarded(one: Driving) -> None:
         try:
             one.run()
         except BaseException as error:
@@ -171,278 +143,3 @@ def prepare(pipeline: Pipeline, c: Custody) -> None:
         return
     if pipeline.policy is not None and group.policy != pipeline.policy:
         c.update_group(pipeline.source, pipeline.group, pipeline.policy)
-
-
-class _Run:
-    """One pipeline while it runs."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        c: Custody,
-        spark: SparkSession,
-        *,
-        one_pass: bool,
-        drain: float | None,
-        max_per_batch: int,
-        checkpoint: str | None,
-        on_batch: Callable[[Batch], None],
-        on_trouble: Callable[[str], None],
-        stop: threading.Event,
-    ) -> None:
-        self.pipeline, self._c, self._spark = pipeline, c, spark
-        self._one_pass, self._drain, self._max = one_pass, drain, max_per_batch
-        self._checkpoint, self._on_batch, self._on_trouble, self._stop = checkpoint, on_batch, on_trouble, stop
-        prepare(pipeline, c)
-        policy = c.group(pipeline.source, pipeline.group).policy
-        assert policy is not None
-        self._policy = policy
-        self._visibility = seconds(policy.visibility_timeout)
-        self._schema = parsed(pipeline.schema)
-        self._narrow = pipeline.transform is not None and frame.check(spark, pipeline.transform, self._schema)
-        self._fenced: PipelineFenced | None = None
-        self._fatal: CustodyError | None = None
-        self._in_batch = threading.Lock()
-        self._totals = Committed(False, 0, 0, 0, 0, 0, 0, 0, 0)
-        self._batches = self._restarts = self._failures = 0
-        self._only: Pass | None = None
-        self._give_up_at: float | None = None
-        self._started = time.monotonic()
-
-    def run(self) -> None:
-        """Until it is stopped, the pass is over, a newer driver takes over, or nothing helps."""
-        pause = 0.5
-        while not self._stop.is_set():
-            batches = self._batches
-            error: BaseException | None
-            try:
-                self._take_over()
-                error = self._query()
-            except Transient as unavailable:
-                error = unavailable
-            if self._fenced is not None:
-                raise self._fenced
-            if self._fatal is not None:
-                raise self._fatal
-            if error is None:
-                return
-            known = ours(error)
-            if known is not None and not isinstance(known, Transient | TopicChanged | ClaimLost):
-                raise known  # fenced, or its topic or group is gone
-            self._failures = 1 if self._batches > batches else self._failures + 1
-            # a database that is down is waited for, however long; a pass has to end
-            if self._failures > RESTARTS and (self._one_pass or not isinstance(known, Transient)):
-                raise PipelineFailed(
-                    f"pipeline {self.pipeline.name} failed {self._failures} times in a row: {described(error)}",
-                    "Mend what the error names and start it again: nothing was lost, and nobody was charged.",
-                )
-            if self._batches == batches:
-                # it may be the checkpoint: Spark refuses one that a killed driver left half written, and none is needed
-                self._checkpoint = None
-            pause = 0.5 if self._batches > batches else min(pause * 2, 30.0)
-            self._trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
-            self._restarts += 1
-            self._stop.wait(pause)
-
-    def _take_over(self) -> None:
-        """A new epoch: whoever drove the pipeline before is fenced, and what it had in flight is ours."""
-        self._drive, found = self._c.drive(
-            self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility
-        )
-        if self._one_pass and self._only is None:
-            self._only = found if self._drain is None else replace(found, due=None)
-            self._give_up_at = None if self._drain is None else time.time() + self._drain
-        self._job = self._described()
-        self._work = Batches(
-            pipeline=self.pipeline,
-            spark=self._spark,
-            drive=self._drive,
-            job=self._job,
-            schema=self._schema,
-            narrow=self._narrow,
-            stopping=self._stop.is_set,
-            trouble=self._trouble,
-        )
-
-    def summary(self) -> Summary:
-        totals = self._totals
-        return Summary(
-            pipeline=self.pipeline.name,
-            batches=self._batches,
-            messages=totals.messages,
-            done=totals.done,
-            failed=totals.failed,
-            dead=totals.dead,
-            later=totals.later,
-            released=totals.released,
-            lost=totals.lost,
-            outputs=totals.outputs,
-            restarts=self._restarts,
-            seconds=time.monotonic() - self._started,
-            left=outlook(self._c, self.pipeline.source, self.pipeline.group),
-        )
-
-    def _described(self) -> Job:
-        policy = self._policy
-        return Job(
-            url=self._c.database_url,
-            topic=self.pipeline.source,
-            group=self.pipeline.group,
-            group_id=self._drive.driver.group_id,
-            ordered=policy.ordering == "key",
-            on_dead=policy.on_dead,
-            handler_timeout=None if policy.handler_timeout is None else seconds(policy.handler_timeout),
-            sinks={name: self._drive.sink(name) for name in self.pipeline.sinks},
-            schema=None if self._schema is None else self._schema.jsonValue(),
-        )
-
-    def _query(self) -> BaseException | None:
-        """One streaming query from its start to its end; what it failed of, if it did."""
-        driver = self._drive.driver
-        claims = Claims(
-            topic=driver.topic,
-            group=driver.group,
-            group_id=driver.group_id,
-            epoch=driver.epoch,
-            driver=driver.name,
-            visibility=self._visibility,
-            max_messages=self._max,
-            tasks=self._spark.sparkContext.defaultParallelism,
-            ordered=self._job.ordered,
-            until=None if self._only is None else self._only.until,
-            due=None if self._only is None else self._only.due,
-            give_up_at=self._give_up_at,
-        )
-        temporary = None if self._checkpoint else Path(tempfile.mkdtemp(prefix="custody-checkpoint-"))
-        self._spark.dataSource.register(ClaimSource)
-        source = self._spark.readStream.format(ClaimSource.name()).option("url", self._job.url)
-        writer = (
-            source.option("claims", claims.encoded())
-            .load()
-            .writeStream.foreachBatch(self._batch)
-            .queryName(f"{self.pipeline.name} (epoch {driver.epoch})")
-            .option("checkpointLocation", self._checkpoint or str(temporary))
-        )
-        writer = writer.trigger(availableNow=True) if self._one_pass else writer.trigger(processingTime="0 seconds")
-        ended = threading.Event()
-        query: StreamingQuery | None = None
-        try:
-            # before the query: a first claim may be taken before start() returns
-            threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
-            query = writer.start()
-            while query.isActive and not self._stop.is_set() and self._fenced is None:
-                query.awaitTermination(0.2)  # type: ignore[arg-type]
-            return None if self._stop.is_set() else self._outcome(query)
-        except PySparkException as error:
-            return error
-        finally:
-            if query is not None:
-                with self._in_batch, suppress(PySparkException):  # a batch that runs is finished and committed
-                    query.stop()
-            ended.set()
-            self._give_back()
-            if temporary is not None:
-                shutil.rmtree(temporary, ignore_errors=True)
-
-    def _outcome(self, query: StreamingQuery) -> BaseException | None:
-        try:
-            query.awaitTermination(1)
-        except PySparkException as error:
-            return error
-        return None
-
-    def _give_back(self) -> None:
-        """A claim that was not run need not wait for its lease to expire."""
-        try:
-            self._drive.release()
-        except (PipelineFenced, Transient, CustodyError) as error:
-            logger.debug("the claim in flight was not released: %s", error)
-
-    def _keep(self, ended: threading.Event) -> None:
-        """Keeps the leases of the claim in flight alive, as long as this process lives."""
-        while not ended.wait(self._visibility / 3):
-            if not self._in_batch.locked():
-                continue  # the source has just renewed what it claims, and an idle pipeline asks nothing
-            try:
-                self._drive.keep()
-            except PipelineFenced as error:
-                self._fenced = error
-                return
-            except CustodyError as error:
-                logger.debug("the leases were not renewed: %s", error)
-
-    def _trouble(self, text: str) -> None:
-        logger.warning("%s: %s", self.pipeline.name, text)
-        self._on_trouble(f"{self.pipeline.name}: {text}")
-
-    def _batch(self, references: DataFrame, batch_id: int) -> None:
-        """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""
-        with self._in_batch:
-            pause, started, careful = 0.2, time.monotonic(), False
-            while not self._stop.is_set():
-                try:
-                    done = self._work.work(references, careful=careful)
-                    if done is not None:
-                        self._commit(*done, batch_id=batch_id, started=started)
-                    return
-                except ClaimLost as error:
-                    logger.debug("%s: %s", self.pipeline.name, error)
-                    return
-                except PipelineFenced as error:
-                    self._fenced = error
-                    raise
-                except Exception as error:
-                    if isinstance(ours(error), ClaimLost):
-                        return
-                    if not self._may_go_on(error):
-                        raise
-                    careful = True
-                    self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
-                    self._stop.wait(pause)
-                    pause = min(pause * 2, 10.0)
-
-    def _may_go_on(self, error: Exception) -> bool:
-        """Whether the batch is worth another try: not if the query would fail in the same way for ever."""
-        known = ours(error)
-        if isinstance(known, PipelineFenced):
-            self._fenced = known
-            return False
-        if known is not None and not isinstance(known, Transient | TopicChanged | ClaimLost):
-            self._fatal = known
-            return False
-        if fault(error) == "pipeline":
-            self._fatal = PipelineFailed(f"pipeline {self.pipeline.name} cannot be run: {described(error)}")
-            return False
-        self._failures += 1
-        return self._failures <= (KILLERS if worker_died(error) else RESTARTS) or isinstance(known, Transient)
-
-    def _commit(self, number: int, work: Work, *, batch_id: int, started: float) -> None:
-        """Until it is known to have happened: a repeat changes nothing."""
-        pause = 0.1
-        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        while True:
-            try:
-                committed = self._drive.commit(number, work, query_id=query_id, batch_id=batch_id)
-                break
-            except StageLost:
-                raise
-            except Transient as error:
-                if self._stop.is_set():
-                    raise
-                what = "the sink is full" if isinstance(error, QueueFull) else "the commit is tried again"
-                self._trouble(f"{what}: {error}")
-                self._stop.wait(pause)
-                pause = min(pause * 2, 5.0)
-        self._c.hint(self._job.sinks)
-        with suppress(CustodyError):  # it is only tidied up
-            self._drive.drop_stage(number)
-        self._failures = 0
-        self._batches += 1
-        counts: dict[str, Any] = {
-            name: getattr(self._totals, name) + getattr(committed, name)
-            for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")
-        }
-        self._totals = Committed(repeated=False, **counts)
-        self._on_batch(
-            Batch(pipeline=self.pipeline.name, claim=number, committed=committed, took=time.monotonic() - started)
-        )
