@@ -6,6 +6,7 @@ Otherwise every new worker, and each that replaces one that a handler has killed
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pandas  # noqa: F401
@@ -28,5 +29,8 @@ def worker(*arguments: Any) -> int:
 
 
 if __name__ == "__main__":
+    # a task makes many short-lived objects and no cycles: the collector would look through them again and again
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     daemon.worker = worker  # type: ignore[assignment]
     daemon.manager()

@@ -144,6 +144,7 @@ class Handling:
         self._handler = handler
         self._sinks = dict(job.sinks)
         self._default = next(iter(job.sinks), None)
+        self._sink = None if self._default is None else job.sinks[self._default]
         self.decode = plain if job.schema is None else decoder(job.schema)
         self._turn = random.randrange(1 << 16)
         self._timeout = job.handler_timeout
@@ -168,26 +169,27 @@ class Handling:
 
     def _placed(self, message: Message, returned: object) -> tuple[tuple[int, int], int, log.Encoded]:
         """Where one output goes. It has the key of its message unless it names another."""
-        name = self._default
-        if isinstance(returned, Outgoing):
-            if isinstance(returned, To):
-                name = returned.topic
-            key = message.key if returned.key is None else returned.key
-            payload, headers, partition = returned.payload, returned.headers, returned.partition
-        else:
-            key, payload, headers, partition = message.key, returned, None, None
+        key = message.key
+        if not isinstance(returned, Outgoing):
+            if self._sink is None:
+                raise self._unknown(None)
+            place = self._in_turn(self._sink[1]) if key is None else log.partition_for(key, self._sink[1])
+            return self._sink, place, (key, *log.encode(returned), None)
+        name = returned.topic if isinstance(returned, To) else self._default
+        key = key if returned.key is None else returned.key
+        payload, headers, partition = returned.payload, returned.headers, returned.partition
         topic = self._sinks.get(name) if name is not None else None
         if topic is None:
             raise self._unknown(name)
         if partition is None:
-            if key is None:
-                self._turn += 1
-                partition = self._turn % topic[1]
-            else:
-                partition = log.partition_for(key, topic[1])
+            partition = self._in_turn(topic[1]) if key is None else log.partition_for(key, topic[1])
         elif not 0 <= partition < topic[1]:
             raise InvalidArgument(f"topic {name!r} has no partition {partition}")
         return topic, partition, log.encode_message(Outgoing(payload, key=key, headers=headers))
+
+    def _in_turn(self, partitions: int) -> int:
+        self._turn += 1
+        return self._turn % partitions
 
     def _unknown(self, name: str | None) -> CustodyError:
         if name is None:
