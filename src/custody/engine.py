@@ -359,13 +359,18 @@ class Custody:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
         return Listener(self._db.url, topic, wake).close
 
-    def drive(self, topic: str, group: str, *, visibility_timeout: Duration | None = None) -> tuple[Drive, Pass]:
+    def drive(
+        self, topic: str, group: str, *, visibility_timeout: Duration | None = None, after: int | None = None
+    ) -> tuple[Drive, Pass]:
         """Takes over a group as its pipeline's driver: claims in numbered batches, commits with what is published.
 
-        Whoever drove it before is fenced (`pipeline_fenced`), and its claim is taken over. See `custody.spark`.
+        Whoever drove it before is fenced (`pipeline_fenced`), and its claim is taken over. With `after` only the driver
+        of that epoch may have been before: else it is this one that is fenced. See `custody.spark`.
         """
         visibility = None if visibility_timeout is None else seconds(visibility_timeout)
-        return pipelines.start(self._db, topic, group, driver=self.worker, visibility=visibility, clock=self._clock)
+        return pipelines.start(
+            self._db, topic, group, driver=self.worker, visibility=visibility, after=after, clock=self._clock
+        )
 
     def figures(self, topic: str, group: str) -> Figures:
         """Where a pipeline's group stands, and what its last batch came to."""

@@ -88,14 +88,19 @@ Encoded = tuple[str | None, bytes, bytes, bytes | None]
 """key, kind, payload, headers (JSON) of one message."""
 
 
-def encode_message(message: Outgoing) -> Encoded:
-    key = message.key
+def require_key(key: str | None) -> None:
+    """Refuses a key that could not be stored."""
     if key is not None:
         if not isinstance(key, str):
             raise InvalidPayload(f"a key is text, not {key!r}", "Convert it, for example with str().")
         if "\0" in key:
             raise InvalidPayload("a key cannot have a NUL character", "Remove it, or encode the key, say as base64.")
         _refuse_surrogates("the key", key)
+
+
+def encode_message(message: Outgoing) -> Encoded:
+    key = message.key
+    require_key(key)
     kind, payload = encode(message.payload)
     return key, kind, payload, encode_headers(message.headers)
 

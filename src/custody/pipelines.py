@@ -201,7 +201,14 @@ class Drive:
 
 
 def start(
-    db: Database, topic: str, group: str, *, driver: str, visibility: float | None, clock: Callable[[], datetime] | None
+    db: Database,
+    topic: str,
+    group: str,
+    *,
+    driver: str,
+    visibility: float | None,
+    after: int | None,
+    clock: Callable[[], datetime] | None,
 ) -> tuple[Drive, Pass]:
     """Takes over the pipeline with a new epoch, and the claim that the driver before had in flight."""
     group_id, epoch, _, until, due = db.call(
@@ -210,6 +217,7 @@ def start(
         group=group,
         driver=driver,
         visibility=None if visibility is None else timedelta(seconds=visibility),
+        after=after,
         now=None if clock is None else clock(),
     )[0]
     taken = Driver(topic=topic, group=group, group_id=group_id, epoch=epoch, name=driver, visibility=visibility)

@@ -10,7 +10,7 @@ import custody
 from custody import log
 from custody.errors import ClaimLost, PipelineFenced, StageLost
 from custody.outcomes import Outcome
-from custody.pipelines import Drive, Pass, Placed, Stage, Work, stage_of
+from custody.pipelines import Drive, Pass, Placed, Stage, Work, note_malformed, stage_of
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
 
@@ -308,8 +308,6 @@ def test_a_paused_group_gives_nothing(source: custody.Custody) -> None:
 
 
 def test_malformed_messages_are_dead_and_the_rest_goes_on(source: custody.Custody) -> None:
-    from custody.pipelines import note_malformed
-
     publish(source, 20)
     drive, _ = source.drive("in", "g")
     number = drive.claim(1000).number or 0
@@ -336,3 +334,62 @@ def test_a_dead_driver_with_300_000_leased_costs_the_next_claim_milliseconds(
     assert again.claim(300_000).messages == 30_000
     rows = db.execute("SELECT count(*) FROM custody.leases").fetchone()
     assert rows == (2,)
+
+
+def test_what_a_task_left_is_given_back_whatever_the_policy_says_by_then(source: custody.Custody) -> None:
+    """A task skips what is behind a dead one of a held key; the policy is changed before the commit."""
+    source.update_group("in", "g", custody.Policy(ordering="key", on_dead="hold"))
+    source.publish_many("in", [custody.Outgoing({"n": n}, key="k", partition=0) for n in range(3)])
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(10).number or 0
+    work = Work(failed={(0, 0): Outcome("dead", error="never")}, left={0: [1, 2]})
+    source.update_group("in", "g", custody.Policy(ordering="key", on_dead="release"))
+    result = drive.commit(number, work)
+    assert (result.done, result.dead, result.released) == (0, 1, 2)
+    assert drive.claim(10).messages == 2
+
+
+def test_a_driver_that_starts_again_does_not_push_out_a_newer_one(source: custody.Custody) -> None:
+    old, _ = source.drive("in", "g")
+    again, _ = source.drive("in", "g", after=old.driver.epoch)
+    assert again.driver.epoch == old.driver.epoch + 1
+    newer, _ = source.drive("in", "g")
+    with pytest.raises(PipelineFenced):
+        source.drive("in", "g", after=again.driver.epoch)
+    assert newer.claim(10).reason == "empty"
+
+
+def test_a_new_driver_judges_by_its_own_schema(source: custody.Custody) -> None:
+    publish(source, 3)
+    old, _ = source.drive("in", "g")
+    number = old.claim(10).number or 0
+    bad = messages(source, old, number)[0]
+    note_malformed(source.database_url, old.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")])
+    new, _ = source.drive("in", "g")
+    assert new.claim(10).number == number
+    assert new.commit(number, run(source, new, number)).done == 3
+
+
+def test_what_the_tasks_say_of_a_malformed_message_comes_first(source: custody.Custody) -> None:
+    publish(source, 3)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(10).number or 0
+    bad = messages(source, drive, number)[0]
+    note_malformed(source.database_url, drive.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")])
+    result = drive.commit(number, run(source, drive, number, {bad.payload["n"]: Outcome("nack", error="no")}))
+    assert (result.failed, result.dead) == (1, 0)
+
+
+def test_no_partition_starves_when_less_is_claimed_than_there_are_partitions(c: custody.Custody) -> None:
+    c.create_topic("in", partitions=4)
+    c.create_group("in", "g")
+    c.publish_many("in", [custody.Outgoing(n, partition=0) for n in range(1000)])
+    drive, _ = c.drive("in", "g")
+    taken = set()
+    for _ in range(30):
+        for partition in (1, 2, 3):
+            c.publish("in", 0, partition=partition)
+        number = drive.claim(3).number or 0
+        taken |= {part.partition for part in drive.claimed(number)}
+        drive.commit(number, Work())
+    assert taken == {0, 1, 2, 3}

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from custody.errors import (
     CustodyError,
     PipelineFailed,
     PipelineFenced,
+    PipelineRefused,
     QueueFull,
     StageLost,
     TopicChanged,
@@ -78,10 +80,14 @@ class Driving:
         self._policy = policy
         self._visibility = seconds(policy.visibility_timeout)
         self._schema = parsed(pipeline.schema)
-        self._narrow = pipeline.transform is not None and frame.check(spark, pipeline.transform, self._schema)
+        self._narrow = pipeline.transform is not None and frame.check(
+            spark, pipeline.transform, self._schema, published=bool(pipeline.sinks)
+        )
         self._fenced: PipelineFenced | None = None
         self._fatal: CustodyError | None = None
         self._in_batch = threading.Lock()
+        self._ending = threading.Event()
+        self._epoch: int | None = None
         self._totals = Committed(False, 0, 0, 0, 0, 0, 0, 0, 0)
         self._batches = self._restarts = self._failures = 0
         self._only: Pass | None = None
@@ -129,9 +135,11 @@ class Driving:
 
     def _take_over(self) -> None:
         """A new epoch: whoever drove the pipeline before is fenced, and what it had in flight is ours."""
+        # once we have driven, only after ourselves: whoever came meanwhile is newer
         self._drive, found = self._c.drive(
-            self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility
+            self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility, after=self._epoch
         )
+        self._epoch = self._drive.driver.epoch
         if self._one_pass and self._only is None:
             self._only = found if self._drain is None else replace(found, due=None)
             self._give_up_at = None if self._drain is None else time.time() + self._drain
@@ -208,6 +216,7 @@ class Driving:
         )
         writer = writer.trigger(availableNow=True) if self._one_pass else writer.trigger(processingTime="0 seconds")
         ended = threading.Event()
+        self._ending.clear()
         query: StreamingQuery | None = None
         try:
             # before the query: a first claim may be taken before start() returns
@@ -219,8 +228,11 @@ class Driving:
         except (PySparkException, *GONE) as error:
             return error
         finally:
+            self._ending.set()
+            with self._in_batch:
+                pass  # a batch that runs is finished and committed; none begins any more
             if query is not None:
-                with self._in_batch, suppress(PySparkException, *GONE):  # a batch that runs is finished and committed
+                with suppress(PySparkException, *GONE):
                     query.stop()
             ended.set()
             self._give_back()
@@ -262,7 +274,9 @@ class Driving:
         """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""
         with self._in_batch:
             pause, started, careful = 0.2, time.monotonic(), False
-            while not self._stop.is_set():
+            while True:
+                if self._stop.is_set() or self._ending.is_set():
+                    raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
                 try:
                     done = self._work.work(references, careful=careful)
                     if done is not None:
@@ -287,8 +301,8 @@ class Driving:
     def _may_go_on(self, error: Exception) -> bool:
         """Whether the batch is worth another try: not if the query would fail in the same way for ever."""
         known = ours(error)
-        if isinstance(error, GONE):
-            return False
+        if isinstance(error, GONE) or isinstance(known, TopicChanged):
+            return False  # a new start looks at the topics anew
         if isinstance(known, PipelineFenced):
             self._fenced = known
             return False
@@ -300,6 +314,20 @@ class Driving:
             return False
         self._failures += 1
         return self._failures <= (KILLERS if worker_died(error) else RESTARTS) or isinstance(known, Transient)
+
+    def _require_room(self, work: Work) -> None:
+        """Refuses a batch that would not fit its sink even if that were empty: waiting would not help."""
+        for name, (topic_id, _) in self._job.sinks.items():
+            most = self._c.topic(name).max_depth
+            counts: Counter[int] = Counter()
+            for placed in work.placed:
+                counts[placed.partition] += placed.messages if placed.topic_id == topic_id else 0
+            largest = max(counts.values(), default=0)
+            if most is not None and largest > most:
+                raise PipelineRefused(
+                    f"a batch has {largest:,} messages for one partition of {name!r}, which holds {most:,}",
+                    "Use a smaller max_per_batch, or raise the max_depth of the topic.",
+                )
 
     def _commit(self, number: int, work: Work, *, batch_id: int, started: float) -> None:
         """Until it is known to have happened: a repeat changes nothing."""
@@ -314,6 +342,8 @@ class Driving:
             except Transient as error:
                 if self._stop.is_set():
                     raise
+                if isinstance(error, QueueFull):
+                    self._require_room(work)
                 what = "the sink is full" if isinstance(error, QueueFull) else "the commit is tried again"
                 self._trouble(f"{what}: {error}")
                 self._stop.wait(pause)

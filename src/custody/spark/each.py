@@ -87,7 +87,7 @@ class Attempt:
         self._handling = Handling(job, handler)
         self._report = Report()
         self._ran = 0
-        self._stopped: set[str] = set()
+        self._stopped: set[tuple[int, str | None]] = set()
         self._notes: Notes | None = None
         if job.careful or (context is not None and context.attemptNumber() > 0):
             self._notes = Notes(job, claim, self._stage.attempt)
@@ -99,7 +99,8 @@ class Attempt:
         notes, add = self._notes, self._stage.add
         for message, malformed in _messages(self._job.topic, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
-            if ordered and key in stopped:
+            if ordered and (partition, key) in stopped:
+                self._report.left(partition, offset)
                 if notes is not None:
                     notes.passed()
                 continue
@@ -120,7 +121,7 @@ class Attempt:
                 continue
             self._report.failed(partition, offset, outcome, None if outcome.delay is None else seconds(outcome.delay))
             if ordered and key is not None and outcome.stops_key(on_dead):
-                stopped.add(key)
+                stopped.add((partition, key))
 
     def finish(self) -> pa.RecordBatch:
         """Stages what is to be published, and says what came of the messages."""

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from custody import arrow
 from custody.claim import told
@@ -33,6 +34,10 @@ class Events(NamedTuple):
     columns: pa.RecordBatch
     before: np.ndarray
     attempts: list[Attempts]
+
+
+class SecondTry(Exception):
+    """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
 
 
 @dataclass
@@ -104,6 +109,9 @@ def reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordB
     """For `mapInArrow`: references in, messages as columns out, but for those that do not fit the schema."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if job.once and context is not None and context.attemptNumber() > 0:
+            raise SecondTry("its first attempt has failed")
         reading = Reader(job)
         fits = None if job.schema is None else decoder(job.schema)
         for references in batches:

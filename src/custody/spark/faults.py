@@ -1,76 +1,119 @@
-"""Whose fault a failed Spark job is: a row's, or that of what the job ran on. Only rows are ever charged."""
+"""Whose fault a failed Spark job is: a row's, or that of what the job ran on. Only rows are ever charged.
+
+What a message contains is part of many errors, so texts are only looked at where no message can have written them: at
+the line of an exception's class, and at the words with which Spark begins the reason of a failure.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    ArrayIndexOutOfBoundsException,
+    DateTimeException,
+    NumberFormatException,
+    ParseException,
+    PySparkException,
+    SparkRuntimeException,
+)
 
 from custody.errors import CustodyError, by_code
 
 Fault = Literal["row", "infrastructure", "pipeline"]
 
-# what executors say when the fault is not the rows': a lost executor or context, memory, disk, shuffle files
-_INFRASTRUCTURE = re.compile(
-    r"ExecutorLostFailure|executor \S+ exited|Executor heartbeat timed out|FetchFailed|shuffle block"
-    r"|Could not obtain block|No space left on device|OutOfMemoryError|SparkContext (was|has been) (shut ?down|stopped)"
-    r"|Job \d+ cancelled|cancelled because|Connection (refused|reset)|ConnectException|Broken pipe|MasterUnavailable"
-    r"|All masters are unresponsive|Could not find CoarseGrainedScheduler|Disk quota exceeded|too large a result"
-    r"|is bigger than spark\.driver\.maxResultSize|Failed to connect to"
+_OF_A_ROW = (
+    ArithmeticException,
+    ArrayIndexOutOfBoundsException,
+    DateTimeException,
+    NumberFormatException,
+    SparkRuntimeException,
 )
+# how Spark begins when the fault is not the rows': a lost executor or context, memory, disk, shuffle files
+_INFRASTRUCTURE = re.compile(
+    r"ExecutorLostFailure|[Ee]xecutor \S+ exited|Executor heartbeat timed out|FetchFailed|Could not obtain block"
+    r"|java\.io\.IOException: No space left|java\.lang\.OutOfMemoryError"
+    r"|SparkContext (was|has been) (shut ?down|stopped)"
+    r"|Job \d+ cancelled|cancelled because|java\.net\.\w*Exception|All masters are unresponsive"
+    r"|Could not find CoarseGrainedScheduler|is bigger than spark\.driver\.maxResultSize|Failed to connect to"
+)
+_REASON = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID \d+\)[^:]*: ?")
 # code that an executor cannot import or unpickle: a function kept in __main__, a module that is only on the driver
-_UNREACHED = re.compile(r"AttributeError: Can't get attribute .* on <module|ModuleNotFoundError: No module named")
-_OURS = re.compile(r"custody\.errors\.(\w+): (.*)")
-_NAMES = {error.__name__: error for error in by_code().values()}
+_UNREACHED = ("AttributeError: Can't get attribute", "ModuleNotFoundError: No module named")
+_TRACEBACK = "Traceback (most recent call last):"
+_NAMES = {f"custody.errors.{error.__name__}": error for error in by_code().values()}
 _JAVA_TRACE = re.compile(r"\n\s*at [\w.$]+\(|\nDriver stacktrace|\n\tat ")
 _CONTEXT = re.compile(r"\n== (DataFrame|SQL.*?) ==.*", re.DOTALL)
 
 
+class NotTheRows(Exception):
+    """The frame fails whatever the messages are."""
+
+
 def fault(error: BaseException) -> Fault:
     """Whose fault it is that this job failed."""
-    text = _text(error)
-    if isinstance(error, AnalysisException | ParseException) or _UNREACHED.search(text):
+    if isinstance(error, AnalysisException | ParseException):
         return "pipeline"
-    if isinstance(error, CustodyError) or _OURS.search(text) or _INFRASTRUCTURE.search(text):
+    if isinstance(error, CustodyError | NotTheRows) or ours(error) is not None:
         return "infrastructure"
-    return "row"
+    raised = _raised(error)
+    if raised is not None:
+        return "pipeline" if raised.startswith(_UNREACHED) else "row"
+    if isinstance(error, _OF_A_ROW) or not _INFRASTRUCTURE.match(_reason(error)):
+        return "row"
+    return "infrastructure"
 
 
 def ours(error: BaseException) -> CustodyError | None:
     """The error of Custody that a task raised, from the text that Spark made of it."""
     if isinstance(error, CustodyError):
         return error
-    found = _OURS.search(_text(error))
-    if found is None or found[1] not in _NAMES:
-        return None
-    return _NAMES[found[1]](found[2].strip())
+    name, _, text = (_raised(error) or "").partition(": ")
+    return _NAMES[name](text.strip()) if name in _NAMES else None
 
 
 def worker_died(error: BaseException) -> bool:
     """Whether a Python worker ended in the middle of its task."""
     text = _text(error)
-    return "Python worker exited unexpectedly" in text or ("Python worker" in text and "crashed" in text)
+    return _raised(error) is None and "Python worker exited unexpectedly" in text
 
 
 def described(error: BaseException) -> str:
     """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
-    text = _text(error).split("\n=== Streaming Query ===")[0]
+    raised = _raised(error)
+    if raised is not None and raised.startswith("custody.spark.events.SecondTry"):
+        return "one of its tasks failed"
+    if raised is not None:
+        return raised[:2000]
     if worker_died(error):
         return "the code ended the Python process it ran in (an exit, a crash, or out of memory)"
-    if "Traceback (most recent call last):" in text:
-        trace = _JAVA_TRACE.split(text[text.rindex("Traceback (most recent call last):") :])[0]
-        lines = [line for line in trace.strip().splitlines() if line and not line.startswith(" ")]
-        if len(lines) > 1:
-            return lines[-1].strip()
-    text = _CONTEXT.sub("", text)
+    text = _CONTEXT.sub("", _text(error))
     condition = re.search(r"\[[A-Z0-9_.]+\] .*", text)
     found = condition[0] if condition else text
     return _JAVA_TRACE.split(found)[0].strip()[:2000]
 
 
+def _raised(error: BaseException) -> str | None:
+    """The line with the class and the text of what Python raised in a task: the first after the last frames."""
+    text = _text(error)
+    if _TRACEBACK not in text:
+        return None
+    for line in text[text.rindex(_TRACEBACK) :].splitlines()[1:]:
+        if line and not line.startswith((" ", "\t")):
+            return line.strip()
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """Where Spark begins to say why a task failed."""
+    text = _text(error)
+    found = _REASON.search(text)
+    return text[found.end() :] if found else text
+
+
 def _text(error: BaseException) -> str:
-    if isinstance(error, PySparkException):
-        return str(error)
     java = getattr(error, "java_exception", None)
-    return str(error) if java is None else f"{error}\n{java.toString()}"
+    text = str(error) if java is None or isinstance(error, PySparkException) else f"{error}\n{java.toString()}"
+    return text.split("\n=== Streaming Query ===")[0]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from custody import log
-from custody.errors import PipelineRefused, TopicNotFound
+from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Stage, stage_of
 from custody.policy import Duration, did_you_mean, seconds
@@ -148,11 +149,17 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
             place = turn % topic[1]
         else:
             place = log.partition_for(key, topic[1])
-        encoded = log.encode_headers(dict(headers)) if headers else None
+        try:
+            log.require_key(key)
+            # what Custody says of a delivery is not the next one's business
+            encoded = log.encode_headers({k: v for k, v in headers or () if not k.startswith("x-custody-")})
+        except InvalidPayload as error:
+            report.failed(partition, offset, Outcome("nack", error=f"InvalidPayload: {error}"), None)
+            continue
         staged.add(topic, place, (partition, offset), (key, kind.encode(), payload, encoded))
 
 
-def check(spark: SparkSession, frame: Frame, schema: StructType | None) -> bool:
+def check(spark: SparkSession, frame: Frame, schema: StructType | None, *, published: bool) -> bool:
     """Runs on the driver, before anything is claimed: refuses a frame that loses the identity of its messages.
 
     True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
@@ -161,7 +168,11 @@ def check(spark: SparkSession, frame: Frame, schema: StructType | None) -> bool:
     result = frame(typed(empty, schema))
     if not isinstance(result, DataFrame):
         raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame")
-    _check_columns(result)
+    _check_columns(result, published=published)
+    try:
+        outputs(result, published=published)
+    except AnalysisException as error:
+        raise PipelineRefused(f"the frame's columns cannot be published: {error}") from error
     nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
     for name, node in nodes:
         if name in _MANY or (name in _GROUPING and not _by_message(name, node)):
@@ -169,7 +180,7 @@ def check(spark: SparkSession, frame: Frame, schema: StructType | None) -> bool:
     return all(name in _NARROW for name, _ in nodes)
 
 
-def _check_columns(result: DataFrame) -> None:
+def _check_columns(result: DataFrame, *, published: bool) -> None:
     wanted: Mapping[str, DataType] = {"_partition": IntegerType(), "_offset": LongType()}
     types: Mapping[str, DataType] = {"_key": StringType(), "_topic": StringType(), "_payload": BinaryType(),
                                      "_headers": MapType(StringType(), StringType())}  # fmt: skip
@@ -179,6 +190,11 @@ def _check_columns(result: DataFrame) -> None:
             raise PipelineRefused(f"the frame's result has no column {name}, so nobody knows its messages", _REMEDY)
         if found[name] != kind:
             raise PipelineRefused(f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}")
+    if published and "_key" not in found:
+        raise PipelineRefused(
+            "the frame's result has no column _key, and outputs without a key have no order",
+            "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
+        )
     for name, kind in types.items():
         if name in found and found[name].simpleString() != kind.simpleString():
             raise PipelineRefused(
@@ -187,10 +203,22 @@ def _check_columns(result: DataFrame) -> None:
 
 
 def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
+    """The operators that messages pass through: not those that make the static side of a join."""
+    if not _has_messages(plan):
+        return
     yield plan.nodeName(), plan
     children = plan.children()
     for number in range(children.size()):
         yield from _nodes(children.apply(number))
+
+
+def _has_messages(plan: Any) -> bool:
+    leaves = plan.collectLeaves()
+    for number in range(leaves.size()):
+        output = leaves.apply(number).output()
+        if "_published_at" in {output.apply(n).name() for n in range(output.size())}:
+            return True
+    return False
 
 
 def _by_message(name: str, node: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from custody.outcomes import Outcome
 from custody.pipelines import Work
-from custody.spark.faults import described, fault
+from custody.spark.faults import NotTheRows, described, fault
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,13 @@ class Isolation:
     run: Callable[[list[Reference]], Work]
     stopping: Callable[[], bool]
     jobs: int = JOBS
+    blameless: bool = True
+    """Nothing has gone well yet: it may be that nothing can, whatever the rows are."""
     work: Work = field(default_factory=lambda: Work(exact=False))
 
     def of(self, references: list[Reference]) -> Work:
         """The work of all of it. The references are by key and offset, so that halves have whole keys but for one."""
-        parts = [(references, True)]
+        parts = [(references, True)] if references else []
         while parts:
             part, known_to_fail = parts.pop()
             if self.jobs <= 0 or self.stopping():
@@ -41,6 +43,7 @@ class Isolation:
                 if error is None:
                     continue
                 if len(part) == 1:
+                    self._require_guilt()
                     logger.debug("message %s broke its job: %s", part[0], described(error))
                     self.work.failed[part[0]] = Outcome("nack", error=described(error))
                     continue
@@ -63,9 +66,19 @@ class Isolation:
             if fault(error) != "row":
                 raise
             return error
+        self.blameless = False
         self.work.failed |= found.failed
         self.work.placed += found.placed
         return None
+
+    def _require_guilt(self) -> None:
+        """Before the first message is charged: a job over none must go well, or the fault is not a message's."""
+        if self.blameless:
+            try:
+                self.run([])
+            except Exception as error:
+                raise NotTheRows(f"the frame fails without any message too: {described(error)}") from error
+            self.blameless = False
 
     def _leave(self, part: list[Reference]) -> None:
         for partition, offset in part:

@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Placed, Work
+from custody.settle import storable
 
+LONGEST_ERROR = 8000
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
     "attempt bigint, topic_id int, messages bigint, of int"
@@ -47,6 +49,8 @@ class Job:
     """The id and the number of partitions of each topic that may be written to; the first is the default."""
     schema: Mapping[str, Any] | None
     """The value of a StructType."""
+    once: bool = False
+    """A frame over many messages: a task that failed is not tried again, for what broke it would break it again."""
     careful: bool = False
     """An earlier run of the claim lost a Python worker: tasks note what they run from the start."""
 
@@ -61,6 +65,10 @@ class Report:
         """So many messages went well."""
         self._rows.append({"what": "ran", "claim": claim, "messages": messages})
 
+    def left(self, partition: int, offset: int) -> None:
+        """Not run, because an earlier message of its key did not go well."""
+        self._rows.append({"what": "left", "partition": partition, "offset": offset})
+
     def failed(self, partition: int, offset: int, outcome: Outcome, delay: float | None) -> None:
         self._rows.append(
             {
@@ -68,7 +76,7 @@ class Report:
                 "partition": partition,
                 "offset": offset,
                 "outcome": outcome.kind,
-                "error": outcome.error,
+                "error": None if outcome.error is None else (storable(outcome.error) or "")[:LONGEST_ERROR],
                 "delay": delay,
             }
         )
@@ -88,6 +96,8 @@ def gather(table: pa.Table) -> tuple[int | None, Work]:
         if row["what"] == "ran":
             claim = row["claim"]
             work.ran += row["messages"]
+        elif row["what"] == "left":
+            work.left.setdefault(row["partition"], []).append(row["offset"])
         elif row["what"] == "placed":
             work.placed.append(Placed(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"]))
         else:

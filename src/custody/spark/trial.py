@@ -90,11 +90,12 @@ def try_out(
                     return [row.asDict() for row in rows.collect()]
 
             else:
-                frame.check(shared, pipeline.transform, schema)  # type: ignore[arg-type]
+                published = bool(pipeline.sinks)
+                frame.check(shared, pipeline.transform, schema, published=published)  # type: ignore[arg-type]
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
                     result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]
-                    return _framed(frame.outputs(result, published=bool(pipeline.sinks)), pipeline)
+                    return _framed(frame.outputs(result, published=published), pipeline)
 
             return _trials(messages, job, run)
 

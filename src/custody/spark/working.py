@@ -10,11 +10,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from custody.errors import InvalidArgument
+from custody.errors import ClaimLost, InvalidArgument
 from custody.pipelines import Drive, Work
 from custody.spark import each, frame
 from custody.spark.events import EVENTS, reader
-from custody.spark.faults import described, fault
+from custody.spark.faults import NotTheRows, described, fault
 from custody.spark.group_reader import references
 from custody.spark.isolate import Isolation, Reference
 from custody.spark.job import RESULT, Job, gather
@@ -26,9 +26,15 @@ def parsed(schema: str | None) -> StructType | None:
     if schema is None:
         return None
     try:
-        return cast("StructType", StructType.fromDDL(schema))
+        fields = cast("StructType", StructType.fromDDL(schema))
     except PySparkException as error:
         raise InvalidArgument(f"the schema {schema!r} is not one: {described(error)}") from error
+    taken = [field.name for field in fields if field.name.startswith("_")]
+    if taken:
+        raise InvalidArgument(
+            f"the schema has a field {taken[0]!r}", "Names that begin with an underscore belong to Custody here."
+        )
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +65,34 @@ class Batches:
             return None
         number = int(first["_claim"])
         try:
-            work = self._framed(batch, number)
+            work = self._framed(batch, number, once=True)
         except Exception as error:
             if fault(error) != "row":
                 raise
-            self.trouble(f"a row breaks the batch, which is run in parts to find it: {described(error)}")
+            self.trouble(f"a row breaks the batch, which is run in parts to find it ({described(error)})")
+            messages = self.drive.by_key(number)
+            if not messages:
+                raise ClaimLost(f"claim {number} is not in flight any more") from error
             isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping)
-            return number, isolation.of(self.drive.by_key(number))
+            return number, isolation.of(messages)
         work.exact = self.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
 
-    def _framed(self, batch: DataFrame, number: int) -> Work:
+    def _framed(self, batch: DataFrame, number: int, *, once: bool) -> Work:
         """One job: the frame over the referenced messages, its rows staged."""
         assert self.pipeline.transform is not None
-        messages = batch.mapInArrow(reader(self.job), EVENTS)
-        result = self.pipeline.transform(frame.typed(messages, self.schema))
+        messages = batch.mapInArrow(reader(replace(self.job, once=once)), EVENTS)
+        try:
+            result = self.pipeline.transform(frame.typed(messages, self.schema))
+        except PySparkException:
+            raise
+        except Exception as error:  # here in the driver, where there is no row yet
+            raise NotTheRows(f"the frame raised {type(error).__name__}: {error}") from error
         rows = frame.outputs(result, published=bool(self.job.sinks))
         _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
         return work
 
     def _part(self, number: int, part: list[Reference]) -> Work:
-        return self._framed(self.spark.createDataFrame(references(number, sorted(part))).coalesce(1), number)
+        rows = self.spark.createDataFrame(references(number, sorted(part))).coalesce(1)
+        return self._framed(rows, number, once=len(part) > 1)

@@ -33,9 +33,9 @@ BEGIN
 END $$;
 
 -- Takes over: a new epoch, and the claim that the driver before had in flight. until and due: where a pass over what is
--- there now would end.
+-- there now would end. With p_after only if that epoch still drives it: a driver that starts again must not push out a newer one.
 CREATE FUNCTION custody.start_pipeline(
-    p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_after bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (group_id int, epoch bigint, claim bigint, until bigint[], due timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -43,10 +43,14 @@ DECLARE
     v_now   timestamptz;
 BEGIN
     PERFORM custody.require_read_committed();
+    IF p_after IS NOT NULL THEN
+        PERFORM custody.driven_by(v_group, p_after);
+    END IF;
     INSERT INTO custody.pipelines AS p VALUES (v_group.group_id, 1, 0, p_driver, coalesce(p_now, clock_timestamp()))
     ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = p.epoch + 1, driver = excluded.driver, started_at = excluded.started_at
     RETURNING p.group_id, p.epoch INTO group_id, epoch;
     v_now := coalesce(p_now, clock_timestamp());
+    DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
@@ -97,9 +101,10 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- the partitions with least to give first, so that what they leave of their share goes to the others
-    SELECT array_agg(x.p ORDER BY x.fresh) INTO v_candidates
-    FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh
+    -- the partitions with least to give first, so that what they leave of their share goes to the others; if there are more
+    -- partitions than messages wanted, in turn
+    SELECT array_agg(x.p ORDER BY CASE WHEN p_max < x.candidates THEN random() ELSE x.fresh END) INTO v_candidates
+    FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh, count(*) OVER () AS candidates
           FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
     reason := 'empty';
     v_left := cardinality(v_candidates);
@@ -309,7 +314,8 @@ BEGIN
         FROM (SELECT * FROM unnest(p_partitions, p_offsets, p_outcomes, p_errors, p_delays) f (p, o, x, e, d)
               UNION ALL
               SELECT b.partition, b."offset", 'dead', b.error, NULL FROM custody.malformed b
-              WHERE b.group_id = v_group.group_id AND b.claim = p_claim) m
+              WHERE b.group_id = v_group.group_id AND b.claim = p_claim
+                AND (b.partition, b."offset") NOT IN (SELECT * FROM unnest(p_partitions, p_offsets))) m
         WHERE m.p = v_part.partition AND v_held @> m.o;
         v_done := v_held - v_named.named - v_left;
         v_stops := (v_named.stops + v_left) * v_held;

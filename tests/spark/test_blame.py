@@ -1,0 +1,126 @@
+"""Whose fault a failure is, and how a guilty message is found: without a Spark, by what Spark is known to say."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, NumberFormatException, PythonException
+
+from custody.errors import ClaimLost, PipelineFenced
+from custody.outcomes import Outcome
+from custody.pipelines import Work
+from custody.spark.faults import NotTheRows, described, fault, ours
+from custody.spark.isolate import Isolation, Reference
+from custody.spark.job import Report, gather
+
+pytestmark = pytest.mark.req("S3")
+LOST = (
+    "Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, most recent failure: "
+    "Lost task 0.3 in stage 3.0 (TID 9) (host executor driver): "
+)
+
+
+def raised(line: str) -> PythonException:
+    frames = 'Traceback (most recent call last):\n  File "worker.py", line 1, in main\n    process()\n'
+    text = f"{LOST}org.apache.spark.api.python.PythonException: {frames}{line}"
+    return PythonException(f"{text}\n\n\tat org.apache.X(X.scala)")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: custody.errors.PipelineFenced: x",
+        "ValueError: Connection refused",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "ValueError: ModuleNotFoundError: No module named x",
+        "ValueError: SparkContext was shut down",
+    ],
+)
+def test_what_user_code_raises_is_its_rows_fault_whatever_it_says(line: str) -> None:
+    assert fault(raised(line)) == "row"
+    assert ours(raised(line)) is None
+    assert described(raised(line)) == line
+
+
+def test_a_value_in_an_error_of_spark_decides_nothing() -> None:
+    for value in ("Connection refused", "custody.errors.TopicNotFound: x", "java.lang.OutOfMemoryError"):
+        error = NumberFormatException(f"[CAST_INVALID_INPUT] The value '{value}' of the type STRING cannot be cast")
+        assert fault(error) == "row"
+
+
+def test_what_custody_raises_in_a_task_is_nobodys_fault() -> None:
+    error = raised("custody.errors.PipelineFenced: epoch 2 drives it now. Stop this one.")
+    assert fault(error) == "infrastructure"
+    assert isinstance(ours(error), PipelineFenced)
+    assert isinstance(ours(raised("custody.errors.ClaimLost: gone")), ClaimLost)
+
+
+REASONS = ["ExecutorLostFailure (executor 1 exited caused by …)", "java.lang.OutOfMemoryError: Java heap space"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_lost_executor_is_nobodys_fault(reason: str) -> None:
+    assert fault(RuntimeError(LOST + reason)) == "infrastructure"
+
+
+def test_code_that_executors_cannot_load_is_the_pipelines_fault() -> None:
+    assert fault(raised("ModuleNotFoundError: No module named 'mine'")) == "pipeline"
+    assert fault(AnalysisException("[UNRESOLVED_COLUMN] …")) == "pipeline"
+
+
+class Jobs:
+    """Jobs that fail if they have a bad message."""
+
+    def __init__(self, *bad: int, always: bool = False) -> None:
+        self.bad, self.always, self.ran = set(bad), always, 0
+
+    def __call__(self, part: list[Reference]) -> Work:
+        self.ran += 1
+        if self.always or any(offset in self.bad for _, offset in part):
+            raise raised("ValueError: no")
+        return Work()
+
+
+def messages(count: int) -> list[Reference]:
+    return [(0, offset) for offset in range(count)]
+
+
+@pytest.mark.parametrize("bad", [[0], [99_999], [5, 6], [1, 50_000, 99_000], list(range(4))])
+def test_only_the_guilty_are_charged(bad: list[int]) -> None:
+    jobs = Jobs(*bad)
+    work = Isolation(run=jobs, stopping=lambda: False).of(messages(100_000))
+    assert sorted(work.failed) == [(0, offset) for offset in bad]
+    assert work.left == {}
+    assert jobs.ran <= 40 * len(bad)
+
+
+def test_a_single_bad_message_is_charged_too() -> None:
+    assert list(Isolation(run=Jobs(0), stopping=lambda: False).of(messages(1)).failed) == [(0, 0)]
+
+
+def test_nobody_is_charged_if_nothing_can_go_well() -> None:
+    with pytest.raises(NotTheRows, match="without any message too"):
+        Isolation(run=Jobs(always=True), stopping=lambda: False).of(messages(1000))
+    assert fault(NotTheRows("x")) == "infrastructure"
+
+
+def test_what_the_jobs_do_not_suffice_for_is_given_back() -> None:
+    work = Isolation(run=Jobs(*range(100)), stopping=lambda: False, jobs=50).of(messages(1000))
+    assert len(work.failed) + sum(map(len, work.left.values())) <= 1000
+    assert work.left
+    assert all(offset < 100 for _, offset in work.failed)
+
+
+def test_no_messages_and_a_stop_end_at_once() -> None:
+    assert Isolation(run=Jobs(), stopping=lambda: False).of([]).left == {}
+    assert Isolation(run=Jobs(), stopping=lambda: True).of(messages(3)).left == {0: [0, 1, 2]}
+
+
+def test_a_report_bears_any_error_and_what_was_left() -> None:
+    report = Report()
+    report.ran(7, 3)
+    report.failed(0, 5, Outcome("nack", error="half a \ud800 pair, and a \0" + "x" * 20_000), None)
+    report.left(0, 6)
+    claim, work = gather(pa.Table.from_batches([report.batch()]))
+    assert (claim, work.ran, work.left) == (7, 3, {0: [6]})
+    assert len(work.failed[0, 5].error or "") == 8000
