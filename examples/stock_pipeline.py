@@ -40,10 +40,8 @@ def main() -> None:
                 stock[message.payload["sku"]] += message.payload["by"]
                 if stock[message.payload["sku"]] < 0:
                     raise SystemExit(f"{message.payload['sku']} went below zero")
-        print(
-            f"{summary.done} changes in order, {summary.failed} failures on the way, {len(stock)} SKUs at 0:",
-            not any(stock.values()),
-        )
+        left = sum(quantity != 0 for quantity in stock.values())
+        print(f"{summary.done} changes in order, {summary.failed} failures on the way, {left} SKUs not at zero")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,8 @@ class Storm:
                 self.told[told.code] += 1
             except (custody.CustodyError, psycopg.Error) as error:
                 cause = error.__cause__ or error
-                if isinstance(error, Busy) and not isinstance(cause, psycopg.errors.DeadlockDetected):
+                waited = isinstance(error, Busy | psycopg.errors.LockNotAvailable)  # it gave up waiting, as it should
+                if waited and not isinstance(cause, psycopg.errors.DeadlockDetected):
                     self.told["busy"] += 1
                 else:
                     self.errors.append(f"{verb.__name__}: {type(cause).__name__}: {cause}")

@@ -231,5 +231,6 @@ def test_a_lost_lease_publishes_nothing(live: custody.Custody, db: psycopg.Conne
     found = verdict(live)
     assert found.open == 0
     assert found.lost > 0
-    assert found.outputs > 2 * len(found.done), "the rewound messages are published in their second life too"
+    # more than that if some of the partition were done before: the verdict counts them for each life
+    assert found.outputs >= 2 * len(found.done)
     assert found.stages <= 2

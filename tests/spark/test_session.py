@@ -71,6 +71,7 @@ def test_a_job_runs_on_either_java_and_nothing_is_said_beside_it(
     wait_for(lambda: not Path(f"/proc/{report['jvm']}").exists(), "the JVM outlives its Python process")
 
 
+@pytest.mark.slow
 def test_more_is_said_when_asked_for() -> None:
     said = run(sys.executable, JOB, "fail", CUSTODY_SPARK_LOG="warn").stderr
     assert "WARN TaskSetManager: Lost task" in said
@@ -78,6 +79,7 @@ def test_more_is_said_when_asked_for() -> None:
     assert " INFO " not in said
 
 
+@pytest.mark.slow
 def test_what_spark_submit_was_told_stands() -> None:
     submit = Path(pyspark.__file__).parent / "bin/spark-submit"
     options = ["--master", "local[1,4]", "--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.ui.enabled=false"]

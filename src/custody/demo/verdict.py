@@ -25,8 +25,8 @@ WHERE number <= before
 """
 # the claim that a driver left behind, and who committed it
 _TAKEN_OVER = """
-SELECT b.messages FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id)
-WHERE g.name = %s AND b.claim = %s AND b.epoch > %s AND b.done > 0
+SELECT b.messages - b.lost FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id)
+WHERE g.name = %s AND b.claim = %s AND b.epoch > %s
 """
 
 

@@ -168,19 +168,24 @@ def check(spark: SparkSession, frame: Frame, schema: StructType | None, *, publi
     result = frame(typed(empty, schema))
     if not isinstance(result, DataFrame):
         raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame")
-    _check_columns(result, published=published)
-    try:
-        outputs(result, published=published)
-    except AnalysisException as error:
-        raise PipelineRefused(f"the frame's columns cannot be published: {error}") from error
+    _check_columns(result)
     nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
     for name, node in nodes:
         if name in _MANY or (name in _GROUPING and not _by_message(name, node)):
             raise PipelineRefused(f"the frame has an operator ({name}) in which messages lose their identity", _REMEDY)
+    if published and "_key" not in result.columns:
+        raise PipelineRefused(
+            "the frame's result has no column _key, and outputs without a key have no order",
+            "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
+        )
+    try:
+        outputs(result, published=published)
+    except AnalysisException as error:
+        raise PipelineRefused(f"the frame's columns cannot be published: {error}") from error
     return all(name in _NARROW for name, _ in nodes)
 
 
-def _check_columns(result: DataFrame, *, published: bool) -> None:
+def _check_columns(result: DataFrame) -> None:
     wanted: Mapping[str, DataType] = {"_partition": IntegerType(), "_offset": LongType()}
     types: Mapping[str, DataType] = {"_key": StringType(), "_topic": StringType(), "_payload": BinaryType(),
                                      "_headers": MapType(StringType(), StringType())}  # fmt: skip
@@ -190,11 +195,6 @@ def _check_columns(result: DataFrame, *, published: bool) -> None:
             raise PipelineRefused(f"the frame's result has no column {name}, so nobody knows its messages", _REMEDY)
         if found[name] != kind:
             raise PipelineRefused(f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}")
-    if published and "_key" not in found:
-        raise PipelineRefused(
-            "the frame's result has no column _key, and outputs without a key have no order",
-            "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
-        )
     for name, kind in types.items():
         if name in found and found[name].simpleString() != kind.simpleString():
             raise PipelineRefused(
