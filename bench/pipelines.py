@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import custody
-from bench.report import Row, at_least
+from bench.report import Row, at_least, at_most
 from bench.sizes import KEYS
-from bench.stage import Stage
+from bench.stage import Connection, Stage
 from custody.spark import Batch, Pipeline
 from custody.spark.session import session
 
@@ -103,6 +104,41 @@ def sizes(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
 def tiny_and_idle(stage: Stage, spark: SparkSession) -> Iterator[Row]:
     tiny = list(_pipeline(stage, spark, 200, stage.sizes.spark_batches * 3 + WARM_UP))
     yield Row(what="  a batch of 200 messages", measured=median(tiny) * 1000, unit="ms")
+    yield Row(
+        what="  transactions of an idle pipeline",
+        measured=_idle(stage, spark),
+        unit="a second",
+        target=at_most(1.2),  # one look a second, and what autovacuum and the measurement itself do
+    )
+
+
+def _idle(stage: Stage, spark: SparkSession, seconds: float = 10.0) -> float:
+    with stage.open() as (c, connection):
+        fill(c, 100)
+        pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
+        pipeline.each(_handler(0))
+        done, stop = threading.Event(), threading.Event()
+        run = threading.Thread(
+            target=pipeline.run, args=[c], kwargs={"spark": spark, "stop": stop, "on_batch": lambda _: done.set()}
+        )
+        run.start()
+        try:
+            done.wait(60)
+            time.sleep(2)  # what follows a batch is not idleness
+            before = _transactions(connection)
+            time.sleep(seconds)
+            return (_transactions(connection) - before) / seconds
+        finally:
+            stop.set()
+            run.join()
+
+
+def _transactions(connection: Connection) -> int:
+    row = connection.execute(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return int(str(row[0]))
 
 
 def bad_row(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:

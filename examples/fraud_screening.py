@@ -17,7 +17,7 @@ pipeline = Pipeline(
     group="fraud-screening",
     sink="payments-screened",
     policy=custody.Policy(ordering="key", max_attempts=3, backoff=custody.Exponential("100ms")),
-    schema="account string, amount double, country string",
+    schema="number int, account string, amount double, country string",
 )
 RISKY = {"XX", "YY"}
 
@@ -46,7 +46,7 @@ def _payment(number: int) -> custody.Outgoing:
     account = f"ACC-{number % 1000}"
     amount = -1.0 if number % 100 == 99 else 10.0 + number % 9_100
     country = "XX" if number % 250 == 0 else "SE"
-    return custody.Outgoing({"account": account, "amount": amount, "country": country}, key=account)
+    return custody.Outgoing({"number": number, "account": account, "amount": amount, "country": country}, key=account)
 
 
 def main() -> None:
