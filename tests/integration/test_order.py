@@ -9,10 +9,13 @@ import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.integration.stream import GROUP, TOPIC, drain, everything, keyed, offsets, start
+from tests.order_rule import audit
 
 import custody
 from custody import Constant, Custody, Message, Outcome, Policy
 from custody.errors import GroupNotFound, NotSkippable, PartitionNotFound
+from custody.lifecycle import State
+from custody.pipelines import Work
 
 pytestmark = pytest.mark.core
 
@@ -115,6 +118,113 @@ def test_the_block_ends_exactly_with_the_last_earlier_message(c: Custody, clock:
     assert taken == list(range(len(taken))), "in order, and what is in the same lease may come along"
     again.ack()
     assert taken + offsets(drain(c)) == [0, 1, 2, 3]
+
+
+@pytest.mark.req("K2")
+def test_retries_of_a_key_follow_each_other_in_one_lease_up_to_one_that_is_not_due(c: Custody, clock: Clock) -> None:
+    start(c, policy=BY_KEY, keys="aaaa")
+    lease = c.claim(TOPIC, GROUP, max_messages=4)
+    c.settle(lease.lease_id, {n: Outcome("nack", delay=50 if n == 2 else 10) for n in range(4)})
+    clock.move(10)
+    again = c.claim(TOPIC, GROUP, max_messages=9)
+    assert [(m.offset, m.attempt) for m in again] == [(0, 2), (1, 2)]
+    assert not c.claim(TOPIC, GROUP, max_messages=9)
+    again.ack()
+    assert not c.claim(TOPIC, GROUP, max_messages=9), "the third one waits, and the fourth one behind it"
+    clock.move(40)
+    assert [(m.offset, m.attempt) for m in c.claim(TOPIC, GROUP, max_messages=9)] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.req("K2")
+def test_retries_of_a_key_follow_each_other_up_to_one_that_was_never_delivered(c: Custody, clock: Clock) -> None:
+    start(c, policy=BY_KEY, keys="aaaaa")
+    lease = c.claim(TOPIC, GROUP, max_messages=5)
+    c.settle(lease.lease_id, {n: Outcome("nack") for n in (0, 1, 3, 4)})  # 2 is parked
+    clock.move(10)
+    leases = []
+    while again := c.claim(TOPIC, GROUP, max_messages=9):
+        leases.append(offsets(again))
+        again.ack()
+    assert leases == [[0, 1], [2], [3, 4]]
+
+
+@pytest.mark.req("K2", "K8")
+def test_retries_of_a_key_follow_each_other_up_to_one_that_holds_it(c: Custody, clock: Clock) -> None:
+    start(c, policy=Policy(ordering="key", max_attempts=3, on_dead="hold", backoff=Constant("10s")), keys="aaaa")
+    lease = c.claim(TOPIC, GROUP, max_messages=4)
+    c.settle(lease.lease_id, {n: Outcome("dead" if n == 2 else "nack") for n in range(4)})
+    clock.move(10)
+    assert offsets(drain(c)) == [0, 1]
+    assert c.release_key(TOPIC, GROUP, "a") == 1
+    assert offsets(drain(c)) == [3]
+
+
+@pytest.mark.req("K2", "N10")
+def test_retries_that_follow_take_turns_with_other_keys_and_half_of_a_lease(c: Custody, clock: Clock) -> None:
+    start(c, policy=BY_KEY, keys="aaabbb")
+    lease = c.claim(TOPIC, GROUP, max_messages=6)
+    lease.nack(lease.messages)
+    keyed(c, "ccccc")
+    clock.move(10)
+    first = c.claim(TOPIC, GROUP, max_messages=8)
+    assert offsets(first) == [0, 1, 3, 4, 6, 7, 8, 9], "the first of each key, then the second ones, then fresh ones"
+    assert first.nack(first.messages[0]).released == (1,)
+    first.ack()
+    assert [(m.offset, m.attempt) for m in drain(c)] == [(5, 2), (10, 1)]
+    clock.move(10)
+    assert [(m.offset, m.attempt) for m in c.claim(TOPIC, GROUP, max_messages=8)] == [(0, 3), (1, 2), (2, 2)]
+
+
+@pytest.mark.req("K2", "N10")
+@pytest.mark.parametrize("driven", [False, True])
+def test_what_came_back_and_is_parked_one_by_one_goes_on_in_few_leases(
+    c: Custody, db: psycopg.Connection, clock: Clock, driven: bool
+) -> None:
+    """Delivered before, each of them is a case; a key with many of them must not need a lease for each."""
+    policy = Policy(ordering="key", max_attempts=9, backoff=Constant("10s"))
+    start(c, policy=policy, keys=[f"k{n % 40}" for n in range(3000)])
+    drive = c.drive(TOPIC, GROUP)[0]
+    failures = {n for n in range(1000, 2000) if n % 97 == 0}
+
+    def batch() -> int:
+        """A batch in which each key stops at its first failure; how many messages it had."""
+        if driven:
+            claim = drive.claim(1000)
+            taken = [o for part in drive.claimed(claim.number or 0) for span in part.ranges for o in range(*span)]
+        else:
+            lease = c.claim(TOPIC, GROUP, max_messages=1000)
+            taken = offsets(lease)
+        stopped: dict[int, int] = {}
+        for offset in failures.intersection(taken):
+            stopped[offset % 40] = min(offset, stopped.get(offset % 40, offset))
+        failures.difference_update(stopped.values())
+        if driven and claim.number:
+            drive.commit(claim.number, Work(failed={(0, offset): Outcome("nack") for offset in stopped.values()}))
+        elif taken:
+            done = dict.fromkeys((o for o in taken if o < stopped.get(o % 40, 3000)), Outcome("ack"))
+            c.settle(lease.lease_id, done | dict.fromkeys(stopped.values(), Outcome("nack")))
+        return len(taken)
+
+    assert batch() == 1000
+    if driven:
+        drive.claim(1000)
+    else:
+        c.claim(TOPIC, GROUP, max_messages=1000)
+    clock.move(30)
+    before = 0
+    while batch():
+        before += 1
+    assert before <= (2 if driven else 12), "what a worker lost comes back in pieces, what a driver lost does not"
+    assert c.stats(TOPIC, GROUP).parked > 300
+    clock.move(10)
+    after = 0
+    while batch():
+        after += 1
+    assert after <= 4
+    assert c.stats(TOPIC, GROUP).depth == 0
+    verdict = audit(db, TOPIC, GROUP)
+    assert verdict.violations == []
+    assert verdict.count(State.DONE) == 3000
 
 
 @pytest.mark.req("K1")

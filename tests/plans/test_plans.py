@@ -63,6 +63,16 @@ def test_a_claim_beside_open_cases_probes_the_keys_of_its_batch_only(big: psycop
     assert sum(done["cases"]) <= 200 + 500 + 10
 
 
+@pytest.mark.req("N1", "K7")
+def test_a_claim_of_many_cases_of_one_key_reads_no_more_of_them_than_it_hands_out(big: psycopg.Connection) -> None:
+    big.execute("UPDATE custody.cases SET key = 'hot', state = 'parked' WHERE \"offset\" < 5000")
+    big.execute("UPDATE custody.cases SET state = 'waiting', run_at = '2020-01-01' WHERE \"offset\" = 0")
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 400)")
+    assert [row[4] for row in rows[1:202]] == [*range(200), 200_000], "half of the lease, and what is fresh"
+    # found, marked and handed out; and the first 200 and 500 cases, to see whether they are few
+    assert sum(done["cases"]) <= 3 * 200 + 200 + 500 + 20
+
+
 @pytest.mark.req("N1")
 def test_acknowledging_a_lease_reads_no_event(big: psycopg.Connection) -> None:
     rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 1000)")

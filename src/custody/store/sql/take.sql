@@ -71,7 +71,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the cases that are due at p_due, the longest due first. Those of a blocked key leave the due index, or they would crowd out the rest.
+-- Takes the cases that are due at p_due, the longest due first, and with what room is left the cases that follow them in their
+-- keys without a gap, the keys in turn. Those of a blocked key leave the due index, or they would crowd out the rest.
 -- Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has p_others already.
 CREATE FUNCTION custody.take_due(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean, p_worker text,
@@ -108,12 +109,30 @@ BEGIN
             IF p_in_flight IS NOT NULL THEN
                 v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
             END IF;
-            SELECT array_agg(m.o) FILTER (WHERE NOT m.free), array_agg(m.o ORDER BY m.n) FILTER (WHERE m.free)
-            INTO v_blocked, v_offsets
-            FROM (SELECT m.o, m.n, m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
-                  FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
-                  LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
-                                               (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k) m;
+            WITH RECURSIVE due AS MATERIALIZED (
+                SELECT m.o, m.k, m.n, h.parked_offset, m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
+                FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
+                LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
+                                             (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
+            ), line (o, k, until) AS (
+                -- the first of each key, then the second ones, and so on: LIMIT stops it, and none is there without those before it
+                (SELECT d.o, d.k, d.parked_offset FROM due d WHERE d.free ORDER BY d.n LIMIT v_max)
+                UNION ALL
+                SELECT c."offset", l.k, l.until
+                FROM line l
+                CROSS JOIN LATERAL (
+                    SELECT x."offset", x.state, x.run_at, x.lease_cap FROM custody.cases x
+                    WHERE x.group_id = (p_group).group_id AND x.partition = v_partition AND x.key = l.k AND x."offset" > l.o
+                      AND (x.state <> 'dead' OR x.held)
+                    ORDER BY x."offset" LIMIT 1) c
+                WHERE (c.state = 'parked' OR c.state = 'waiting' AND c.run_at <= p_due) AND coalesce(c."offset" < l.until, true)
+                  AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
+            ), chosen AS MATERIALIZED (
+                SELECT l.o FROM line l LIMIT v_max
+            )
+            SELECT (SELECT array_agg(d.o) FROM due d WHERE NOT d.free AND NOT d.o IN (SELECT c.o FROM chosen c)),
+                   (SELECT array_agg(c.o) FROM chosen c)
+            INTO v_blocked, v_offsets;
             IF v_blocked IS NOT NULL THEN
                 UPDATE custody.cases SET state = 'parked', updated_at = p_now
                 WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
