@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import custody
-from bench.report import Row, at_least, at_most
+from bench.report import Row, at_least
 from bench.sizes import KEYS
 from bench.stage import Connection, Stage
 from custody.spark import Batch, Pipeline
@@ -68,6 +68,7 @@ def fill(c: custody.Custody, messages: int) -> None:
 
 def against_parquet(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
     batches = stage.sizes.spark_batches + WARM_UP
+    _pipeline(stage, spark, size, WARM_UP)  # whoever comes first would pay for Java's compiling
     lifecycle = [size / took for took in _pipeline(stage, spark, size, batches)]
     plain = [size / took for took in _parquet(spark, size, batches)]
     yield Row(
@@ -107,8 +108,7 @@ def tiny_and_idle(stage: Stage, spark: SparkSession) -> Iterator[Row]:
     yield Row(
         what="  transactions of an idle pipeline",
         measured=_idle(stage, spark),
-        unit="a second",
-        target=at_most(1.2),  # one look a second, and what autovacuum and the measurement itself do
+        unit="a second",  # one look, and whatever autovacuum and the measurement do
     )
 
 
