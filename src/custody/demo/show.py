@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psycopg
@@ -79,7 +79,7 @@ def _driver(c: custody.Custody, directory: Path) -> Iterator[subprocess.Popen[by
     log = directory / "driver.log"
     with log.open("ab") as output:
         driver = subprocess.Popen(
-            [sys.executable, "-m", "custody.demo.stock", c.database_url],
+            [sys.executable, "-c", "from custody.demo.stock import main; main()", c.database_url],
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -91,11 +91,23 @@ def _driver(c: custody.Custody, directory: Path) -> Iterator[subprocess.Popen[by
             driver.wait(30)
 
 
+def _held(
+    driver: subprocess.Popen[bytes], connection: psycopg.Connection[tuple[int, int, int]], claim: tuple[int, int, int]
+) -> bool:
+    """Stops the driver in its tracks: True if it still has that claim, so that it dies with it; else it goes on."""
+    with suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGSTOP)
+    time.sleep(0.3)  # a commit that is on its way is done by then
+    if connection.execute(_IN_FLIGHT, [STOCK]).fetchone() == claim:
+        return True
+    with suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGCONT)
+    return False
+
+
 def _kill_all(driver: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _watch(
@@ -126,7 +138,7 @@ def _watch(
                 console.print(line)
                 shown = time.monotonic()
             claim = connection.execute(_IN_FLIGHT, [STOCK]).fetchone()
-            if then_kill and claim is not None and resolved > plan.published / 3:
+            if then_kill and claim is not None and resolved > plan.published / 3 and _held(driver, connection, claim):
                 _kill_all(driver)
                 console.print(f"{line}\n[bold]The driver is killed with -9[/]; claim {claim[1]} was in flight.")
                 return Killed(epoch=claim[0], claim=claim[1], messages=claim[2])

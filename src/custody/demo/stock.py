@@ -1,6 +1,6 @@
 """The stock example as users would write it: two pipelines, and a table downstream that refuses a quantity below zero.
 
-Run as a module it is the driver: `python -m custody.demo.stock URL`.
+`main` is the driver's process.
 """
 
 from __future__ import annotations
@@ -108,13 +108,7 @@ def pipelines(url: str) -> list[Pipeline]:
 
 
 def main() -> None:
-    # under its real name, which the executors can import, unlike __main__
-    from custody.demo.stock import pipelines
     from custody.spark.running import run
 
     url = sys.argv[1]
     run(pipelines(url), url, max_per_batch=PER_BATCH)
-
-
-if __name__ == "__main__":
-    main()

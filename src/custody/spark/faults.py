@@ -42,6 +42,14 @@ _INFRASTRUCTURE = re.compile(
 _REASON = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID \d+\)[^:]*: ?")
 # code that an executor cannot import or unpickle: a function kept in __main__, a module that is only on the driver
 _UNREACHED = ("AttributeError: Can't get attribute", "ModuleNotFoundError: No module named")
+# what the JVM says of it: the second kind if it was just about to send the worker something
+_ENDED = (
+    "org.apache.spark.SparkException: Python worker exited unexpectedly",
+    "java.net.SocketException: ",
+    "java.io.EOFException",
+    "java.io.IOException: Broken pipe",
+    "java.io.IOException: Connection reset",
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _NAMES = {f"custody.errors.{error.__name__}": error for error in by_code().values()}
 _JAVA_TRACE = re.compile(r"\n\s*at [\w.$]+\(|\nDriver stacktrace|\n\tat ")
@@ -76,8 +84,7 @@ def ours(error: BaseException) -> CustodyError | None:
 
 def worker_died(error: BaseException) -> bool:
     """Whether a Python worker ended in the middle of its task."""
-    text = _text(error)
-    return _raised(error) is None and "Python worker exited unexpectedly" in text
+    return _raised(error) is None and _reason(error).startswith(_ENDED)
 
 
 def described(error: BaseException) -> str:
@@ -91,7 +98,12 @@ def described(error: BaseException) -> str:
         return "the code ended the Python process it ran in (an exit, a crash, or out of memory)"
     text = _CONTEXT.sub("", _text(error))
     condition = re.search(r"\[[A-Z0-9_.]+\] .*", text)
-    found = condition[0] if condition else text
+    if condition:
+        found = condition[0]
+    elif _REASON.search(text):
+        found = _reason(error)
+    else:
+        found = text.rpartition("\nCaused by: ")[2]
     return _JAVA_TRACE.split(found)[0].strip()[:2000]
 
 
