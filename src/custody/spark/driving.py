@@ -40,7 +40,7 @@ from custody.policy import seconds
 from custody.spark import frame
 from custody.spark.faults import described, fault, ours, worker_died
 from custody.spark.figures import Batch, Summary, outlook
-from custody.spark.group_reader import Claims, ClaimSource
+from custody.spark.group_reader import Claims, ClaimSource, own_source
 from custody.spark.job import Job
 from custody.spark.pipeline import Pipeline
 from custody.spark.working import Batches, parsed
@@ -51,6 +51,7 @@ RESTARTS = 8
 """Failures in a row, without a batch committed in between, after which a pipeline gives up."""
 KILLERS = 100
 """The same for batches whose Python workers die: each time that comes closer to the message which does it."""
+_REGISTERING = threading.Lock()
 GONE = (Py4JNetworkError, ConnectionError)
 """What a call raises when Spark's JVM has died."""
 
@@ -205,8 +206,10 @@ class Driving:
             give_up_at=self._give_up_at,
         )
         temporary = None if self._checkpoint else Path(tempfile.mkdtemp(prefix="custody-checkpoint-"))
-        self._spark.dataSource.register(ClaimSource)
-        source = self._spark.readStream.format(ClaimSource.name()).option("url", self._job.url)
+        name = f"{ClaimSource.name()}_{driver.group_id}_{driver.epoch}"
+        with _REGISTERING:
+            self._spark.dataSource.register(own_source(name))
+        source = self._spark.readStream.format(name).option("url", self._job.url)
         writer = (
             source.option("claims", claims.encoded())
             .load()
