@@ -249,6 +249,15 @@ def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, 
 
 
 @pytest.mark.req("S3")
+def test_a_bad_row_that_is_alone_in_its_batch_is_charged_too(c: custody.Custody, spark: SparkSession) -> None:
+    publish(c, [{"n": 1, "add": "x"}])
+    pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED, schema="n int, add string")
+    pipeline.frame(lambda frame: frame.withColumn("add", F.col("add").cast("int")))
+    run(pipeline, c, spark)
+    assert [(letter.attempts, "CAST_INVALID_INPUT" in letter.errors[0]) for letter in c.dead("in", "g")] == [(2, True)]
+
+
+@pytest.mark.req("S3")
 def test_a_handler_that_kills_its_python_worker_fails_like_any_other(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, [{"n": n} for n in range(600)])
     pipeline = Pipeline(source="in", group="g", sink="out", policy=ONCE)

@@ -253,7 +253,7 @@ class Driving:
         """A claim that was not run need not wait for its lease to expire."""
         try:
             self._drive.release()
-        except (PipelineFenced, Transient, CustodyError) as error:
+        except CustodyError as error:
             logger.debug("the claim in flight was not released: %s", error)
 
     def _keep(self, ended: threading.Event) -> None:
@@ -309,7 +309,7 @@ class Driving:
         if isinstance(known, PipelineFenced):
             self._fenced = known
             return False
-        if known is not None and not isinstance(known, Transient | TopicChanged | ClaimLost):
+        if known is not None and not isinstance(known, Transient):
             self._fatal = known
             return False
         if fault(error) == "pipeline":

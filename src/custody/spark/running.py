@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,18 +10,13 @@ from pyspark.sql import SparkSession
 
 import custody as api
 from custody.engine import Custody
-from custody.errors import (
-    GroupNotFound,
-    InvalidArgument,
-)
+from custody.errors import GroupNotFound, InvalidArgument
 from custody.policy import Duration, seconds
 from custody.spark.driving import Driving
 from custody.spark.figures import Batch, Summary
 from custody.spark.pipeline import Pipeline
 from custody.spark.session import session
 from custody.worker.signals import stopped_by_signals
-
-logger = logging.getLogger(__name__)
 
 
 def run(
