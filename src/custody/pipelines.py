@@ -74,14 +74,33 @@ class Placed(NamedTuple):
 class Work:
     """What the tasks of a batch report: what did not go well, what was not run, and what is staged.
 
-    `exact`: the staged messages are just those of the `ran` messages that went well, each task's in order.
+    `exact`: the staged messages are just those of the `ran` messages that went well, each task's in order. `kept`: how
+    many rows each attempt has kept for sinks outside of the database.
     """
 
     failed: dict[tuple[int, int], Outcome] = field(default_factory=dict)
     left: dict[int, list[int]] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
+    kept: dict[int, int] = field(default_factory=dict)
     exact: bool = True
     ran: int = 0
+
+
+class Due(NamedTuple):
+    """What a claim took of a partition, and what of it will be done."""
+
+    partition: int
+    ranges: Ranges
+    done: Ranges
+
+
+class Begun(NamedTuple):
+    """Something that was begun outside of the database and is not over: to be shown if committed, else cleared away."""
+
+    claim: int
+    epoch: int
+    sinks: list[str]
+    committed: bool
 
 
 @dataclass(frozen=True)
@@ -159,23 +178,26 @@ class Drive:
         rows = self._db.call("claim_by_key", group_id=self.driver.group_id, claim=number)
         return [(partition, offset) for partition, offset in rows]
 
-    def commit(self, number: int, work: Work, *, query_id: str | None = None, batch_id: int | None = None) -> Committed:
+    def commit(
+        self,
+        number: int,
+        work: Work,
+        *,
+        done: int | None = None,
+        query_id: str | None = None,
+        batch_id: int | None = None,
+    ) -> Committed:
         """One transaction: settles the claim's messages and publishes what those that went well put out.
 
-        A repeat after an unknown outcome changes nothing and returns what the first one did.
+        A repeat after an unknown outcome changes nothing and returns what the first one did. `done`: so many have to
+        be done in the end, since the results of just those were written outside.
         """
-        failed = work.failed.values()
         row = self._db.call(
             "commit_claim",
             **self._named,
             claim=number,
-            partitions=[partition for partition, _ in work.failed],
-            offsets=[offset for _, offset in work.failed],
-            outcomes=[outcome.kind for outcome in failed],
-            errors=[storable(outcome.error) for outcome in failed],
-            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in failed],
-            left_partitions=list(work.left),
-            left=[offset_set(offsets) for offsets in work.left.values()],
+            **_outcomes(work),
+            done=done,
             placed_attempts=[placed.attempt for placed in work.placed],
             placed_topics=[placed.topic_id for placed in work.placed],
             placed_partitions=[placed.partition for placed in work.placed],
@@ -189,6 +211,21 @@ class Drive:
             now=self._now(),
         )[0]
         return Committed(**dict(zip(Committed.__dataclass_fields__, row, strict=True)))
+
+    def begin_write(self, number: int, work: Work, sinks: Sequence[str]) -> list[Due]:
+        """Before results are written outside: what of the claim will be done. Those are to be written, and no other."""
+        rows = self._db.call(
+            "begin_write", **self._named, claim=number, **_outcomes(work), sinks=list(sinks), now=self._now()
+        )
+        return [Due(partition, _ranges(held), _ranges(done)) for partition, held, done in rows]
+
+    def open_writes(self) -> list[Begun]:
+        """What earlier claims have begun outside and nobody has finished."""
+        return [Begun(*row) for row in self._db.call("open_writes", **self._named)]
+
+    def end_write(self, number: int) -> None:
+        """Nothing is left to do outside for this claim."""
+        self._db.call("end_write", **self._named, claim=number)
 
     def sink(self, topic: str) -> tuple[int, int]:
         """The id of a topic to publish to, and how many partitions it has."""
@@ -335,6 +372,20 @@ class Stage:
             for (topic, partition, of), count in self._counts.items()
             if count
         ]
+
+
+def _outcomes(work: Work) -> dict[str, Any]:
+    """What did not go well, and what was not run, as arguments."""
+    failed = work.failed.values()
+    return {
+        "partitions": [partition for partition, _ in work.failed],
+        "offsets": [offset for _, offset in work.failed],
+        "outcomes": [outcome.kind for outcome in failed],
+        "errors": [storable(outcome.error) for outcome in failed],
+        "delays": [None if outcome.delay is None else seconds(outcome.delay) for outcome in failed],
+        "left_partitions": list(work.left),
+        "left": [offset_set(offsets) for offsets in work.left.values()],
+    }
 
 
 def _ranges(multirange: Iterable[Any]) -> Ranges:

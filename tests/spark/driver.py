@@ -15,13 +15,14 @@ from typing import Any, NoReturn
 
 import psycopg
 from pyspark import SparkContext
-from tests.spark.verdict import GROUP, SINK, SOURCE, chance, passed_on
+from tests.spark.verdict import GROUP, ROW, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
 from custody.pipelines import Committed, Drive, Work
-from custody.spark import Pipeline
+from custody.spark import Files, Pipeline
 from custody.spark.driving import Driving
+from custody.spark.outside import _Hadoop
 from custody.spark.session import session
 from custody.spark.working import Batches
 from custody.store.postgres import Database, run_function
@@ -65,19 +66,21 @@ def kill() -> NoReturn:
 
 
 def watch(steps: Steps) -> None:
-    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned."""
-    work, commit, batch = Batches.work, Drive.commit, Driving._batch
+    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
+    (before the commit), moved (the first of them) and shown."""
+    run, commit, batch = Batches.work, Drive.commit, Driving._batch
+    stage, move, show = Files.stage, _Hadoop.move, Files.show
 
     def working(self: Batches, *args: Any, **kwargs: Any) -> Any:
-        done = work(self, *args, **kwargs)
+        done = run(self, *args, **kwargs)
         if done is not None:
             steps.reached("staged")
         return done
 
-    def committing(self: Drive, number: int, done: Work, **kwargs: Any) -> Committed:
+    def committing(self: Drive, number: int, work: Work, **kwargs: Any) -> Committed:
         if steps.due("uncommitted"):
             self = Drive(Uncommitted(self._db), self.driver)
-        committed = commit(self, number, done, **kwargs)
+        committed = commit(self, number, work, **kwargs)
         steps.reached("uncommitted")
         steps.reached("committed")
         return committed
@@ -87,7 +90,20 @@ def watch(steps: Steps) -> None:
         batch(self, *args)
         steps.reached("returned")
 
+    def staging(self: Files, *args: Any) -> None:
+        stage(self, *args)
+        steps.reached("written")
+
+    def moving(self: _Hadoop, *args: str) -> None:
+        move(self, *args)
+        steps.reached("moved")
+
+    def showing(self: Files, *args: Any) -> None:
+        show(self, *args)
+        steps.reached("shown")
+
     Batches.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
+    Files.stage, _Hadoop.move, Files.show = staging, moving, showing  # type: ignore[method-assign]
 
 
 class Uncommitted(Database):
@@ -123,7 +139,8 @@ def main() -> int:
         return 0
     orders = json.loads(line)
     watch(Steps(orders["steps"]))
-    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=SINK)
+    files = [] if orders["files"] is None else [Files(orders["files"], schema=ROW)]
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files])
     pipeline.each(screen)
     try:
         summary = pipeline.run(

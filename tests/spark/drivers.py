@@ -64,12 +64,14 @@ class Driver:
         *steps: Step,
         drain: str | None = "60s",
         checkpoint: Path | None = None,
+        files: Path | None = None,
         max_per_batch: int = 1000,
     ) -> None:
         """Starts the pipeline, as soon as the JVM is there."""
         self.reaches("ready", timeout=90)
         orders = {"url": url, "steps": steps, "drain": drain, "max_per_batch": max_per_batch}
-        self._tell(json.dumps({**orders, "checkpoint": None if checkpoint is None else str(checkpoint)}))
+        paths = {"checkpoint": checkpoint, "files": files}
+        self._tell(json.dumps({**orders, **{name: path and str(path) for name, path in paths.items()}}))
 
     def reaches(self, step: str, timeout: float = 60) -> None:
         """Waits until it says that it is at this step."""

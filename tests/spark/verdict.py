@@ -21,6 +21,8 @@ from custody.lifecycle import State
 SOURCE, GROUP, SINK = "in", "g", "out"
 SET = 2
 """Outputs of each message: a set that is published whole or not at all."""
+ROW = "partition int, offset bigint, seq int, part int"
+"""An output as a row."""
 
 Place = tuple[int, int]
 """Partition and offset."""

@@ -9,11 +9,15 @@ if TYPE_CHECKING:
     from custody.spark.each import To
     from custody.spark.figures import Batch, Summary
     from custody.spark.frame import fail_when
+    from custody.spark.outside import Files, Write
     from custody.spark.pipeline import Pipeline
 
-__all__ = ["Batch", "Pipeline", "Summary", "To", "fail_when"]
+__all__ = ["Batch", "Files", "Pipeline", "Summary", "To", "Write", "fail_when"]
 
-_HOME = {"Batch": "figures", "Pipeline": "pipeline", "Summary": "figures", "To": "each", "fail_when": "frame"}
+_HOME = {
+    "Batch": "figures", "Files": "outside", "Pipeline": "pipeline", "Summary": "figures", "To": "each",
+    "Write": "outside", "fail_when": "frame",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -42,8 +42,10 @@ from custody.spark.faults import described, fault, ours, worker_died
 from custody.spark.figures import Batch, Summary, outlook
 from custody.spark.group_reader import Claims, ClaimSource, own_source
 from custody.spark.job import Job
+from custody.spark.keeping import Kept
 from custody.spark.pipeline import Pipeline
 from custody.spark.working import Batches, parsed
+from custody.spark.writing import Writing
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Driving:
         self._visibility = seconds(policy.visibility_timeout)
         self._schema = parsed(pipeline.schema)
         self._narrow = pipeline.transform is not None and frame.check(
-            spark, pipeline.transform, self._schema, published=bool(pipeline.sinks)
+            spark, pipeline.transform, self._schema, published=bool(pipeline.sinks), keeps=bool(pipeline.outside)
         )
         self._fenced: PipelineFenced | None = None
         self._fatal: CustodyError | None = None
@@ -103,8 +105,9 @@ class Driving:
             error: BaseException | None
             try:
                 self._take_over()
+                self._writing.finish()
                 error = self._query()
-            except Transient as unavailable:
+            except (Transient, Py4JJavaError, OSError) as unavailable:
                 error = unavailable
             if self._fenced is not None:
                 raise self._fenced
@@ -152,9 +155,11 @@ class Driving:
             job=self._job,
             schema=self._schema,
             narrow=self._narrow,
+            kept=Kept(next(iter(self.pipeline.sinks), None)),
             stopping=self._stop.is_set,
             trouble=self._trouble,
         )
+        self._writing = Writing(pipeline=self.pipeline, spark=self._spark, drive=self._drive, trouble=self._trouble)
 
     def summary(self) -> Summary:
         totals = self._totals
@@ -186,6 +191,7 @@ class Driving:
             handler_timeout=None if policy.handler_timeout is None else seconds(policy.handler_timeout),
             sinks={name: self._drive.sink(name) for name in self.pipeline.sinks},
             schema=None if self._schema is None else self._schema.jsonValue(),
+            keeps=bool(self.pipeline.outside),
         )
 
     def _query(self) -> BaseException | None:
@@ -276,30 +282,39 @@ class Driving:
     def _batch(self, references: DataFrame, batch_id: int) -> None:
         """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""
         with self._in_batch:
-            pause, started, careful = 0.2, time.monotonic(), False
-            while True:
-                if self._stop.is_set() or self._ending.is_set():
-                    raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
-                try:
-                    done = self._work.work(references, careful=careful)
-                    if done is not None:
-                        self._commit(*done, batch_id=batch_id, started=started)
+            self._until_settled(references, batch_id)
+            if self.pipeline.outside:
+                self._writing.finish()  # if this fails the query does, and its next start does it
+
+    def _until_settled(self, references: DataFrame, batch_id: int) -> None:
+        pause, started, careful = 0.2, time.monotonic(), False
+        while True:
+            if self._stop.is_set() or self._ending.is_set():
+                raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
+            try:
+                found = self._work.work(references, careful=careful)
+                if found is not None:
+                    number, work = found
+                    done = self._writing.stage(number, work, self._work.kept)
+                    self._commit(number, work, done=done, batch_id=batch_id, started=started)
+                return
+            except ClaimLost as error:
+                logger.debug("%s: %s", self.pipeline.name, error)
+                return
+            except PipelineFenced as error:
+                self._fenced = error
+                raise
+            except Exception as error:
+                if isinstance(ours(error), ClaimLost):
                     return
-                except ClaimLost as error:
-                    logger.debug("%s: %s", self.pipeline.name, error)
-                    return
-                except PipelineFenced as error:
-                    self._fenced = error
+                if not self._may_go_on(error):
                     raise
-                except Exception as error:
-                    if isinstance(ours(error), ClaimLost):
-                        return
-                    if not self._may_go_on(error):
-                        raise
-                    careful = True
-                    self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
-                    self._stop.wait(pause)
-                    pause = min(pause * 2, 10.0)
+                careful = True
+                self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
+                self._stop.wait(pause)
+                pause = min(pause * 2, 10.0)
+            finally:
+                self._work.kept.clear()
 
     def _may_go_on(self, error: Exception) -> bool:
         """Whether the batch is worth another try: not if the query would fail in the same way for ever."""
@@ -332,13 +347,13 @@ class Driving:
                     "Use a smaller max_per_batch, or raise the max_depth of the topic.",
                 )
 
-    def _commit(self, number: int, work: Work, *, batch_id: int, started: float) -> None:
+    def _commit(self, number: int, work: Work, *, done: int | None, batch_id: int, started: float) -> None:
         """Until it is known to have happened: a repeat changes nothing."""
         pause = 0.1
         query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         while True:
             try:
-                committed = self._drive.commit(number, work, query_id=query_id, batch_id=batch_id)
+                committed = self._drive.commit(number, work, done=done, query_id=query_id, batch_id=batch_id)
                 break
             except StageLost:
                 raise

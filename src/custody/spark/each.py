@@ -28,7 +28,7 @@ from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Stage, note_suspect, stage_of, suspected
 from custody.policy import did_you_mean, seconds
 from custody.spark.events import Events, Reader
-from custody.spark.job import Job, Report
+from custody.spark.job import Job, Report, rows_batch
 from custody.spark.schema import decoder, plain
 
 BLOCK = 256
@@ -36,6 +36,8 @@ BLOCK = 256
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
 
 Handler = Callable[[Message], object]
+Placing = tuple[tuple[int, int] | None, int, log.Encoded]
+"""A topic (its id and number of partitions; None: only sinks outside), its partition, and the row."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Ite
                         attempt = Attempt(job, handler, events.claim)
                     attempt.take(events)
             if attempt is not None:
-                yield attempt.finish()
+                yield from attempt.finish()
         except CustodyError:
             if attempt is not None:
                 attempt.give_up()
@@ -87,6 +89,7 @@ class Attempt:
         self._handling = Handling(job, handler)
         self._report = Report()
         self._ran = 0
+        self._kept: list[tuple[int, int, str | None, str]] = []
         self._stopped: set[tuple[int, str | None]] = set()
         self._notes: Notes | None = None
         if job.careful or (context is not None and context.attemptNumber() > 0):
@@ -96,7 +99,7 @@ class Attempt:
         """Runs these messages in their order."""
         handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
-        notes, add = self._notes, self._stage.add
+        notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
         for message, malformed in _messages(self._job.topic, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
             if ordered and (partition, key) in stopped:
@@ -117,19 +120,25 @@ class Attempt:
             if outcome is None:
                 self._ran += 1
                 for topic, place, encoded in outputs:
-                    add(topic, place, (partition, offset), encoded)
+                    if topic is not None:
+                        add(topic, place, (partition, offset), encoded)
+                    if keeps and topic is first:
+                        self._kept.append((partition, offset, encoded[0], encoded[2].decode()))
                 continue
             self._report.failed(partition, offset, outcome, None if outcome.delay is None else seconds(outcome.delay))
             if ordered and key is not None and outcome.stops_key(on_dead):
                 stopped.add((partition, key))
 
-    def finish(self) -> pa.RecordBatch:
-        """Stages what is to be published, and says what came of the messages."""
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Stages what is to be published, and says what came of the messages; with the rows for sinks outside."""
         self._report.placed(self._stage.write())
         self._report.ran(self._claim, self._ran)
         if self._notes is not None:
             self._notes.finished()
-        return self._report.batch()
+        if self._job.keeps:
+            self._report.kept(self._stage.attempt, len(self._kept))
+            yield rows_batch(self._stage.attempt, self._kept)
+        yield self._report.batch(keeps=self._job.keeps)
 
     def give_up(self) -> None:
         """The database failed, and no message did: what was noted last must not be taken for the one that killed."""
@@ -145,15 +154,16 @@ class Handling:
         self._handler = handler
         self._sinks = dict(job.sinks)
         self._default = next(iter(job.sinks), None)
-        self._sink = None if self._default is None else job.sinks[self._default]
+        self.first = None if self._default is None else job.sinks[self._default]
+        self._keeps = job.keeps
         self.decode = plain if job.schema is None else decoder(job.schema)
         self._turn = random.randrange(1 << 16)
         self._timeout = job.handler_timeout
         if self._timeout is not None:
             signal.signal(signal.SIGALRM, _took_too_long)
 
-    def outputs(self, message: Message) -> list[tuple[tuple[int, int], int, log.Encoded]]:
-        """(topic, partition, row) of each output. Raises what the handler raises."""
+    def outputs(self, message: Message) -> list[Placing]:
+        """Where each output goes. Raises what the handler raises."""
         if self._timeout is None:
             returned = self._handler(message)
         else:
@@ -168,33 +178,41 @@ class Handling:
             return [self._placed(message, one) for one in returned]
         return [self._placed(message, returned)]
 
-    def _placed(self, message: Message, returned: object) -> tuple[tuple[int, int], int, log.Encoded]:
+    def _placed(self, message: Message, returned: object) -> Placing:
         """Where one output goes. It has the key of its message unless it names another."""
-        key = message.key
+        key, topic, partition = message.key, self.first, None
         if not isinstance(returned, Outgoing):
-            if self._sink is None:
-                raise self._unknown(None)
-            place = self._in_turn(self._sink[1]) if key is None else log.partition_for(key, self._sink[1])
-            return self._sink, place, (key, *log.encode(returned), None)
-        name = returned.topic if isinstance(returned, To) else self._default
-        key = key if returned.key is None else returned.key
-        payload, headers, partition = returned.payload, returned.headers, returned.partition
-        topic = self._sinks.get(name) if name is not None else None
+            encoded: log.Encoded = (key, *log.encode(returned), None)
+        else:
+            name = returned.topic if isinstance(returned, To) else self._default
+            if name is not None:
+                topic = self._sinks.get(name)
+                if topic is None:
+                    raise self._unknown(name)
+            key, partition = key if returned.key is None else returned.key, returned.partition
+            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=returned.headers))
+        if topic is self.first and (self._keeps or topic is None):
+            self._require_row(encoded)
         if topic is None:
-            raise self._unknown(name)
+            return None, 0, encoded
         if partition is None:
             partition = self._in_turn(topic[1]) if key is None else log.partition_for(key, topic[1])
         elif not 0 <= partition < topic[1]:
-            raise InvalidArgument(f"topic {name!r} has no partition {partition}")
-        return topic, partition, log.encode_message(Outgoing(payload, key=key, headers=headers))
+            raise InvalidArgument(f"the topic has no partition {partition}", f"It has {topic[1]}, counted from 0.")
+        return topic, partition, encoded
+
+    def _require_row(self, encoded: log.Encoded) -> None:
+        """Refuses an output that has nowhere to go, or cannot be a row there."""
+        if not self._keeps:
+            raise InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")
+        if encoded[1] == b"b":
+            raise InvalidPayload("bytes cannot be a row of a sink outside", "Return text or a JSON value.")
 
     def _in_turn(self, partitions: int) -> int:
         self._turn += 1
         return self._turn % partitions
 
-    def _unknown(self, name: str | None) -> CustodyError:
-        if name is None:
-            return InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")
+    def _unknown(self, name: str) -> CustodyError:
         return TopicNotFound(
             f"{name!r} is not a sink of the pipeline", f"Name it in sink=[…]. {did_you_mean(name, list(self._sinks))}"
         )

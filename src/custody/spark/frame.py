@@ -5,6 +5,7 @@ A frame's rows keep `_partition` and `_offset`, so every output row has its sour
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from custody.pipelines import Stage, stage_of
 from custody.policy import Duration, did_you_mean, seconds
 from custody.spark.events import EVENTS
 from custody.spark.job import Job, Report
+from custody.spark.keeping import DATA, MADE_BY
 
 Frame = Callable[[DataFrame], DataFrame]
 
@@ -78,9 +80,9 @@ def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
     return parsed.select(offset.alias("_offset"), *kept, *(F.col(f"_row.`{field.name}`") for field in schema.fields))
 
 
-def outputs(result: DataFrame, *, published: bool) -> DataFrame:
+def outputs(result: DataFrame, *, published: bool, keeps: bool = False) -> DataFrame:
     """Runs on the driver: what tasks stage, from whatever the frame returned. Columns without an underscore make the
-    payload, as a JSON object; if there are none, `_payload` goes out as it came."""
+    payload, as a JSON object; if there are none, `_payload` goes out as it came. For sinks outside, as they are too."""
     data = [name for name in result.columns if not name.startswith("_")]
     none: dict[str, Column] = {
         "_topic": F.lit(None).cast("string"),
@@ -101,7 +103,12 @@ def outputs(result: DataFrame, *, published: bool) -> DataFrame:
         kind.alias("kind"),
         payload.alias("payload"),
         *(F.col(name) if name in result.columns else empty.alias(name) for name, empty in none.items()),
+        *([_as_row(data).alias(DATA)] if keeps else []),
     )
+
+
+def _as_row(data: list[str]) -> Column:
+    return F.struct(*([F.col(f"`{name}`") for name in data] or [F.col("_payload").cast("string").alias("payload")]))
 
 
 def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -115,6 +122,9 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
             # a task of a join has its rows in another order; among rows of one message it stays as it is
             table = table.take(pc.sort_indices(table, [("_partition", "ascending"), ("_offset", "ascending")]))
             _stage(job, table, report, staged)
+            if job.keeps:
+                for attempt, made in Counter(table.column(MADE_BY).to_pylist()).items():
+                    report.kept(attempt, made)
         report.placed(staged.write())
         report.ran(claim, 0)
         yield report.batch()
@@ -133,12 +143,13 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
             outcome = Outcome(failure["outcome"], error=failure["error"], delay=failure["delay"])
             report.failed(partition, offset, outcome, failure["delay"])
             continue
-        if default is None:
+        wanted = name or default
+        if wanted is None:
             continue
-        topic = job.sinks.get(name or default)
+        topic = job.sinks.get(wanted)
         if topic is None:
-            known = did_you_mean(name, list(job.sinks))
-            error = TopicNotFound(f"{name!r} is not a sink of the pipeline", f"Name it in sink=[…]. {known}")
+            known = did_you_mean(wanted, list(job.sinks))
+            error = TopicNotFound(f"{wanted!r} is not a sink of the pipeline", f"Name it in sink=[…]. {known}")
             report.failed(partition, offset, Outcome("nack", error=str(error)), None)
             continue
         if payload is None:
@@ -159,7 +170,9 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
         staged.add(topic, place, (partition, offset), (key, kind.encode(), payload, encoded))
 
 
-def check(spark: SparkSession, frame: Frame, schema: StructType | None, *, published: bool) -> bool:
+def check(
+    spark: SparkSession, frame: Frame, schema: StructType | None, *, published: bool, keeps: bool = False
+) -> bool:
     """Runs on the driver, before anything is claimed: refuses a frame that loses the identity of its messages.
 
     True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
@@ -179,7 +192,7 @@ def check(spark: SparkSession, frame: Frame, schema: StructType | None, *, publi
             "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
         )
     try:
-        outputs(result, published=published)
+        outputs(result, published=published, keeps=keeps)
     except AnalysisException as error:
         raise PipelineRefused(f"the frame's columns cannot be published: {error}") from error
     return all(name in _NARROW for name, _ in nodes)

@@ -69,6 +69,7 @@ class Isolation:
         self.blameless = False
         self.work.failed |= found.failed
         self.work.placed += found.placed
+        self.work.kept |= found.kept
         return None
 
     def _require_guilt(self) -> None:

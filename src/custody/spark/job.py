@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
     "attempt bigint, topic_id int, messages bigint, of int"
 )
+KEEPING = f"{RESULT}, key string, payload string"
+"""A report that has rows for sinks outside of the database beside it."""
 _ARROW = pa.schema(
     [
         ("what", pa.string()),
@@ -32,6 +34,7 @@ _ARROW = pa.schema(
         ("of", pa.int32()),
     ]
 )
+_KEEPING = pa.schema([*_ARROW, ("key", pa.string()), ("payload", pa.string())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,8 @@ class Job:
     """The id and the number of partitions of each topic that may be written to; the first is the default."""
     schema: Mapping[str, Any] | None
     """The value of a StructType."""
+    keeps: bool = False
+    """What goes to the first sink goes outside of the database too; without any topic, everything."""
     once: bool = False
     """A frame over many messages: a task that failed is not tried again, for what broke it would break it again."""
     careful: bool = False
@@ -84,8 +89,21 @@ class Report:
     def placed(self, placed: Iterable[Placed]) -> None:
         self._rows += [{"what": "placed", **one._asdict()} for one in placed]
 
-    def batch(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist(self._rows, schema=_ARROW)
+    def kept(self, attempt: int, rows: int) -> None:
+        """So many rows were made for sinks outside."""
+        self._rows.append({"what": "kept", "attempt": attempt, "messages": rows})
+
+    def batch(self, *, keeps: bool = False) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist(self._rows, schema=_KEEPING if keeps else _ARROW)
+
+
+def rows_batch(attempt: int, rows: Sequence[tuple[int, int, str | None, str]]) -> pa.RecordBatch:
+    """Rows for sinks outside (partition, offset, key, payload), beside the report of the attempt that made them."""
+    columns: dict[str, pa.Array] = {"what": pa.repeat("row", len(rows)), "attempt": pa.repeat(attempt, len(rows))}
+    for number, name in enumerate(("partition", "offset", "key", "payload")):
+        columns[name] = pa.array([row[number] for row in rows], _KEEPING.field(name).type)
+    nothing = {name: pa.nulls(len(rows), kind) for name, kind in zip(_KEEPING.names, _KEEPING.types, strict=True)}
+    return pa.RecordBatch.from_pydict({**nothing, **columns}, schema=_KEEPING)
 
 
 def gather(table: pa.Table) -> tuple[int | None, Work]:
@@ -100,6 +118,8 @@ def gather(table: pa.Table) -> tuple[int | None, Work]:
             work.left.setdefault(row["partition"], []).append(row["offset"])
         elif row["what"] == "placed":
             work.placed.append(Placed(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"]))
+        elif row["what"] == "kept":
+            work.kept[row["attempt"]] = work.kept.get(row["attempt"], 0) + row["messages"]
         else:
             kind: Kind = row["outcome"]
             # of several rows of one message the first that failed counts

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
+from custody.spark.outside import Function, Outside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from custody.spark.each import Handler
     from custody.spark.figures import Batch, Summary
     from custody.spark.frame import Frame
+    from custody.spark.outside import Writer
     from custody.spark.trial import Trial
 
 H = TypeVar("H", bound="Handler")
 D = TypeVar("D", bound="Frame")
+W = TypeVar("W", bound="Writer")
 
 MAX_PER_BATCH = 100_000
 
@@ -27,9 +30,10 @@ MAX_PER_BATCH = 100_000
 class Pipeline:
     """One streaming query over a group: every message ends done or dead, and what it publishes is committed with it.
 
-    `sink` is the topic that results go to, or several (the first is the default). `schema` ("sku string, add int")
-    gives typed fields; a payload that does not fit is dead. The group is made with the policy if it is not there; if it
-    is, the policy replaces its own.
+    `sink` is the topic that results go to, or several (the first is the default), or `Files`; what goes to the first
+    topic goes to sinks outside of the database as well. `schema` ("sku string, add int") gives typed fields; a payload
+    that does not fit is dead. The group is made with the policy if it is not there; if it is, the policy replaces its
+    own.
     """
 
     def __init__(
@@ -37,18 +41,21 @@ class Pipeline:
         *,
         source: str,
         group: str,
-        sink: str | Sequence[str] | None = None,
+        sink: str | Outside | Sequence[str | Outside] | None = None,
         policy: Policy | None = None,
         schema: str | None = None,
         start: Start = "earliest",
     ) -> None:
         self.source, self.group, self.policy, self.schema, self.start = source, group, policy, schema, start
-        self.sinks: tuple[str, ...] = () if sink is None else (sink,) if isinstance(sink, str) else tuple(sink)
+        given = () if sink is None else (sink,) if isinstance(sink, str | Outside) else tuple(sink)
+        self.sinks = tuple(one for one in given if isinstance(one, str))
+        self.outside = tuple(one for one in given if isinstance(one, Outside))
         self.handler: Handler | None = None
         self.transform: Frame | None = None
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self.name} → {', '.join(self.sinks) or 'nothing'}>"
+        sinks = [*self.sinks, *(sink.name for sink in self.outside)]
+        return f"<Pipeline {self.name} → {', '.join(sinks) or 'nothing'}>"
 
     @property
     def name(self) -> str:
@@ -72,6 +79,25 @@ class Pipeline:
         self.transform = transform
         return transform
 
+    @overload
+    def write(self, function: W, /) -> W: ...
+
+    @overload
+    def write(self, function: None = None, /, *, schema: str | None = None) -> Callable[[W], W]: ...
+
+    def write(self, function: W | None = None, /, *, schema: str | None = None) -> W | Callable[[W], W]:
+        """A sink of one's own: a function of a DataFrame and a `Write`, called in the driver before each commit.
+
+        It is called again with the same claim when a batch is run again: with that number it can write each claim
+        once. The rows are as for `Files`.
+        """
+
+        def add(sink: W) -> W:
+            self.outside += (Function(sink, schema),)
+            return sink
+
+        return add if function is None else add(function)
+
     def _only_one(self) -> None:
         if self.handler is not None or self.transform is not None:
             raise InvalidArgument(f"{self!r} has what it does already", "A pipeline has one `each` or one `frame`.")
@@ -81,6 +107,13 @@ class Pipeline:
         if self.handler is None and self.transform is None:
             raise PipelineRefused(
                 f"{self!r} does nothing yet", "Decorate a function with @pipeline.each or @pipeline.frame."
+            )
+        names = [sink.name for sink in self.outside]
+        if len({*names}) < len(names):
+            raise PipelineRefused(f"{self!r} has a sink twice", "Results are written once to each: name it once.")
+        if self.transform is not None and any(sink.schema is not None for sink in self.outside):
+            raise PipelineRefused(
+                f"{self!r} has a schema for a sink, and a frame has one already", "Leave it out: it is for `each`."
             )
         if self.handler is not None:
             from custody.spark.each import require_portable

@@ -41,6 +41,8 @@ _ARROW = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
+    """`topic` is the name of a sink outside of the database if it goes to no topic."""
+
     topic: str
     key: str | None
     payload: Any
@@ -81,6 +83,7 @@ def try_out(
                 handler_timeout=None,
                 sinks={name: (number, c.topic(name).partitions) for number, name in enumerate(pipeline.sinks)},
                 schema=None if schema is None else schema.jsonValue(),
+                keeps=bool(pipeline.outside),
             )
             run: Callable[[list[Message]], list[dict[str, Any]]]
             if pipeline.handler is not None:
@@ -90,8 +93,8 @@ def try_out(
                     return [row.asDict() for row in rows.collect()]
 
             else:
-                published = bool(pipeline.sinks)
-                frame.check(shared, pipeline.transform, schema, published=published)  # type: ignore[arg-type]
+                published = bool(pipeline.sinks or pipeline.outside)
+                frame.check(shared, pipeline.transform, schema, published=bool(pipeline.sinks))  # type: ignore[arg-type]
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
                     result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]
@@ -176,12 +179,12 @@ def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
 
 def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow`: messages in, outcomes and outputs out. Runs in an executor."""
-    handler, topic = pipeline.handler, job.topic
+    handler, topic, outside = pipeline.handler, job.topic, _first(pipeline)
     assert handler is not None
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handling = Handling(job, handler)
-        names = {number: name for name, (number, _) in job.sinks.items()}
+        names = {topic: name for name, topic in job.sinks.items()}
         for batch in batches:
             rows = []
             for event in batch.to_pylist():
@@ -204,12 +207,17 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                     continue
                 rows.append({**where, "outcome": "ack"})
                 rows += [
-                    {**where, "topic": names[sink[0]], "key": encoded[0], "payload": encoded[2]}
-                    for sink, _, encoded in outputs
+                    {**where, "topic": names[sink] if sink else outside, "key": key, "payload": payload}
+                    for sink, _, (key, _, payload, _) in outputs
                 ]
             yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
     return run
+
+
+def _first(pipeline: Pipeline) -> str | None:
+    """Where results go that name no topic."""
+    return next(iter([*pipeline.sinks, *(sink.name for sink in pipeline.outside)]), None)
 
 
 def _framed(outputs: DataFrame, pipeline: Pipeline) -> list[dict[str, Any]]:
@@ -222,7 +230,7 @@ def _framed(outputs: DataFrame, pipeline: Pipeline) -> list[dict[str, Any]]:
                 "offset": row["_offset"],
                 "outcome": None if failure is None else failure["outcome"],
                 "error": None if failure is None else failure["error"],
-                "topic": row["_topic"] or (pipeline.sinks[0] if pipeline.sinks else None),
+                "topic": row["_topic"] or _first(pipeline),
                 "key": row["_key"],
                 "payload": row["payload"],
             }

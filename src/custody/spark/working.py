@@ -17,7 +17,8 @@ from custody.spark.events import EVENTS, reader
 from custody.spark.faults import NotTheRows, described, fault
 from custody.spark.group_reader import references
 from custody.spark.isolate import Isolation, Reference
-from custody.spark.job import RESULT, Job, gather
+from custody.spark.job import KEEPING, RESULT, Job, gather
+from custody.spark.keeping import DATA, Kept
 from custody.spark.pipeline import Pipeline
 
 
@@ -48,6 +49,8 @@ class Batches:
     schema: StructType | None
     narrow: bool
     """The frame's rows stay in their tasks and in order."""
+    kept: Kept
+    """The rows of the batch for sinks outside: the caller clears them when they are written."""
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
@@ -57,8 +60,13 @@ class Batches:
         The number comes with the rows, always: who guesses the claim in flight may settle another one's.
         """
         if self.pipeline.handler is not None:
-            job = replace(self.job, careful=careful)
-            claim, work = gather(batch.mapInArrow(each.task(job, self.pipeline.handler), RESULT).toArrow())
+            task = each.task(replace(self.job, careful=careful), self.pipeline.handler)
+            if self.job.keeps:
+                schemas = [parsed(sink.schema) for sink in self.pipeline.outside]
+                results = self.kept.handled(batch.mapInArrow(task, KEEPING), schemas)
+            else:
+                results = batch.mapInArrow(task, RESULT)
+            claim, work = gather(results.toArrow())
             return None if claim is None else (claim, work)
         first = batch.select("_claim").first()
         if first is None:
@@ -89,8 +97,15 @@ class Batches:
             raise
         except Exception as error:  # here in the driver, where there is no row yet
             raise NotTheRows(f"the frame raised {type(error).__name__}: {error}") from error
-        rows = frame.outputs(result, published=bool(self.job.sinks))
-        _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
+        rows = frame.outputs(result, published=bool(self.job.sinks), keeps=self.job.keeps)
+        if self.job.keeps:
+            rows = self.kept.framed(rows).drop(DATA)
+        try:
+            _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
+        except Exception:
+            if self.job.keeps:
+                self.kept.forget()
+            raise
         return work
 
     def _part(self, number: int, part: list[Reference]) -> Work:

@@ -25,8 +25,7 @@ RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older
 FUNCTIONS = (
     "guards", "ranges", "topics", "read", "reads", "stats", "publish", "producers", "groups", "bare", "failures",
     "breaker", "expire", "order", "take", "claim", "leased", "settle_parts", "settle", "redrive", "rewind", "blocked",
-    "stage", "pipelines", "retention", "views",
-    "doctor",
+    "stage", "pipelines", "commit", "outside", "retention", "views", "doctor",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 

@@ -1,0 +1,60 @@
+-- Sinks outside of the database. What a claim puts there is written before the commit and shown after it: a row of
+-- pipeline_writes is made before anything is written, and goes when nothing is left to do. Whoever dies in between leaves
+-- it to the next driver.
+
+-- Before a claim's results are written outside: which of its messages will be done, by partition. Arrays as in
+-- outcome_of_part. Nothing is settled yet; the commit refuses if it would come to another number.
+CREATE FUNCTION custody.begin_write(
+    p_topic text, p_group text, p_epoch bigint, p_claim bigint,
+    p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
+    p_left_partitions int[], p_left text[], p_sinks text[], p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (partition int, held int8multirange, done int8multirange)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_now   timestamptz;
+    v_part  custody.pipeline_parts;
+    v_out   custody.part_outcome;
+BEGIN
+    PERFORM custody.driven_by(v_group, p_epoch);
+    v_now := coalesce(p_now, clock_timestamp());
+    IF NOT EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id AND c.claim = p_claim) THEN
+        PERFORM custody.refuse('claim_lost', format('claim %s of group %L is not in flight', p_claim, p_group),
+            'It was committed, or all of it was taken away.');
+    END IF;
+    INSERT INTO custody.pipeline_writes VALUES (v_group.group_id, p_claim, p_epoch, p_sinks, false)
+    ON CONFLICT (group_id, claim) DO UPDATE SET epoch = excluded.epoch, sinks = excluded.sinks;
+    FOR v_part IN SELECT * FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id ORDER BY p.partition LOOP
+        v_out := custody.outcome_of_part(v_group, p_claim, v_part, p_partitions, p_offsets, p_outcomes, p_errors, p_delays,
+                                         p_left_partitions, p_left, v_now);
+        partition := v_part.partition;
+        held := v_part.held;
+        done := v_out.done;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- What was begun outside and is not over: to be shown if it was committed, else to be cleared away. Not the claim in flight.
+CREATE FUNCTION custody.open_writes(p_topic text, p_group text, p_epoch bigint)
+RETURNS TABLE (claim bigint, epoch bigint, sinks text[], committed boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    PERFORM custody.driven_by(v_group, p_epoch);
+    RETURN QUERY
+        SELECT w.claim, w.epoch, w.sinks, w.committed FROM custody.pipeline_writes w
+        WHERE w.group_id = v_group.group_id
+          AND (w.committed OR NOT EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = w.group_id AND c.claim = w.claim))
+        ORDER BY w.claim;
+END $$;
+
+-- Nothing is left to do for what a claim put outside.
+CREATE FUNCTION custody.end_write(p_topic text, p_group text, p_epoch bigint, p_claim bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+BEGIN
+    PERFORM custody.driven_by(v_group, p_epoch);
+    DELETE FROM custody.pipeline_writes w WHERE w.group_id = v_group.group_id AND w.claim = p_claim;
+END $$;
