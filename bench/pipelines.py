@@ -23,9 +23,11 @@ import custody
 from bench.report import Row, at_least
 from bench.sizes import KEYS
 from bench.stage import Connection, Stage
-from custody.spark import Batch, Pipeline
+from custody.spark import Pipeline
 from custody.spark.session import session
 
+GROWING = 50_000
+"""Messages that go through a pipeline before its batches have the size that is measured."""
 WARM_UP = 2
 """Batches that are not counted: Java compiles, and workers start."""
 ORDERED = custody.Policy(ordering="key", max_attempts=3, backoff=custody.Constant("100ms"))
@@ -40,13 +42,18 @@ def rows(stage: Stage) -> Iterator[Row]:
         yield from tiny_and_idle(stage, spark)
         yield from bad_row(stage, spark, size)
     finally:
-        spark.stop()
-        gateway = SparkContext._gateway
-        if gateway is not None:
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait(timeout=60)
-            SparkContext._gateway = SparkContext._jvm = None
+        ended(spark)
+
+
+def ended(spark: SparkSession) -> None:
+    """Stops Spark and its JVM, so that the next one begins anew."""
+    spark.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=60)
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 def screened(payload: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def _idle(stage: Stage, spark: SparkSession, seconds: float = 10.0) -> float:
     with stage.open() as (c, connection):
         fill(c, 100)
         pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
-        pipeline.each(_handler(0))
+        pipeline.each(handler(0))
         done, stop = threading.Event(), threading.Event()
         run = threading.Thread(
             target=pipeline.run, args=[c], kwargs={"spark": spark, "stop": stop, "on_batch": lambda _: done.set()}
@@ -144,10 +151,10 @@ def _transactions(connection: Connection) -> int:
 def bad_row(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
     """One message of a batch breaks a cast: what finding it costs."""
     took: dict[str, float] = {}
-    for bad in (None, None, size // 3):  # the first is the warm-up
+    for bad in (None, None, GROWING + size // 3):  # the first is the warm-up
         with stage.open() as (c, _):
             fill(c, 0)
-            _publish_texts(c, size, bad)
+            _publish_texts(c, size + GROWING, bad)
             pipeline = Pipeline(
                 source="in",
                 group="g",
@@ -160,8 +167,7 @@ def bad_row(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:
             def transform(frame: DataFrame) -> DataFrame:
                 return frame.withColumn("value", F.col("text").cast("int"))
 
-            found = _run(pipeline, c, spark, size)
-            took["clean" if bad is None else "bad"] = found[0]
+            took["clean" if bad is None else "bad"] = max(_run(pipeline, c, spark, size))
     yield Row(
         what=f"  one row in {size:,} that breaks a cast: its batch",
         measured=took["bad"],
@@ -180,27 +186,28 @@ def _publish_texts(c: custody.Custody, size: int, bad: int | None) -> None:
 
 
 def _run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, size: int) -> list[float]:
-    """Seconds from one commit to the next: everything that a batch costs, claim and bookkeeping of Spark too."""
-    ends: list[float] = []
-    first: list[float] = []
-
-    def note(batch: Batch) -> None:
-        first.append(batch.took)
-        ends.append(time.perf_counter())
-
-    pipeline.run(c, spark=spark, available_now=True, max_per_batch=size, on_batch=note)
-    return [first[0], *(after - before for before, after in itertools.pairwise(ends))]
+    """Seconds from one commit to the next, for batches that are full: everything that one costs, claim and bookkeeping
+    of Spark too. A pipeline begins with smaller ones."""
+    commits: list[tuple[float, int]] = []
+    pipeline.run(
+        c,
+        spark=spark,
+        available_now=True,
+        max_per_batch=size,
+        on_batch=lambda batch: commits.append((time.perf_counter(), batch.committed.messages)),
+    )
+    return [after - before for (before, _), (after, messages) in itertools.pairwise(commits) if messages >= size]
 
 
 def _pipeline(stage: Stage, spark: SparkSession, size: int, batches: int, *, failing_keys: int = 0) -> list[float]:
     with stage.open() as (c, _):
-        fill(c, size * batches)
+        fill(c, size * batches + GROWING)
         pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
-        pipeline.each(_handler(failing_keys))
+        pipeline.each(handler(failing_keys))
         return _run(pipeline, c, spark, size)[WARM_UP:]
 
 
-def _handler(failing_keys: int) -> Callable[[custody.Message], Any]:
+def handler(failing_keys: int) -> Callable[[custody.Message], Any]:
     failing = {f"ACC-{number}" for number in range(failing_keys)}
 
     def handle(message: custody.Message) -> Any:

@@ -32,7 +32,7 @@ def test_the_snippets_of_a_document_run(document: Path, tmp_path: Path, monkeypa
         script = tmp_path / "snippets.py"
         script.write_text("\n".join(snippets(document, "python")) or "pass", encoding="utf-8")
         run = subprocess.run(
-            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
         )
         assert run.returncode == 0, run.stderr
         for comment in re.findall(r"^\s*print\(.*\)  # (.*)$", script.read_text(encoding="utf-8"), re.MULTILINE):

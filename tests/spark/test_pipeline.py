@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PipelineRefused, TopicNotFound
-from custody.spark import Pipeline, Summary, To, fail_when
+from custody.spark import Batch, Pipeline, Summary, To, fail_when
 from custody.spark.each import KILLED
 
 ONCE = custody.Policy(ordering="key", max_attempts=1)
@@ -273,6 +274,46 @@ def test_a_handler_that_kills_its_python_worker_fails_like_any_other(c: custody.
     assert dead == {100: KILLED, 333: KILLED}
     assert numbers(c) == [n for n in range(600) if n not in (100, 333)]
     assert_in_key_order(c)
+
+
+@pytest.mark.req("S5")
+def test_claims_shrink_to_what_a_sink_can_take_and_wait_for_its_readers(
+    c: custody.Custody, spark: SparkSession
+) -> None:
+    c.create_topic("small", max_depth=40)
+    c.create_group("small", "readers", start="earliest")
+    publish(c, [{"n": n} for n in range(300)])
+    pipeline = Pipeline(source="in", group="g", sink="small")
+    pipeline.each(lambda message: message.payload)
+    sizes: list[int] = []
+    troubles: list[str] = []
+
+    def read_all(batch: Batch) -> None:
+        sizes.append(batch.committed.messages)
+        lease = c.claim("small", "readers", max_messages=1000)
+        lease.ack(lease.messages)
+
+    summary = run(pipeline, c, spark, on_batch=read_all, on_trouble=troubles.append)
+    assert (summary.done, summary.restarts) == (300, 1)
+    assert numbers(c, "small") == [*range(300)]
+    assert max(sizes) <= 40
+    assert "300 messages have 300 for one partition of 'small', which holds 40" in troubles[0]
+
+
+@pytest.mark.req("S5")
+def test_batches_are_as_large_as_the_time_for_them_allows(c: custody.Custody, spark: SparkSession) -> None:
+    def slow(message: custody.Message) -> object:
+        time.sleep(0.01)
+        return message.payload
+
+    publish(c, [{"n": n} for n in range(1500)], keys=100)
+    pipeline = Pipeline(source="in", group="g", sink="out")
+    pipeline.each(slow)
+    sizes: list[int] = []
+    run(pipeline, c, spark, batch_time="1s", on_batch=lambda batch: sizes.append(batch.committed.messages))
+    assert sizes[0] == 500
+    assert all(size < 300 for size in sizes[1:]), "two tasks do 200 in a second"
+    assert numbers(c) == [*range(1500)]
 
 
 @pytest.mark.req("S9")

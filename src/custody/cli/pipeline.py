@@ -48,6 +48,14 @@ def run(
     max_per_batch: Annotated[
         int | None, typer.Option(min=1, help="The most messages of one batch (default: 100,000).")
     ] = None,
+    batch_time: Annotated[
+        Any,
+        typer.Option(
+            parser=arguments.duration,
+            metavar="DURATION",
+            help="How long a batch may take (default: 10s): it has fewer messages if they are slow.",
+        ),
+    ] = None,
 ) -> None:
     """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished."""
     from custody.cli.pipeline_file import pipelines_of, spark_extra
@@ -57,7 +65,7 @@ def run(
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
-        from custody.spark.pipeline import MAX_PER_BATCH
+        from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH
     with door.connect(worker=_driver_name()) as c:
         stop = threading.Event()
         progress = Progress(door, c, pipelines, stop)
@@ -69,6 +77,7 @@ def run(
                 available_now=available_now,
                 drain=drain,
                 max_per_batch=max_per_batch or MAX_PER_BATCH,
+                batch_time=batch_time or BATCH_TIME,
                 on_batch=progress.batch,
                 on_trouble=progress.trouble,
                 stop=stop,

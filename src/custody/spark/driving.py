@@ -58,6 +58,10 @@ GONE = (Py4JNetworkError, ConnectionError)
 """What a call raises when Spark's JVM has died."""
 
 
+class TooLarge(Exception):
+    """A batch that its sink can never take as a whole."""
+
+
 class Driving:
     """One pipeline while it runs, in the driver's process."""
 
@@ -70,13 +74,14 @@ class Driving:
         one_pass: bool,
         drain: float | None,
         max_per_batch: int,
+        batch_time: float,
         checkpoint: str | None,
         on_batch: Callable[[Batch], None],
         on_trouble: Callable[[str], None],
         stop: threading.Event,
     ) -> None:
         self.pipeline, self._c, self._spark = pipeline, c, spark
-        self._one_pass, self._drain, self._max = one_pass, drain, max_per_batch
+        self._one_pass, self._drain, self._max, self._batch_time = one_pass, drain, max_per_batch, batch_time
         self._checkpoint, self._on_batch, self._on_trouble, self._stop = checkpoint, on_batch, on_trouble, stop
         policy = c.group(pipeline.source, pipeline.group).policy
         assert policy is not None
@@ -205,6 +210,7 @@ class Driving:
             driver=driver.name,
             visibility=self._visibility,
             max_messages=self._max,
+            batch_time=self._batch_time,
             tasks=self._spark.sparkContext.defaultParallelism,
             ordered=self._job.ordered,
             until=None if self._only is None else self._only.until,
@@ -307,7 +313,7 @@ class Driving:
             except Exception as error:
                 if isinstance(ours(error), ClaimLost):
                     return
-                if not self._may_go_on(error):
+                if isinstance(error, TooLarge) or not self._may_go_on(error):
                     raise
                 careful = True
                 self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
@@ -333,19 +339,22 @@ class Driving:
         self._failures += 1
         return self._failures <= (KILLERS if worker_died(error) else RESTARTS) or isinstance(known, Transient)
 
-    def _require_room(self, work: Work) -> None:
-        """Refuses a batch that would not fit its sink even if that were empty: waiting would not help."""
+    def _require_room(self, number: int, work: Work) -> None:
+        """A batch that would not fit its sink even if that were empty is given back, and claims are smaller then."""
         for name, (topic_id, _) in self._job.sinks.items():
             most = self._c.topic(name).max_depth
             counts: Counter[int] = Counter()
             for placed in work.placed:
                 counts[placed.partition] += placed.messages if placed.topic_id == topic_id else 0
             largest = max(counts.values(), default=0)
-            if most is not None and largest > most:
-                raise PipelineRefused(
-                    f"a batch has {largest:,} messages for one partition of {name!r}, which holds {most:,}",
-                    "Use a smaller max_per_batch, or raise the max_depth of the topic.",
-                )
+            if most is None or largest <= most:
+                continue
+            claimed = sum(part.messages for part in self._drive.claimed(number))
+            said = f"{claimed:,} messages have {largest:,} for one partition of {name!r}, which holds {most:,}"
+            if claimed == 1:
+                raise PipelineRefused(said, "Raise the max_depth of the topic.")
+            self._max = max(1, claimed * most // largest // 2)
+            raise TooLarge(f"{said}: claims take at most {self._max:,} from now on")
 
     def _commit(self, number: int, work: Work, *, done: int | None, batch_id: int, started: float) -> None:
         """Until it is known to have happened: a repeat changes nothing."""
@@ -361,7 +370,7 @@ class Driving:
                 if self._stop.is_set():
                     raise
                 if isinstance(error, QueueFull):
-                    self._require_room(work)
+                    self._require_room(number, work)
                 what = "the sink is full" if isinstance(error, QueueFull) else "the commit is tried again"
                 self._trouble(f"{what}: {error}")
                 self._stop.wait(pause)

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 import custody
 from custody import arrow
 from custody.pipelines import Driver, Pass, Ranges, task_reads
+from custody.spark.pacing import Pace
 from custody.spark.splitting import Piece, shares
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
@@ -45,6 +46,8 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     visibility: float
     max_messages: int
+    batch_time: float
+    """Seconds that a batch should take at most: claims are sized by it."""
     tasks: int
     ordered: bool
     until: tuple[int, ...] | None = None
@@ -106,6 +109,8 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._claims = msgspec.json.decode(options["claims"], type=Claims)
         self._reported: tuple[int, dict[str, Any]] | None = None
         self._last = 0
+        self._pace = Pace(most=self._claims.max_messages, aim=self._claims.batch_time, tasks=max(1, self._claims.tasks))
+        self._running: tuple[int, float] | None = None
 
     def initialOffset(self) -> dict[str, int]:
         return {"claim": 0}
@@ -122,14 +127,18 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         only = None if claims.until is None else Pass(until=claims.until, due=claims.due)
         c, woken = _open(self._url, claims.topic)
         drive = c.driving(claims.as_driver)
+        if self._running is not None:
+            messages, since = self._running
+            self._pace.took(messages, time.monotonic() - since)
+            self._running = None
         while True:
             woken.clear()
-            claim = drive.claim(claims.max_messages, only)
+            claim = drive.claim(self._pace.size, only)
             if claim.number is not None and claim.number == start["claim"]:
                 drive.release()  # a kept checkpoint takes it for done, and nobody would ever run it
                 continue
             if claim.number is not None:
-                self._last = claim.number
+                self._last, self._running = claim.number, (claim.messages, time.monotonic())
                 return {"claim": claim.number}
             if only is None:
                 woken.wait(min(IDLE, IDLE if claim.due_in is None else max(0.01, claim.due_in)))

@@ -25,6 +25,7 @@ D = TypeVar("D", bound="Frame")
 W = TypeVar("W", bound="Writer")
 
 MAX_PER_BATCH = 100_000
+BATCH_TIME: Duration = "10s"
 
 
 class Pipeline:
@@ -129,6 +130,7 @@ class Pipeline:
         available_now: bool = False,
         drain: Duration | None = None,
         max_per_batch: int = MAX_PER_BATCH,
+        batch_time: Duration = BATCH_TIME,
         checkpoint: str | None = None,
         on_batch: Callable[[Batch], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
@@ -136,8 +138,9 @@ class Pipeline:
     ) -> Summary:
         """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`), or with `available_now` once over what is due now.
 
-        `drain` makes it one pass that also waits for retries, up to that long. A failed query is started again; a
-        newer driver of the same pipeline ends this one with `pipeline_fenced`. No checkpoint has to be kept.
+        `drain` makes it one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`
+        messages, and fewer if so many would take longer than `batch_time`. A failed query is started again; a newer
+        driver of the same pipeline ends this one with `pipeline_fenced`. No checkpoint has to be kept.
         """
         from custody.spark.running import run
 
@@ -149,6 +152,7 @@ class Pipeline:
             available_now=available_now,
             drain=drain,
             max_per_batch=max_per_batch,
+            batch_time=batch_time,
             checkpoint=checkpoint,
             on_batch=on_batch,
             on_trouble=on_trouble,

@@ -14,7 +14,7 @@ from custody.errors import GroupNotFound, InvalidArgument
 from custody.policy import Duration, seconds
 from custody.spark.driving import Driving
 from custody.spark.figures import Batch, Summary
-from custody.spark.pipeline import Pipeline
+from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH, Pipeline
 from custody.spark.session import session
 from custody.worker.signals import stopped_by_signals
 
@@ -27,7 +27,8 @@ def run(
     master: str | None = None,
     available_now: bool = False,
     drain: Duration | None = None,
-    max_per_batch: int,
+    max_per_batch: int = MAX_PER_BATCH,
+    batch_time: Duration = BATCH_TIME,
     checkpoint: str | None = None,
     on_batch: Callable[[Batch], None] | None = None,
     on_trouble: Callable[[str], None] | None = None,
@@ -41,6 +42,9 @@ def run(
     for pipeline in pipelines:
         pipeline.require_complete()
     waits = None if drain is None else seconds(drain)
+    aim = seconds(batch_time)
+    if aim <= 0:
+        raise InvalidArgument("batch_time must be more than nothing")
     stop = stop or threading.Event()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
         for pipeline in pipelines:
@@ -53,6 +57,7 @@ def run(
                 one_pass=available_now or drain is not None,
                 drain=waits,
                 max_per_batch=max_per_batch,
+                batch_time=aim,
                 checkpoint=checkpoint,
                 on_batch=on_batch or (lambda _: None),
                 on_trouble=on_trouble or (lambda _: None),
