@@ -43,7 +43,7 @@ def publish(c: custody.Custody, count: int, keys: int = 7) -> None:
 
 
 def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
-    return pipeline.run(c, spark=spark, **({"drain": "20s", "max_per_batch": 150} | settings))
+    return pipeline.run(c, spark=spark, **({"drain": "20s", "max_per_batch": 150, "batch_time": "10m"} | settings))
 
 
 def halved(message: custody.Message) -> object:
@@ -210,6 +210,29 @@ def test_rows_that_had_to_be_made_again_are_not_trusted(c: custody.Custody, spar
     written = {row["n"]: row["luck"] for row in spark.read.parquet(table).collect()}
     assert written == published, "the same attempt's"
     assert spark.read.parquet(table).count() == 100
+
+
+def test_what_an_earlier_run_of_the_batch_had_is_not_shown(
+    c: custody.Custody, spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    """The second run of the same claim has no rows at all: nothing of the first may stay."""
+    mark = tmp_path / "failed once"
+    publish(c, 10)
+    pipeline = Pipeline(source="in", group="g", sink=Files(table, schema=ROW), policy=ONCE)
+    pipeline.each(lambda message: None if mark.exists() else halved(message))
+    counts: list[int] = []
+
+    @pipeline.write(schema=ROW)
+    def fail_once(rows: DataFrame, _write: Write) -> None:
+        counts.append(rows.count())
+        if not mark.exists():
+            mark.touch()
+            raise OSError("the disk is full")
+
+    run(pipeline, c, spark)
+    assert counts == [10, 0]
+    assert files_left(table) == []
+    assert [path.name for path in Path(table).iterdir()] == ["_custody"]
 
 
 def test_what_is_taken_away_while_it_is_written_is_not_shown(

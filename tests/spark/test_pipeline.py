@@ -46,7 +46,7 @@ def numbers(c: custody.Custody, topic: str = "out") -> list[int]:
 
 
 def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
-    return pipeline.run(c, spark=spark, **({"drain": "20s"} | settings))
+    return pipeline.run(c, spark=spark, **({"drain": "20s", "batch_time": "10m"} | settings))
 
 
 def assert_in_key_order(c: custody.Custody, topic: str = "out") -> None:

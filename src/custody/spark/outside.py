@@ -36,6 +36,8 @@ class Outside:
 
     name: str
     schema: str | None
+    takes_nothing = False
+    """Whether it is told of a claim that has no rows."""
 
     def stage(self, rows: DataFrame, write: Write) -> None:
         """Writes the rows of a claim, in place of what was staged for it. Before the commit, maybe more than once."""
@@ -50,6 +52,8 @@ class Outside:
 
 class Function(Outside):
     """A function of the user's, called before the commit with the rows and what they are of: at least once."""
+
+    takes_nothing = True
 
     def __init__(self, function: Writer, schema: str | None = None) -> None:
         self.name, self.schema = f"function {function.__qualname__}", schema

@@ -33,10 +33,13 @@ class Writing:
         if not sinks:
             return None
         due = self.drive.begin_write(number, work, [sink.name for sink in sinks])
-        if any(work.kept.values()):
-            for place, sink in enumerate(sinks):
-                sink.stage(kept.rows(place, work.kept, due), self._write(number, self.drive.driver.epoch))
-            kept.check(work.kept)
+        write, some = self._write(number, self.drive.driver.epoch), any(work.kept.values())
+        for place, sink in enumerate(sinks):
+            if some or sink.takes_nothing:
+                sink.stage(kept.rows(place, work.kept, due), write)
+            else:
+                sink.discard(self.spark, write)  # an earlier run of the batch may have had something
+        kept.check(work.kept)
         return sum(last - first for one in due for first, last in one.done)
 
     def finish(self) -> None:
