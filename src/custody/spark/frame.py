@@ -22,6 +22,7 @@ from custody.outcomes import Kind, Outcome
 from custody.pipelines import Stage, stage_of
 from custody.policy import Duration, did_you_mean, seconds
 from custody.spark.events import EVENTS
+from custody.spark.faults import described
 from custody.spark.job import Job, Report
 from custody.spark.keeping import DATA, MADE_BY
 
@@ -29,6 +30,7 @@ Frame = Callable[[DataFrame], DataFrame]
 
 _CORRUPT = "_corrupt"
 _FAILURE = "_failure"
+_UTC = {"timeZone": "UTC"}  # what a payload means does not depend on the zone of the session
 _REMEDY = (
     "Use spark.readStream.format('custody') for aggregations and stateful work: it reads the topic by offset, without "
     "a lifecycle."
@@ -71,7 +73,7 @@ def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
     if schema is None:
         return messages.drop("_claim")
     read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_UTC}
     parsed = messages.withColumn("_row", F.from_json(F.col("_payload").cast("string"), read, options))
     # the task that read it has found it fit; where Spark is stricter, the row breaks the job and is then isolated
     wrong = F.raise_error(F.concat(F.lit("the payload does not fit the schema: "), F.col(f"_row.{_CORRUPT}")))
@@ -94,7 +96,7 @@ def outputs(result: DataFrame, *, published: bool, keeps: bool = False) -> DataF
         kind, payload = F.lit("j"), F.lit(None).cast("binary")
     elif data:
         fields = F.struct(*(F.col(f"`{name}`") for name in data))
-        kind, payload = F.lit("j"), F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+        kind, payload = F.lit("j"), F.to_json(fields, {"ignoreNullFields": "false", **_UTC}).cast("binary")
     else:
         kind, payload = F.col("_kind"), F.col("_payload").cast("binary")
     return result.select(
@@ -178,7 +180,14 @@ def check(
     True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
     """
     empty = spark.createDataFrame([], EVENTS)
-    result = frame(typed(empty, schema))
+    try:
+        messages = typed(empty, schema)
+    except AnalysisException as error:
+        raise PipelineRefused(
+            f"the fields of the schema cannot be columns here: {described(error)}",
+            "Two names that differ only in case need spark.sql.caseSensitive.",
+        ) from error
+    result = frame(messages)
     if not isinstance(result, DataFrame):
         raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame")
     _check_columns(result)

@@ -14,6 +14,7 @@ from custody.errors import GroupNotFound, InvalidArgument
 from custody.policy import Duration, seconds
 from custody.spark.driving import Driving
 from custody.spark.figures import Batch, Summary
+from custody.spark.given import require_fit
 from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH, Pipeline
 from custody.spark.session import session
 from custody.worker.signals import stopped_by_signals
@@ -119,11 +120,14 @@ def own_session(spark: SparkSession | None, master: str | None) -> Iterator[Spar
     from pyspark import SparkContext
 
     if spark is not None:
+        require_fit(spark)
         yield spark
         return
     mine = SparkContext._active_spark_context is None
     made = session(master=master, app_name="custody pipeline")
     try:
+        if not mine:
+            require_fit(made)
         yield made
     except KeyboardInterrupt:  # a second one: nothing is finished any more, and Java need not say so
         made.sparkContext.setLogLevel("OFF")

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from custody.errors import InvalidArgument, InvalidConfig
 from custody.policy import did_you_mean
 from custody.spark import java
+from custody.spark.given import require_classic
 
 MASTER = "local[*,4]"  # with plain local[*] Spark never tries a task again
 LOG_LEVELS = ["off", "fatal", "error", "warn", "info", "debug", "trace", "all"]
@@ -30,6 +31,7 @@ def session(
 
     Under spark-submit, what that was told comes before the defaults here, and the arguments come before it.
     """
+    require_classic()
     context = SparkContext._active_spark_context
     if context is not None:
         if master is not None and master != context.master:
