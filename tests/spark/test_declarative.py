@@ -30,6 +30,7 @@ def run(project: Path, server: str) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.req("S5")
 def test_a_project_runs_twice_and_publishes_once(database_url: str, project: Path) -> None:
     url = with_password(database_url)

@@ -73,6 +73,7 @@ c.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("S5")
 def test_cells_one_after_another(database_url: str, tmp_path: Path) -> None:
     with custody.connect(database_url) as c, (tmp_path / "said").open("w+") as said:

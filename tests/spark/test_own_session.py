@@ -116,7 +116,9 @@ def run(program: str, *arguments: str, **more: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.req("S5")
-@pytest.mark.parametrize("given", [PLAIN, CONTRARY], ids=["plain", "contrary"])
+@pytest.mark.parametrize(
+    "given", [pytest.param(PLAIN, id="plain", marks=pytest.mark.slow), pytest.param(CONTRARY, id="contrary")]
+)
 def test_results_are_the_same_and_the_session_is_left_as_it_was(
     given: dict[str, str], database_url: str, tmp_path: Path
 ) -> None:
