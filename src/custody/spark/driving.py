@@ -218,25 +218,13 @@ class Driving:
             give_up_at=self._give_up_at,
         )
         temporary = None if self._checkpoint else Path(tempfile.mkdtemp(prefix="custody-checkpoint-"))
-        name = f"{ClaimSource.name()}_{driver.group_id}_{driver.epoch}"
-        with _REGISTERING:
-            self._spark.dataSource.register(own_source(name))
-        source = self._spark.readStream.format(name).option("url", self._job.url)
-        writer = (
-            source.option("claims", claims.encoded())
-            .load()
-            .writeStream.foreachBatch(self._batch)
-            .queryName(f"{self.pipeline.name} (epoch {driver.epoch})")
-            .option("checkpointLocation", self._checkpoint or str(temporary))
-        )
-        writer = writer.trigger(availableNow=True) if self._one_pass else writer.trigger(processingTime="0 seconds")
         ended = threading.Event()
         self._ending.clear()
         query: StreamingQuery | None = None
         try:
-            # before the query: a first claim may be taken before start() returns
+            # before the query: a first claim may be taken before it is there
             threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
-            query = writer.start()
+            query = self._start(claims, self._checkpoint or str(temporary))
             while query.isActive and not self._stop.is_set() and self._fenced is None:
                 query.awaitTermination(0.2)  # type: ignore[arg-type]
             return None if self._stop.is_set() else self._outcome(query)
@@ -253,6 +241,21 @@ class Driving:
             self._give_back()
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def _start(self, claims: Claims, checkpoint: str) -> StreamingQuery:
+        name = f"{ClaimSource.name()}_{claims.group_id}_{claims.epoch}"
+        with _REGISTERING:
+            self._spark.dataSource.register(own_source(name))
+        source = self._spark.readStream.format(name).option("url", self._job.url)
+        writer = (
+            source.option("claims", claims.encoded())
+            .load()
+            .writeStream.foreachBatch(self._batch)
+            .queryName(f"{self.pipeline.name} (epoch {claims.epoch})")
+            .option("checkpointLocation", checkpoint)
+        )
+        writer = writer.trigger(availableNow=True) if self._one_pass else writer.trigger(processingTime="0 seconds")
+        return writer.start()
 
     def _outcome(self, query: StreamingQuery) -> BaseException | None:
         try:

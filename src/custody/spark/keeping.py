@@ -114,7 +114,8 @@ def _parsed(schema: StructType | None) -> Column:
     if schema is None:
         return F.struct(F.col("payload"), F.lit(None).cast("string").alias(_CORRUPT))
     read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-    return F.from_json(F.col("payload"), read, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "timeZone": "UTC"}
+    return F.from_json(F.col("payload"), read, options)
 
 
 def _undone(due: Due) -> list[int]:
