@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from custody.outcomes import Outcome
 from custody.policy import seconds
 from custody.settle import offset_set, storable
-from custody.store import staging
+from custody.store import reach, staging
 from custody.store.append import row_tail
 from custody.store.postgres import Database
 
@@ -276,6 +276,16 @@ def stage_of(group_id: int, number: int) -> str:
 
 
 # what tasks do, in an executor's Python process
+
+
+def by_socket(url: str) -> bool:
+    """Whether the URL leads to a socket of its own machine."""
+    return reach.by_socket(url)
+
+
+def task_unreached(url: str, seconds: int = 5) -> str | None:
+    """Why the database cannot be reached from here; None if it can."""
+    return reach.unreached(url, seconds)
 
 
 class Attempts(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from tests.spark.cluster import Cluster, cluster
 
 from custody.spark.session import session
 
@@ -22,6 +23,13 @@ def spark() -> Iterator[SparkSession]:
     yield opened
     opened.stop()
     end_jvm()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone cluster with two workers, for drivers in processes of their own."""
+    with cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 def end_jvm() -> None:

@@ -1,6 +1,7 @@
 """A pipeline's driver in a process of its own, which waits or dies at the step that it is told.
 
-It starts its JVM and says so. Then it reads its orders, one line of JSON; what it says are lines of JSON too.
+It starts its JVM and says so. Then it reads its orders, one line of JSON; what it says are lines of JSON too. Settings
+of Spark may be given as an argument: without them it runs on this machine.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 import psycopg
-from pyspark import SparkContext
-from tests.spark.verdict import GROUP, ROW, SINK, SOURCE, chance, passed_on
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tests.spark import holding, verdict
+from tests.spark.verdict import GROUP, ROW, SET, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
 from custody.pipelines import Committed, Drive, Work
-from custody.spark import Files, Pipeline
+from custody.spark import Files, Pipeline, fail_when
 from custody.spark.driving import Driving
 from custody.spark.outside import _Hadoop
 from custody.spark.session import session
@@ -126,23 +130,53 @@ def screen(message: custody.Message) -> object:
     return passed_on(message)
 
 
-def main() -> int:
-    spark = session(
-        master="local[2,4]",
-        app_name="custody-tests",
-        config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
+def screened(messages: DataFrame) -> DataFrame:
+    """The same as a frame, but that nothing of it is no good."""
+    luck = F.crc32(F.concat_ws("/", "_key", "seq", "_attempt").cast("binary")) % 1000
+    return messages.transform(fail_when(luck < 5, "no luck")).select(
+        "_partition",
+        "_offset",
+        "_key",
+        "_failure",
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        "seq",
+        F.explode(F.sequence(F.lit(0), F.lit(SET - 1))).alias("part"),
     )
+
+
+def main() -> int:
+    here = {"spark.master": "local[2,4]", "spark.driver.memory": "1g"}
+    small = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    settings = json.loads(sys.argv[1]) if len(sys.argv) > 1 else here
+    spark = session(app_name="custody-tests", config={**small, **settings})
+    for module in (holding, verdict):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors cannot import tests
     spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
     say(at="ready")
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    orders = json.loads(line)
-    watch(Steps(orders["steps"]))
+    code = 0
+    while line := sys.stdin.readline():
+        orders = json.loads(line)
+        code = run(spark, orders)
+        if not orders["more"]:
+            break
+    return code
+
+
+def run(spark: SparkSession, orders: dict[str, Any]) -> int:
+    """One run of the pipeline."""
+    if orders["steps"]:
+        watch(Steps(orders["steps"]))
+    framed, hold = orders["style"] == "frame", orders["hold"]
     files = [] if orders["files"] is None else [Files(orders["files"], schema=ROW)]
-    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files])
-    pipeline.each(screen)
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema="seq int" if framed else None)
+    if framed:
+        pipeline.frame(screened)
+    else:
+        pipeline.each(screen)
     try:
+        if hold is not None:
+            holding.tasks(**hold)
         summary = pipeline.run(
             orders["url"],
             spark=spark,
@@ -158,6 +192,8 @@ def main() -> int:
     except Exception as error:
         say(at="end", code=type(error).__name__, error=str(error))
         return 1
+    finally:
+        holding.let_go()
     say(at="end", code=None, summary=asdict(summary))
     return 0
 

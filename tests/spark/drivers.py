@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,17 @@ def _paths() -> list[str]:
 class Driver:
     """One driver. It starts its JVM at once, and its pipeline when it gets its orders."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(
+        self, place: Path, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] = os.environ
+    ) -> None:
         place.mkdir()
         self._log = place / "stderr"
+        more = [] if settings is None else [json.dumps(settings)]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.spark.driver"],
+                [sys.executable, "-u", "-m", "tests.spark.driver", *more],
                 cwd=place,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()]), "TMPDIR": str(place)},
+                env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()]), "TMPDIR": str(place)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -66,10 +69,15 @@ class Driver:
         checkpoint: Path | None = None,
         files: Path | None = None,
         max_per_batch: int = 1000,
+        style: str = "each",
+        hold: Mapping[str, str | None] | None = None,
+        more: bool = False,
     ) -> None:
-        """Starts the pipeline, as soon as the JVM is there."""
+        """Starts the pipeline, as soon as the JVM is there. `more`: it waits for other orders afterwards."""
         self.reaches("ready", timeout=90)
+        self.said[:] = [one for one in self.said if one.get("at") != "end"]
         orders = {"url": url, "steps": steps, "drain": drain, "max_per_batch": max_per_batch}
+        orders |= {"style": style, "hold": hold, "more": more}
         paths = {"checkpoint": checkpoint, "files": files}
         self._tell(json.dumps({**orders, **{name: path and str(path) for name, path in paths.items()}}))
 
@@ -120,6 +128,11 @@ class Driver:
             self.process.wait(moment)
         self.kill()
 
+    def has_run(self, timeout: float = 120) -> dict[str, Any]:
+        """Waits for the end of a run after which it goes on living, and returns what it said of it."""
+        self.reaches("end", timeout)
+        return next(one for one in self.said if one.get("at") == "end")
+
     def finishes(self, timeout: float = 120) -> dict[str, Any]:
         """Waits for its end, which has to be a good one; returns its summary."""
         end = self.ends(timeout)
@@ -149,7 +162,7 @@ class Driver:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> list[int]:
-        found = list(_session(self.process.pid))
+        found = list(in_session(self.process.pid))
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -161,7 +174,7 @@ class Driver:
         return "\n".join([f"exit code {self.process.poll()}", *lines, self._log.read_text()[-6000:]])
 
 
-def _session(leader: int) -> Iterator[int]:
+def in_session(leader: int) -> Iterator[int]:
     """The living processes of a session: workers have a process group of their own, but never leave the session."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -224,7 +224,8 @@ class Driving:
         try:
             # before the query: a first claim may be taken before it is there
             threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
-            query = self._start(claims, self._checkpoint or str(temporary))
+            # a URI: as a bare path it would be looked for on Spark's default file system
+            query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
             while query.isActive and not self._stop.is_set() and self._fenced is None:
                 query.awaitTermination(0.2)  # type: ignore[arg-type]
             return None if self._stop.is_set() else self._outcome(query)

@@ -16,7 +16,9 @@ from custody.spark.driving import Driving
 from custody.spark.figures import Batch, Summary
 from custody.spark.given import require_fit
 from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH, Pipeline
+from custody.spark.probe import require_able
 from custody.spark.session import session
+from custody.spark.shipping import ship
 from custody.worker.signals import stopped_by_signals
 
 
@@ -48,6 +50,7 @@ def run(
         raise InvalidArgument("batch_time must be more than nothing")
     stop = stop or threading.Event()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
+        require_able(shared, c.database_url, stop=stop, trouble=on_trouble)
         for pipeline in pipelines:
             prepare(pipeline, c)
         runs = [
@@ -121,6 +124,7 @@ def own_session(spark: SparkSession | None, master: str | None) -> Iterator[Spar
 
     if spark is not None:
         require_fit(spark)
+        ship(spark)
         yield spark
         return
     mine = SparkContext._active_spark_context is None
@@ -128,6 +132,7 @@ def own_session(spark: SparkSession | None, master: str | None) -> Iterator[Spar
     try:
         if not mine:
             require_fit(made)
+        ship(made)
         yield made
     except KeyboardInterrupt:  # a second one: nothing is finished any more, and Java need not say so
         made.sparkContext.setLogLevel("OFF")
