@@ -1,7 +1,8 @@
-"""`custody pipeline`: runs the pipelines of a file on Spark, or tries them out."""
+"""`custody pipeline`: runs the pipelines of a file on Spark, tries them out, or packs them for spark-submit."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
 
-app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try.")
+app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try, pack.")
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that defines pipelines.")
@@ -112,6 +113,48 @@ def try_out(
         return
     for pipeline, trials in tried:
         _show(door, pipeline, trials)
+
+
+@app.command()
+def pack(
+    ctx: typer.Context,
+    file: File,
+    output: Annotated[
+        Path | None, typer.Option(metavar="ARCHIVE", help="Where to (default: the file's name with .zip, here).")
+    ] = None,
+    with_dependencies: Annotated[
+        bool,
+        typer.Option("--with-dependencies", help="Also an archive of the packages that Custody needs in executors."),
+    ] = False,
+) -> None:
+    """Write an archive for spark-submit --py-files: Custody, the file, and the modules beside it that it imports.
+
+    With --with-dependencies a second one, for --archives, for executors whose Python has none of Custody's packages.
+    The same files make the same bytes. An archive of an earlier call is replaced, nothing else is.
+    """
+    from custody.cli.pipeline_file import pipelines_of, spark_extra
+
+    door = door_of(ctx)
+    pipelines_of(file, shared=False)  # what cannot be run is not packed
+    with spark_extra():
+        from custody.spark import packing
+    target = output or Path(f"{file.stem}.zip")
+    if target.suffix != ".zip":
+        raise typer.BadParameter("it has to end in .zip, for Spark to take it for one", param_hint="--output")
+    archive = packing.pack(file, target)
+    made = packing.pack_dependencies(target.with_name(f"{target.stem}-deps.zip")) if with_dependencies else None
+    command = ["spark-submit", "--master", "spark://HOST:7077", "--py-files", str(archive.archive)]
+    if made is not None:
+        command += ["--archives", f"{made.archive}#deps", "--conf", "spark.executorEnv.PYTHONPATH=deps"]
+    command.append(str(file))
+    if door.json:
+        named = {"archive": archive, **({} if made is None else {"dependencies": made})}
+        documents = {name: {**render.plain(one), "archive": str(one.archive)} for name, one in named.items()}
+        door.emit({**documents, "command": command})
+        return
+    for one in [archive, *([] if made is None else [made])]:
+        door.note(f"{one.archive}: {counted(one.files, 'file')}, {one.bytes / 1e6:,.1f} MB ({', '.join(one.contents)})")
+    door.say(shlex.join(command))
 
 
 def _driver_name() -> str:

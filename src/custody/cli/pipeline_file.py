@@ -69,10 +69,21 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
                 raise
             raise _refused(file, error) from error
         from pyspark.cloudpickle import register_pickle_by_value
+    if not shared:
+        _send_along(file)
     beside = [] if shared else _modules_in(file.parent, set(sys.modules) - before)
     for own in [*([] if importable else [module]), *beside]:
         register_pickle_by_value(own)  # type: ignore[no-untyped-call]
     return module
+
+
+def _send_along(file: Path) -> None:
+    """What travels by value are functions; a module that one of them imports when it runs has to be there by then."""
+    from custody.spark import packing, shipping
+
+    for name, parts in packing.modules(file).items():
+        if name != file.stem:
+            shipping.send_along(parts)
 
 
 def _is_free(file: Path) -> bool:

