@@ -20,6 +20,7 @@ from custody.spark.isolate import Isolation, Reference
 from custody.spark.job import KEEPING, RESULT, Job, gather
 from custody.spark.keeping import DATA, Kept
 from custody.spark.pipeline import Pipeline
+from custody.spark.shipping import runs_here
 
 
 def parsed(schema: str | None) -> StructType | None:
@@ -90,7 +91,9 @@ class Batches:
     def _framed(self, batch: DataFrame, number: int, *, once: bool) -> Work:
         """One job: the frame over the referenced messages, its rows staged."""
         assert self.pipeline.transform is not None
-        messages = batch.mapInArrow(reader(replace(self.job, once=once)), EVENTS)
+        # elsewhere a second attempt may be a copy of a slow one, or the heir of a lost executor, and no row's fault
+        job = replace(self.job, once=once and runs_here(self.spark.sparkContext))
+        messages = batch.mapInArrow(reader(job), EVENTS)
         try:
             result = self.pipeline.transform(frame.typed(messages, self.schema))
         except PySparkException:
