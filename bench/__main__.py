@@ -21,6 +21,7 @@ from bench import (
     pipelines,
     publishing,
     report,
+    scale,
     working,
 )
 from bench.report import Row
@@ -38,6 +39,7 @@ ROWS: dict[str, Callable[[Stage], Iterator[Row]]] = {
     "working": working.rows,
     "peers": peers.rows,
     "pipelines": pipelines.rows,
+    "scale": scale.rows,
 }
 
 

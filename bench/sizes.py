@@ -28,6 +28,7 @@ class Sizes:
     both_seconds: float
     spark_batch: int
     spark_batches: int
+    spark_scale: int
 
 
 FULL = Sizes(
@@ -48,6 +49,7 @@ FULL = Sizes(
     both_seconds=60,
     spark_batch=100_000,
     spark_batches=8,
+    spark_scale=1_000_000,
 )
 
 QUICK = Sizes(
@@ -68,6 +70,7 @@ QUICK = Sizes(
     both_seconds=10,
     spark_batch=100_000,
     spark_batches=4,
+    spark_scale=400_000,
 )
 
 TINY = Sizes(
@@ -88,4 +91,5 @@ TINY = Sizes(
     both_seconds=0.5,
     spark_batch=1_000,
     spark_batches=1,
+    spark_scale=4_000,
 )

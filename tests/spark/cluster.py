@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ class Daemon:
 class Cluster:
     """A master with a worker on each of the hosts, of one core each."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, place: Path, hosts: Sequence[str] = HOSTS) -> None:
+        self.place, self._hosts = place, hosts
         self._port, self._page_port = free_port(), free_port()
         self.url = f"spark://{MASTER}:{self._port}"
         self.page = f"http://{MASTER}:{self._page_port}"
@@ -90,7 +90,7 @@ class Cluster:
         """Starts whoever is missing, and waits until all are registered and no earlier application has their cores."""
         if self._master is None:
             self.start_master()
-        for host in HOSTS:
+        for host in self._hosts:
             if host not in self.workers:
                 self.start_worker(host)
 
@@ -98,17 +98,19 @@ class Cluster:
             state = self.state()
             alive = [worker for worker in state.get("workers", []) if worker["state"] == "ALIVE"]
             return (
-                len(alive) == len(HOSTS) and state["status"] == "ALIVE" and not any(one["coresused"] for one in alive)
+                len(alive) == len(self._hosts)
+                and state["status"] == "ALIVE"
+                and not any(one["coresused"] for one in alive)
             )
 
         wait_for(idle, self.story, STARTED)
 
     def has_workers(self) -> None:
         """Until the application that runs has an executor on each host again."""
-        for host in HOSTS:
+        for host in self._hosts:
             if host not in self.workers:
                 self.start_worker(host)
-        wait_for(lambda: self.state().get("coresused") == len(HOSTS), self.story, STARTED)
+        wait_for(lambda: self.state().get("coresused") == len(self._hosts), self.story, STARTED)
 
     def start_master(self) -> None:
         """Also after its death: it knows workers and applications from its directory, and tells them where it is."""
@@ -190,9 +192,9 @@ def _is_python_worker(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def cluster(place: Path) -> Iterator[Cluster]:
+def cluster(place: Path, hosts: Sequence[str] = HOSTS) -> Iterator[Cluster]:
     """A cluster that is ready, and gone at the end."""
-    made = Cluster(place)
+    made = Cluster(place, hosts)
     try:
         made.be_ready()
         yield made
