@@ -168,7 +168,7 @@ def run(spark: SparkSession, orders: dict[str, Any]) -> int:
     if orders["steps"]:
         watch(Steps(orders["steps"]))
     framed, hold = orders["style"] == "frame", orders["hold"]
-    files = [] if orders["files"] is None else [Files(orders["files"], schema=ROW)]
+    files = [] if orders["files"] is None else [Files(orders["files"], schema=None if framed else ROW)]
     pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema="seq int" if framed else None)
     if framed:
         pipeline.frame(screened)

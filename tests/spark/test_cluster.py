@@ -12,7 +12,7 @@ import pytest
 from tests.spark.cluster import HOSTS, Cluster
 from tests.spark.drivers import Driver
 from tests.spark.holding import ANOTHER
-from tests.spark.verdict import Verdict, prepare, publish, verdict
+from tests.spark.verdict import Verdict, in_files, in_topic, prepare, publish, verdict
 from tests.waiting import wait_for
 
 import custody
@@ -110,6 +110,25 @@ def test_a_worker_killed_in_the_middle_of_a_batch(
     settled(live, 2000)
 
 
+@pytest.mark.parametrize("style", ["each", "frame"])
+def test_rows_for_files_that_a_lost_worker_had_are_made_again_with_their_batch(
+    spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, tmp_path: Path, style: str
+) -> None:
+    """What its executor kept is gone when it is to be written; what Spark makes of it anew is not trusted."""
+    publish(live, 0, 2000)
+    driver = crew.driver()
+    spark_cluster.has_workers()
+    driver.run(live.database_url, ("staged", 1, "wait"), style=style, files=tmp_path / "table", more=True)
+    driver.reaches("staged")
+    spark_cluster.kill_worker(SECOND)
+    driver.go_on()
+    end = driver.has_run()
+    assert (end["code"], end["summary"]["restarts"]) == (None, 0), driver.story()
+    assert any("rows for sinks outside are there still" in one.get("trouble", "") for one in driver.said)
+    settled(live, 2000)
+    assert in_files(tmp_path / "table") == in_topic(db)
+
+
 def test_the_master_killed_and_started_again_in_the_middle_of_a_batch(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, marks: Path
 ) -> None:
@@ -166,10 +185,10 @@ def test_both_attempts_of_a_task_stage_and_one_is_published(
 
 @pytest.mark.long
 def test_whoever_is_killed_at_whatever_moment(
-    spark_cluster: Cluster, crew: Crew, live: custody.Custody, tmp_path: Path
+    spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, tmp_path: Path
 ) -> None:
     """Six rounds; a pipeline without an end, so that each kill meets it at work."""
-    chance = random.Random(4)
+    chance, table = random.Random(4), tmp_path / "table"
     messages, kills = 0, 0
     for number in range(6):
         victim = ("worker", "driver", "master")[number % 3]
@@ -177,7 +196,8 @@ def test_whoever_is_killed_at_whatever_moment(
         messages += 4000
         driver = crew.driver(**(SPECULATION if number % 2 else {}))
         before = len(driver.committed())
-        driver.run(live.database_url, style=chance.choice(["each", "frame"]), max_per_batch=400, more=True)
+        style = chance.choice(["each", "frame"])
+        driver.run(live.database_url, style=style, files=table, max_per_batch=400, more=True)
         wait_for(lambda: len(driver.committed()) > before, driver.story, 90)  # noqa: B023
         wait_for(_after(chance.uniform(0, 1.5)), "time passes")
         if victim == "driver":
@@ -193,6 +213,7 @@ def test_whoever_is_killed_at_whatever_moment(
             spark_cluster.start_worker(host)
         assert driver.has_run(240)["code"] is None, driver.story()
         settled(live, messages, stages=kills)
+        assert in_files(table) == in_topic(db)
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow.dataset as ds
 import pytest
 from tests.spark.drivers import Drivers
-from tests.spark.verdict import SINK, prepare, publish, verdict
+from tests.spark.verdict import in_files, in_topic, prepare, publish, verdict
 
 import custody
 
@@ -29,20 +26,6 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
         yield started
     finally:
         started.close()
-
-
-def in_files(table: Path) -> Counter[str]:
-    """The rows of the table, as anybody reads it."""
-    columns = ["partition", "offset", "seq", "part"]
-    rows = ds.dataset(table, format="parquet").to_table(columns=columns).to_pylist()
-    return Counter(json.dumps(row) for row in rows)
-
-
-def in_topic(db: psycopg.Connection[Any]) -> Counter[str]:
-    """The same messages, as they were published in the transaction that made them done."""
-    rows = db.execute("SELECT payload::jsonb FROM custody.events WHERE topic = %s", [SINK]).fetchall()
-    names = ("partition", "offset", "seq", "part")
-    return Counter(json.dumps({name: payload[name] for name in names}) for (payload,) in rows)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ topic alone shows what is missing, double, or out of order.
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.dataset as ds
 from tests.order_rule import audit
 
 import custody
@@ -23,6 +26,7 @@ SET = 2
 """Outputs of each message: a set that is published whole or not at all."""
 ROW = "partition int, offset bigint, seq int, part int"
 """An output as a row."""
+NAMES = ("partition", "offset", "seq", "part")
 
 Place = tuple[int, int]
 """Partition and offset."""
@@ -199,3 +203,15 @@ def _stages(db: psycopg.Connection[Any]) -> int:
     tables = {name for (name,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'custody'")}
     assert {name for name in tables if re.match(r"staged_", name)} == registered
     return len(registered)
+
+
+def in_files(table: Path) -> Counter[str]:
+    """The rows of the table, as anybody reads it."""
+    rows = ds.dataset(table, format="parquet").to_table(columns=list(NAMES)).to_pylist()
+    return Counter(json.dumps(row) for row in rows)
+
+
+def in_topic(db: psycopg.Connection[Any]) -> Counter[str]:
+    """The same messages, as they were published in the transaction that made them done."""
+    rows = db.execute("SELECT payload::jsonb FROM custody.events WHERE topic = %s", [SINK]).fetchall()
+    return Counter(json.dumps({name: payload[name] for name in NAMES}) for (payload,) in rows)
