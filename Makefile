@@ -2,8 +2,8 @@
 
 # What `make install` installs beside the package itself.
 EXTRAS := embedded,cli,spark,test,dev,bench
-# Test processes; 0 runs the suite in one.
-WORKERS ?= 0
+# Test processes; 0 runs the suite in one. The files of a process have a server and a Spark of their own.
+WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS="-k claim"
 ARGS ?=
 
@@ -46,17 +46,17 @@ demo: install ## Run the stock example
 	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
-	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile -m 'not slow and not long' $(ARGS)
 
 test-long: install ## Run the whole suite, volume and chaos runs included
-	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+	@$(PYTEST) -q $(ARGS)
 
 test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE names
 	@if [ -z "$$CUSTODY_TEST_DATABASE" ]; then \
 		echo "Set CUSTODY_TEST_DATABASE=postgresql://… to the server to test on." >&2; \
 		exit 1; \
 	fi
-	@$(PYTEST) -q -n $(WORKERS) -m 'core and not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile -m 'core and not slow and not long' $(ARGS)
 
 check: lint test ## Run everything that has to pass before a commit: lint, format, types, layers, tests
 

@@ -33,6 +33,8 @@ class Driver:
     epoch: int
     name: str
     visibility: float | None = None
+    uid: str | None = None
+    """Of the pipeline: no other one has it, in whatever database. Only its driver needs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class Begun(NamedTuple):
 
     claim: int
     epoch: int
+    token: str
     sinks: list[str]
     committed: bool
 
@@ -212,10 +215,19 @@ class Drive:
         )[0]
         return Committed(**dict(zip(Committed.__dataclass_fields__, row, strict=True)))
 
-    def begin_write(self, number: int, work: Work, sinks: Sequence[str]) -> list[Due]:
-        """Before results are written outside: what of the claim will be done. Those are to be written, and no other."""
+    def begin_write(self, number: int, work: Work, token: str, sinks: Sequence[str]) -> list[Due]:
+        """Before results are written outside: what of the claim will be done. Those are to be written, and no other.
+
+        The token names this writing of them: it is the one that counts if the claim is committed next.
+        """
         rows = self._db.call(
-            "begin_write", **self._named, claim=number, **_outcomes(work), sinks=list(sinks), now=self._now()
+            "begin_write",
+            **self._named,
+            claim=number,
+            **_outcomes(work),
+            token=token,
+            sinks=list(sinks),
+            now=self._now(),
         )
         return [Due(partition, _ranges(held), _ranges(done)) for partition, held, done in rows]
 
@@ -248,7 +260,7 @@ def start(
     clock: Callable[[], datetime] | None,
 ) -> tuple[Drive, Pass]:
     """Takes over the pipeline with a new epoch, and the claim that the driver before had in flight."""
-    group_id, epoch, _, until, due = db.call(
+    group_id, epoch, uid, _, until, due = db.call(
         "start_pipeline",
         topic=topic,
         group=group,
@@ -257,7 +269,9 @@ def start(
         after=after,
         now=None if clock is None else clock(),
     )[0]
-    taken = Driver(topic=topic, group=group, group_id=group_id, epoch=epoch, name=driver, visibility=visibility)
+    taken = Driver(
+        topic=topic, group=group, group_id=group_id, epoch=epoch, name=driver, visibility=visibility, uid=str(uid)
+    )
     return Drive(db, taken, clock), Pass(until=tuple(until), due=due)
 
 

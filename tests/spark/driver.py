@@ -26,7 +26,7 @@ from custody.errors import CustodyError
 from custody.pipelines import Committed, Drive, Work
 from custody.spark import Files, Pipeline, fail_when
 from custody.spark.driving import Driving
-from custody.spark.outside import _Hadoop
+from custody.spark.hadoop import Hadoop
 from custody.spark.session import session
 from custody.spark.working import Batches
 from custody.store.postgres import Database, run_function
@@ -73,7 +73,7 @@ def watch(steps: Steps) -> None:
     """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
     (before the commit), moved (the first of them) and shown."""
     run, commit, batch = Batches.work, Drive.commit, Driving._batch
-    stage, move, show = Files.stage, _Hadoop.move, Files.show
+    stage, move, show = Files.stage, Hadoop.move, Files.show
 
     def working(self: Batches, *args: Any, **kwargs: Any) -> Any:
         done = run(self, *args, **kwargs)
@@ -98,7 +98,7 @@ def watch(steps: Steps) -> None:
         stage(self, *args)
         steps.reached("written")
 
-    def moving(self: _Hadoop, *args: str) -> None:
+    def moving(self: Hadoop, *args: str) -> None:
         move(self, *args)
         steps.reached("moved")
 
@@ -107,7 +107,7 @@ def watch(steps: Steps) -> None:
         steps.reached("shown")
 
     Batches.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
-    Files.stage, _Hadoop.move, Files.show = staging, moving, showing  # type: ignore[method-assign]
+    Files.stage, Hadoop.move, Files.show = staging, moving, showing  # type: ignore[method-assign]
 
 
 class Uncommitted(Database):

@@ -16,6 +16,7 @@ from tests.spark.verdict import Verdict, in_files, in_topic, prepare, publish, v
 from tests.waiting import wait_for
 
 import custody
+from custody.spark.keeping import LOST
 
 pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(600)]
 
@@ -110,7 +111,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch(
     settled(live, 2000)
 
 
-@pytest.mark.parametrize("style", ["each", "frame"])
+@pytest.mark.parametrize("style", ["each", pytest.param("frame", marks=pytest.mark.slow)])
 def test_rows_for_files_that_a_lost_worker_had_are_made_again_with_their_batch(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, tmp_path: Path, style: str
 ) -> None:
@@ -124,11 +125,12 @@ def test_rows_for_files_that_a_lost_worker_had_are_made_again_with_their_batch(
     driver.go_on()
     end = driver.has_run()
     assert (end["code"], end["summary"]["restarts"]) == (None, 0), driver.story()
-    assert any("rows for sinks outside are there still" in one.get("trouble", "") for one in driver.said)
+    assert any(LOST in one.get("trouble", "") for one in driver.said)
     settled(live, 2000)
     assert in_files(tmp_path / "table") == in_topic(db)
 
 
+@pytest.mark.slow
 def test_the_master_killed_and_started_again_in_the_middle_of_a_batch(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, marks: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_the_master_killed_and_started_again_in_the_middle_of_a_batch(
     settled(live, 2200)
 
 
+@pytest.mark.slow
 def test_the_driver_killed_in_the_middle_of_a_batch(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, marks: Path
 ) -> None:
@@ -169,7 +172,7 @@ def test_the_driver_killed_in_the_middle_of_a_batch(
     settled(live, 2000, stages=1)
 
 
-@pytest.mark.parametrize("style", ["each", "frame"])
+@pytest.mark.parametrize("style", ["each", pytest.param("frame", marks=pytest.mark.slow)])
 def test_both_attempts_of_a_task_stage_and_one_is_published(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, marks: Path, style: str
 ) -> None:

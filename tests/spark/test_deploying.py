@@ -271,6 +271,7 @@ def packed(file: Path, *arguments: str) -> list[str]:
     return command[3:-1]
 
 
+@pytest.mark.slow
 def test_a_packed_file_by_spark_submit(
     spark_cluster: Cluster, without_custody: Path, file: Path, live: custody.Custody
 ) -> None:

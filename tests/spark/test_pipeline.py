@@ -300,20 +300,34 @@ def test_claims_shrink_to_what_a_sink_can_take_and_wait_for_its_readers(
     assert "300 messages have 300 for one partition of 'small', which holds 40" in troubles[0]
 
 
+@pytest.mark.req("S3")
+def test_a_message_whose_results_fit_no_sink_fails_alone(c: custody.Custody, spark: SparkSession) -> None:
+    c.create_topic("small", max_depth=2)
+    c.create_group("small", "readers", start="earliest")
+    publish(c, [{"n": n} for n in range(3)])
+    pipeline = Pipeline(source="in", group="g", sink="small", policy=ONCE)
+    pipeline.each(lambda message: [message.payload] * (5 if message.payload["n"] == 1 else 1))
+    summary = run(pipeline, c, spark, max_per_batch=1)
+    assert (summary.done, summary.dead) == (2, 1)
+    assert [letter.last_error for letter in c.dead("in", "g")] == [
+        "its results are 5 for one partition of 'small', which holds 2"
+    ]
+
+
 @pytest.mark.req("S5")
 def test_batches_are_as_large_as_the_time_for_them_allows(c: custody.Custody, spark: SparkSession) -> None:
     def slow(message: custody.Message) -> object:
         time.sleep(0.01)
         return message.payload
 
-    publish(c, [{"n": n} for n in range(1500)], keys=100)
+    publish(c, [{"n": n} for n in range(900)], keys=100)
     pipeline = Pipeline(source="in", group="g", sink="out")
     pipeline.each(slow)
     sizes: list[int] = []
     run(pipeline, c, spark, batch_time="1s", on_batch=lambda batch: sizes.append(batch.committed.messages))
     assert sizes[0] == 500
     assert all(size < 300 for size in sizes[1:]), "two tasks do 200 in a second"
-    assert numbers(c) == [*range(1500)]
+    assert numbers(c) == [*range(900)]
 
 
 @pytest.mark.req("S9")

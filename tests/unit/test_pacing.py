@@ -52,3 +52,19 @@ def test_it_never_takes_more_than_is_allowed() -> None:
     pace = Pace(most=7, aim=10, tasks=8)
     pace.took(7, 0.001)
     assert pace.size == 7
+
+
+@pytest.mark.parametrize("fixed", [2.0, 12.0, 60.0])
+def test_what_a_batch_costs_anyway_does_not_make_it_small(fixed: float) -> None:
+    """A slow commit elsewhere, say: smaller batches would only pay for it more often."""
+    pace = Pace(most=100_000, aim=1, tasks=2)
+    assert max(sizes(pace, 12, each=0.000_1, overhead=fixed)) >= 4000
+    assert pace.size >= 1000
+
+
+def test_a_sink_that_stays_full_makes_batches_smaller() -> None:
+    """Its readers take a thousand a second: that is how long the results wait for room."""
+    pace = Pace(most=100_000, aim=10, tasks=2)
+    sizes(pace, 6, each=0.000_01)
+    assert pace.size == 100_000
+    assert all(size <= 12_000 for size in sizes(pace, 6, each=0.001)[1:])

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,12 +29,12 @@ from custody.errors import (
     CustodyError,
     PipelineFailed,
     PipelineFenced,
-    PipelineRefused,
     QueueFull,
     StageLost,
     TopicChanged,
     Transient,
 )
+from custody.outcomes import Outcome
 from custody.pipelines import Committed, Pass, Work
 from custody.policy import seconds
 from custody.spark import frame
@@ -112,7 +112,7 @@ class Driving:
                 self._take_over()
                 self._writing.finish()
                 error = self._query()
-            except (Transient, Py4JJavaError, OSError) as unavailable:
+            except (Transient, PySparkException, Py4JError, OSError) as unavailable:
                 error = unavailable
             if self._fenced is not None:
                 raise self._fenced
@@ -343,8 +343,9 @@ class Driving:
         self._failures += 1
         return self._failures <= (KILLERS if worker_died(error) else RESTARTS) or isinstance(known, Transient)
 
-    def _require_room(self, number: int, work: Work) -> None:
-        """A batch that would not fit its sink even if that were empty is given back, and claims are smaller then."""
+    def _gave_up(self, number: int, work: Work) -> bool:
+        """A batch that would not fit its sink even if that were empty is given back, and claims are smaller then. True
+        for a message that does not fit alone: it has failed."""
         for name, (topic_id, _) in self._job.sinks.items():
             most = self._c.topic(name).max_depth
             counts: Counter[int] = Counter()
@@ -353,12 +354,18 @@ class Driving:
             largest = max(counts.values(), default=0)
             if most is None or largest <= most:
                 continue
-            claimed = sum(part.messages for part in self._drive.claimed(number))
-            said = f"{claimed:,} messages have {largest:,} for one partition of {name!r}, which holds {most:,}"
-            if claimed == 1:
-                raise PipelineRefused(said, "Raise the max_depth of the topic.")
-            self._max = max(1, claimed * most // largest // 2)
-            raise TooLarge(f"{said}: claims take at most {self._max:,} from now on")
+            parts = self._drive.claimed(number)
+            claimed = sum(part.messages for part in parts)
+            said = f"{largest:,} for one partition of {name!r}, which holds {most:,}"
+            if claimed > 1:
+                self._max = max(1, claimed * most // largest // 2)
+                raise TooLarge(f"{claimed:,} messages have {said}: claims take at most {self._max:,} from now on")
+            work.failed = {
+                (part.partition, part.ranges[0][0]): Outcome("nack", error=f"its results are {said}") for part in parts
+            }
+            work.placed, work.exact = [], False
+            return True
+        return False
 
     def _commit(self, number: int, work: Work, *, done: int | None, batch_id: int, started: float) -> None:
         """Until it is known to have happened: a repeat changes nothing."""
@@ -373,8 +380,8 @@ class Driving:
             except Transient as error:
                 if self._stop.is_set():
                     raise
-                if isinstance(error, QueueFull):
-                    self._require_room(number, work)
+                if isinstance(error, QueueFull) and self._gave_up(number, work) and done is not None:
+                    done = self._writing.stage(number, work, self._work.kept)
                 what = "the sink is full" if isinstance(error, QueueFull) else "the commit is tried again"
                 self._trouble(f"{what}: {error}")
                 self._stop.wait(pause)

@@ -123,10 +123,13 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
             table = pa.Table.from_batches(rows)
             # a task of a join has its rows in another order; among rows of one message it stays as it is
             table = table.take(pc.sort_indices(table, [("_partition", "ascending"), ("_offset", "ascending")]))
-            _stage(job, table, report, staged)
             if job.keeps:
-                for attempt, made in Counter(table.column(MADE_BY).to_pylist()).items():
-                    report.kept(attempt, made)
+                made_by = table.column(MADE_BY).to_pylist()
+                table = table.filter(pc.is_valid(table.column("_partition")))
+                made = Counter(table.column(MADE_BY).to_pylist())
+                for attempt in set(made_by):
+                    report.kept(attempt, made[attempt])
+            _stage(job, table, report, staged)
         report.placed(staged.write())
         report.ran(claim, 0)
         yield report.batch()

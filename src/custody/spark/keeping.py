@@ -1,14 +1,15 @@
 """Rows for sinks outside of the database, kept by the executors from the job that makes them until they are written.
 
-What an executor loses, Spark makes again, and maybe otherwise: a handler that went well fails the second time. So each
-row has the number of the attempt that made it. Only rows of the attempts that reported are written, and all of them
-have to be there still when that is over; else the batch is run again.
+What an executor loses, Spark makes again, and maybe otherwise: a handler that went well fails the second time. And a
+speculative copy of a task may have left other rows in another executor's cache. So each row has the number of the
+attempt that made it, each partition has at least one such number, and reading one that did not report is an error:
+the batch is run again then.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -16,23 +17,25 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from custody.errors import StageLost
 from custody.pipelines import Due, Ranges
 from custody.spark.job import RESULT
 
 DATA, MADE_BY = "_data", "_made_by"
-_COLUMNS = ("_partition", "_offset", "_key", MADE_BY, DATA)
+LOST = "rows for sinks outside were lost with their executor"
+_COLUMNS = ("_partition", "_offset", "_key", DATA)
 _CORRUPT = "_corrupt"
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class _Part(NamedTuple):
-    """What one job kept: all of it, the rows that were reported, and those that go to the sink of a number."""
+    """What one job kept, and how the rows for the sink of a number are made of it."""
 
-    persisted: DataFrame
-    rows: DataFrame
-    for_sink: Callable[[int], DataFrame]
+    kept: DataFrame
+    for_sink: Callable[[DataFrame, int], DataFrame]
 
 
 class Kept:
@@ -43,43 +46,46 @@ class Kept:
         self._parts: list[_Part] = []
 
     def framed(self, outputs: DataFrame) -> DataFrame:
-        """A frame's rows, each with what made it; computed once, as long as executors live."""
-        stamped = StructType([*outputs.schema.fields, StructField(MADE_BY, LongType())])
-        rows = outputs.mapInArrow(_stamp, stamped).persist()
+        """A frame's rows, each with what made it, and a mark of each task; computed once, as long as executors live."""
+        fields = [StructField(field.name, field.dataType) for field in outputs.schema.fields]
+        stamped = StructType([*fields, StructField(MADE_BY, LongType())])
+        rows = outputs.mapInArrow(_stamp(to_arrow_schema(stamped, timezone="UTC")), stamped).persist()
         first = F.lit(self._first_topic)
-        outside = rows.where(F.col("_failure").isNull() & F.coalesce("_topic", first).eqNullSafe(first))
-        self._parts.append(_Part(rows, rows, lambda _: outside.select(*_COLUMNS)))
+        outside = F.col("_failure").isNull() & F.coalesce("_topic", first).eqNullSafe(first)
+
+        def for_sink(kept: DataFrame, _: int) -> DataFrame:
+            return kept.where(F.col("_partition").isNotNull() & outside).select(*_COLUMNS)
+
+        self._parts.append(_Part(rows, for_sink))
         return rows
 
     def handled(self, results: DataFrame, schemas: Sequence[StructType | None]) -> DataFrame:
         """The results of handlers (see job.KEEPING). Returns those for the driver: the reports, and a failure for each
         row that does not fit the schema of a sink."""
         parsed = {f"{DATA}_{sink}": _parsed(schema) for sink, schema in enumerate(schemas)}
-        kept = results.withColumns(parsed).persist()
+        kept = results.withColumns(parsed).withColumnRenamed("attempt", MADE_BY).persist()
         is_row = F.col("what") == "row"
-        rows = kept.where(is_row).select(
-            F.col("partition").alias("_partition"),
-            F.col("offset").alias("_offset"),
-            F.col("key").alias("_key"),
-            F.col("attempt").alias(MADE_BY),
-            *parsed,
-        )
 
-        def for_sink(sink: int) -> DataFrame:
-            return rows.withColumn(DATA, F.col(f"{DATA}_{sink}").dropFields(_CORRUPT)).select(*_COLUMNS)
+        def for_sink(kept: DataFrame, sink: int) -> DataFrame:
+            return kept.where(is_row).select(
+                F.col("partition").alias("_partition"),
+                F.col("offset").alias("_offset"),
+                F.col("key").alias("_key"),
+                F.col(f"{DATA}_{sink}").dropFields(_CORRUPT).alias(DATA),
+            )
 
-        self._parts.append(_Part(kept, rows, for_sink))
+        self._parts.append(_Part(kept, for_sink))
         wrong = F.coalesce(*(F.col(f"{name}.{_CORRUPT}") for name in parsed))
         text = F.concat(F.lit("InvalidPayload: the result does not fit the schema of its sink: "), wrong)
         failure = {"what": F.lit("failed"), "outcome": F.lit("nack"), "error": text}
-        reports = kept.where(~is_row | wrong.isNotNull())
+        reports = kept.where(~is_row | wrong.isNotNull()).withColumnRenamed(MADE_BY, "attempt")
         return reports.withColumns(
             {name: F.when(is_row, value).otherwise(F.col(name)) for name, value in failure.items()}
         ).select(*(field.split()[0] for field in RESULT.split(", ")))
 
     def forget(self) -> None:
         """The last ones are not wanted: their job has failed."""
-        self._parts.pop().persisted.unpersist()
+        self._parts.pop().kept.unpersist()
 
     def clear(self) -> None:
         while self._parts:
@@ -87,26 +93,38 @@ class Kept:
 
     def rows(self, sink: int, attempts: Mapping[int, int], due: Sequence[Due]) -> DataFrame:
         """What is to be written to the sink of this number: the rows of messages that will be done."""
-        made = [part.for_sink(sink).where(F.col(MADE_BY).isin(list(attempts))) for part in self._parts]
-        rows = reduce(DataFrame.unionByName, made)
+        rows = reduce(DataFrame.unionByName, (part.for_sink(_sure(part.kept, attempts), sink) for part in self._parts))
         undone = [(one.partition, offset) for one in due for offset in _undone(one)]
         if undone:
             held_back = rows.sparkSession.createDataFrame(undone, "_partition int, _offset bigint")
             rows = rows.join(F.broadcast(held_back), ["_partition", "_offset"], "left_anti")
         return rows.select("_partition", "_offset", "_key", f"{DATA}.*")
 
-    def check(self, attempts: Mapping[int, int]) -> None:
-        """After they were written: refuses if some of them had to be made again meanwhile."""
-        found = sum(part.rows.where(F.col(MADE_BY).isin(list(attempts))).count() for part in self._parts)
-        made = sum(attempts.values())
-        if found != made:
-            raise StageLost(f"{found} of {made} rows for sinks outside are there still", "Run the batch again.")
+
+def _sure(kept: DataFrame, attempts: Iterable[int]) -> DataFrame:
+    """The same rows; reading one of an attempt that did not report is an error.
+
+    The row's number is there to be looked at: nothing is filtered below it, so the marks of empty tasks are read too.
+    """
+    known = F.col(MADE_BY).isNull() | F.col(MADE_BY).isin(list(attempts))
+    checked = F.when(known, F.expr("true")).otherwise(F.raise_error(F.lit(LOST)).cast("boolean"))
+    numbered = kept.withColumn("_number", F.monotonically_increasing_id())
+    return numbered.where((F.col("_number") >= 0) & checked).drop("_number")
 
 
-def _stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    attempt = secrets.randbits(62)
-    for batch in batches:
-        yield batch.append_column(MADE_BY, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
+def _stamp(schema: pa.Schema) -> Task:
+    """For `mapInArrow`: the rows with the number of this attempt, and one without anything else."""
+
+    def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt, found = pa.scalar(secrets.randbits(62), pa.int64()), schema
+        for batch in batches:
+            stamped = batch.append_column(MADE_BY, pa.repeat(attempt, batch.num_rows))
+            found = stamped.schema
+            yield stamped
+        nothing = [pa.nulls(1, field.type) for field in found][:-1]
+        yield pa.RecordBatch.from_arrays([*nothing, pa.repeat(attempt, 1)], schema=found)
+
+    return stamp
 
 
 def _parsed(schema: StructType | None) -> Column:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
-from custody.spark.outside import Function, Outside
+from custody.spark.outside import Files, Function, Outside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,9 +109,9 @@ class Pipeline:
             raise PipelineRefused(
                 f"{self!r} does nothing yet", "Decorate a function with @pipeline.each or @pipeline.frame."
             )
-        names = [sink.name for sink in self.outside]
-        if len({*names}) < len(names):
-            raise PipelineRefused(f"{self!r} has a sink twice", "Results are written once to each: name it once.")
+        paths = [sink.path for sink in self.outside if isinstance(sink, Files)]
+        if len({*paths}) < len(paths):
+            raise PipelineRefused(f"{self!r} has a directory twice", "Results are written once to each: name it once.")
         if self.transform is not None and any(sink.schema is not None for sink in self.outside):
             raise PipelineRefused(
                 f"{self!r} has a schema for a sink, and a frame has one already", "Leave it out: it is for `each`."

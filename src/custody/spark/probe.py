@@ -144,7 +144,12 @@ def _all_fit(answers: Iterable[Answer]) -> bool:
 
 
 def _wait_for_executors(context: SparkContext, stop: threading.Event, trouble: Callable[[str], None]) -> bool:
-    """Until there are some, and no more come; False if it is stopped before. Spark itself would wait in silence."""
+    """Until there are some, and no more come; False if it is stopped before. Spark itself would wait in silence.
+
+    With dynamic allocation there are none before there is work: the question itself brings them.
+    """
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return not stop.is_set()
     known, since, begun, said = 0, time.monotonic(), time.monotonic(), False
     while True:
         count, now = _executors(context), time.monotonic()

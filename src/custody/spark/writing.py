@@ -6,13 +6,14 @@ left. Runs in the driver.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
-from custody.pipelines import Begun, Drive, Work
+from custody.pipelines import Drive, Work
 from custody.spark.keeping import Kept
 from custody.spark.outside import Write
 from custody.spark.pipeline import Pipeline
@@ -32,37 +33,34 @@ class Writing:
         sinks = self.pipeline.outside
         if not sinks:
             return None
-        due = self.drive.begin_write(number, work, [sink.name for sink in sinks])
-        write, some = self._write(number, self.drive.driver.epoch), any(work.kept.values())
+        write = self._write(number, self.drive.driver.epoch, secrets.token_hex(8))
+        due = self.drive.begin_write(number, work, write.token, [sink.name for sink in sinks if sink.shows])
+        some = any(work.kept.values())
         for place, sink in enumerate(sinks):
-            if some or sink.takes_nothing:
+            if some or not sink.shows:  # without rows there is nothing to show; a function is told of it
                 sink.stage(kept.rows(place, work.kept, due), write)
-            else:
-                sink.discard(self.spark, write)  # an earlier run of the batch may have had something
-        kept.check(work.kept)
         return sum(last - first for one in due for first, last in one.done)
 
     def finish(self) -> None:
         """Shows what was committed, and clears away what never will be: of this driver, and of those before it."""
-        sinks = {sink.name: sink for sink in self.pipeline.outside}
+        sinks = {sink.name: sink for sink in self.pipeline.outside if sink.shows}
         for begun in self.drive.open_writes():
-            self._require_all(begun)
-            for name in begun.sinks:
-                if name not in sinks:
-                    self.trouble(f"claim {begun.claim} was not committed; what it left in {name} stays there")
-                elif begun.committed:
-                    sinks[name].show(self.spark, self._write(begun.claim, begun.epoch))
-                else:
-                    sinks[name].discard(self.spark, self._write(begun.claim, begun.epoch))
+            missing = [name for name in begun.sinks if name not in sinks]
+            if missing and begun.committed:
+                raise PipelineRefused(
+                    f"claim {begun.claim} is committed, but its results wait to be shown in: {', '.join(missing)}",
+                    "Run the pipeline once more with that sink before you take it away.",
+                )
+            for name in missing:
+                self.trouble(f"claim {begun.claim} was not committed; what it left in {name} stays there")
+            for sink in (sinks[name] for name in begun.sinks if name in sinks):
+                write = self._write(begun.claim, begun.epoch, begun.token)
+                if begun.committed:
+                    sink.show(self.spark, write)
+                sink.clear(self.spark, write)
             self.drive.end_write(begun.claim)
 
-    def _write(self, claim: int, epoch: int) -> Write:
-        return Write(pipeline=self.pipeline.name, claim=claim, epoch=epoch)
-
-    def _require_all(self, begun: Begun) -> None:
-        missing = set(begun.sinks) - {sink.name for sink in self.pipeline.outside}
-        if missing and begun.committed:
-            raise PipelineRefused(
-                f"claim {begun.claim} is committed, but its results wait to be shown in: {', '.join(sorted(missing))}",
-                "Run the pipeline once more with that sink before you take it away.",
-            )
+    def _write(self, claim: int, epoch: int, token: str) -> Write:
+        uid = self.drive.driver.uid
+        assert uid is not None
+        return Write(pipeline=self.pipeline.name, uid=uid, claim=claim, epoch=epoch, token=token)

@@ -107,6 +107,10 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.lock_group(v_group.group_id);
+    IF EXISTS (SELECT FROM custody.pipeline_writes w WHERE w.group_id = v_group.group_id AND w.committed) THEN
+        PERFORM custody.refuse('conflict', format('group %L has results that are committed and not shown yet', p_group),
+            'Run its pipeline once more: it shows them first.');
+    END IF;
     PERFORM custody.remove_group(v_group.group_id);
 END $$;
 

@@ -36,7 +36,7 @@ END $$;
 -- there now would end. With p_after only if that epoch still drives it: a driver that starts again must not push out a newer one.
 CREATE FUNCTION custody.start_pipeline(
     p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_after bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
-) RETURNS TABLE (group_id int, epoch bigint, claim bigint, until bigint[], due timestamptz)
+) RETURNS TABLE (group_id int, epoch bigint, uid uuid, claim bigint, until bigint[], due timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
@@ -46,9 +46,10 @@ BEGIN
     IF p_after IS NOT NULL THEN
         PERFORM custody.driven_by(v_group, p_after);
     END IF;
-    INSERT INTO custody.pipelines AS p VALUES (v_group.group_id, 1, 0, p_driver, coalesce(p_now, clock_timestamp()))
-    ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = p.epoch + 1, driver = excluded.driver, started_at = excluded.started_at
-    RETURNING p.group_id, p.epoch INTO group_id, epoch;
+    INSERT INTO custody.pipelines AS p (group_id, epoch, driver, started_at)
+    VALUES (v_group.group_id, nextval('custody.epochs'), p_driver, coalesce(p_now, clock_timestamp()))
+    ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = nextval('custody.epochs'), driver = excluded.driver, started_at = excluded.started_at
+    RETURNING p.group_id, p.epoch, p.uid INTO group_id, epoch, uid;
     v_now := coalesce(p_now, clock_timestamp());
     DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
