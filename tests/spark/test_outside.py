@@ -352,6 +352,15 @@ def test_a_trial_writes_nothing(c: custody.Custody, spark: SparkSession, table: 
     assert not Path(table).exists()
 
 
+def test_a_trial_tells_what_does_not_fit_a_sink(c: custody.Custody, spark: SparkSession, table: str) -> None:
+    publish(c, 2)
+    pipeline = Pipeline(source="in", group="g", sink=Files(table, schema=ROW))
+    pipeline.each(lambda message: {"n": "one" if message.payload["n"] else 0})
+    good, bad = pipeline.try_out(c, spark=spark)
+    assert (good.outcome, bad.outcome) == ("ack", "nack")
+    assert "does not fit the schema of its sink" in (bad.error or "")
+
+
 def test_a_jdbc_table_by_a_function(c: custody.Custody, spark: SparkSession) -> None:
     """At least once; what identifies a row makes it once for readers."""
     url = "jdbc:derby:memory:outside;create=true"

@@ -75,9 +75,8 @@ class Kept:
             )
 
         self._parts.append(_Part(kept, for_sink))
-        wrong = F.coalesce(*(F.col(f"{name}.{_CORRUPT}") for name in parsed))
-        text = F.concat(F.lit("InvalidPayload: the result does not fit the schema of its sink: "), wrong)
-        failure = {"what": F.lit("failed"), "outcome": F.lit("nack"), "error": text}
+        wrong = _told(F.col(f"{name}.{_CORRUPT}") for name in parsed)
+        failure = {"what": F.lit("failed"), "outcome": F.lit("nack"), "error": wrong}
         reports = kept.where(~is_row | wrong.isNotNull()).withColumnRenamed(MADE_BY, "attempt")
         return reports.withColumns(
             {name: F.when(is_row, value).otherwise(F.col(name)) for name, value in failure.items()}
@@ -134,6 +133,15 @@ def _parsed(schema: StructType | None) -> Column:
     read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "timeZone": "UTC"}
     return F.from_json(F.col("payload"), read, options)
+
+
+def misfit(schemas: Iterable[StructType | None]) -> Column:
+    """What is wrong with the result in the column `payload`, for the schemas of the sinks; null if nothing is."""
+    return _told(_parsed(schema).getField(_CORRUPT) for schema in schemas)
+
+
+def _told(corrupt: Iterable[Column]) -> Column:
+    return F.concat(F.lit("InvalidPayload: the result does not fit the schema of its sink: "), F.coalesce(*corrupt))
 
 
 def _undone(due: Due) -> list[int]:

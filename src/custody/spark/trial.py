@@ -20,6 +20,7 @@ from custody.spark.each import Handling
 from custody.spark.events import EVENTS
 from custody.spark.faults import described, fault
 from custody.spark.job import Job
+from custody.spark.keeping import misfit
 from custody.spark.pipeline import Pipeline
 from custody.spark.running import opened, own_session
 from custody.spark.schema import decoder
@@ -90,7 +91,7 @@ def try_out(
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
                     rows = _events(shared, some).mapInArrow(_handled(job, pipeline), _RESULT)
-                    return [row.asDict() for row in rows.collect()]
+                    return _fitting(shared, [row.asDict() for row in rows.collect()], pipeline)
 
             else:
                 published = bool(pipeline.sinks or pipeline.outside)
@@ -213,6 +214,22 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
             yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
     return run
+
+
+def _fitting(spark: SparkSession, rows: list[dict[str, Any]], pipeline: Pipeline) -> list[dict[str, Any]]:
+    """The same; a message fails whose result does not fit the schema of a sink outside."""
+    schemas = [parsed(sink.schema) for sink in pipeline.outside]
+    outside = [row for row in rows if row["topic"] == _first(pipeline) and row["payload"] is not None]
+    if not outside or not any(schemas):
+        return rows
+    texts = spark.createDataFrame([(bytes(row["payload"]).decode(),) for row in outside], "payload string").coalesce(1)
+    found = texts.select(misfit(schemas).alias("misfit")).collect()
+    failures = [
+        {**row, "outcome": "nack", "error": one["misfit"], "payload": None}
+        for row, one in zip(outside, found, strict=True)
+        if one["misfit"] is not None
+    ]
+    return [*failures, *rows]
 
 
 def _first(pipeline: Pipeline) -> str | None:
