@@ -42,7 +42,10 @@ def test_the_demo_ends_with_a_verdict_that_holds_and_notices_what_is_wrong(tmp_p
     assert "The story of stock-changes/" in output.getvalue()
     assert "✗" not in output.getvalue()
     with custody.connect(home=tmp_path / "home") as c, psycopg.connect(c.database_url, autocommit=True) as connection:
-        row = connection.execute("SELECT min(epoch), max(epoch) FROM custody.pipeline_batches").fetchone()
+        row = connection.execute(
+            "SELECT min(epoch), max(epoch) FROM custody.pipeline_batches JOIN custody.groups g USING (group_id) "
+            "WHERE g.name = 'stock'"
+        ).fetchone()
         assert row is not None
         taken = connection.execute(
             "SELECT min(claim) FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id) "
