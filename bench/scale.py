@@ -9,10 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.spark.cluster import HOSTS, cluster
 
 import custody
+from bench import pipelines
 from bench.pipelines import ORDERED, ended, handler, payload
 from bench.report import Row
 from bench.sizes import KEYS
@@ -59,6 +61,7 @@ def rows(stage: Stage) -> Iterator[Row]:
 
 def _workers(c: custody.Custody, most: int) -> Iterator[Row]:
     """A standalone cluster whose workers have one core each."""
+    cloudpickle.register_pickle_by_value(pipelines)  # type: ignore[no-untyped-call]  # executors cannot import it
     alone = None
     for workers in (1, 2):
         with (

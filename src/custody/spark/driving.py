@@ -118,7 +118,7 @@ class Driving:
                 raise self._fenced
             if self._fatal is not None:
                 raise self._fatal
-            if error is None:
+            if error is None or self._stop.is_set():
                 return
             if isinstance(error, GONE):
                 raise PipelineFailed(
