@@ -4,6 +4,7 @@ from custody.claim import Lease
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
 from custody.model import DeadLetter, Message, Outgoing, Receipt, Stats
+from custody.once import forget_once, once
 from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
 from custody.policy import Breaker, Constant, Exponential, Linear, Policy
@@ -21,6 +22,8 @@ __all__ = [
     "Receipt",
     "Message",
     "Lease",
+    "once",
+    "forget_once",
     "Outcome",
     "Retry",
     "Later",

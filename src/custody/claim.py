@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from custody.errors import LeaseLost
@@ -11,6 +13,7 @@ from custody.log import decode
 from custody.model import Message, Settled
 from custody.policy import Duration, seconds
 from custody.settle import Settler
+from custody.store.joining import joined
 from custody.store.postgres import Database, Row
 
 Which = Message | Iterable[Message]
@@ -65,23 +68,35 @@ class Lease:
             raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
         return self._deadline
 
-    def ack(self, *messages: Which) -> Settled:
+    # `connection`: the caller's own, of psycopg or SQLAlchemy, to the same database. What is said joins its transaction
+    # and counts when that is committed. A LeaseLost in it has settled what the lease still held: roll back.
+
+    def ack(self, *messages: Which, connection: Any = None) -> Settled:
         """Done: these messages, or all that the lease still holds."""
-        return self._settler.ack(self.lease_id, _offsets(messages))
+        return self._settling(connection).ack(self.lease_id, _offsets(messages))
 
     def nack(
-        self, *messages: Which, error: str | None = None, delay: Duration | None = None, requeue: bool = True
+        self,
+        *messages: Which,
+        error: str | None = None,
+        delay: Duration | None = None,
+        requeue: bool = True,
+        connection: Any = None,
     ) -> Settled:
         """Failed: tried again by the policy (or after `delay`), dead at its limit or at once with `requeue=False`."""
-        return self._settler.nack(self.lease_id, _offsets(messages), error=error, delay=delay, requeue=requeue)
+        settler = self._settling(connection)
+        return settler.nack(self.lease_id, _offsets(messages), error=error, delay=delay, requeue=requeue)
 
-    def release(self, *messages: Which) -> Settled:
+    def release(self, *messages: Which, connection: Any = None) -> Settled:
         """Given back untouched: ready at once, and the delivery does not count."""
-        return self._settler.release(self.lease_id, _offsets(messages))
+        return self._settling(connection).release(self.lease_id, _offsets(messages))
 
-    def later(self, *messages: Which, after: Duration) -> Settled:
+    def later(self, *messages: Which, after: Duration, connection: Any = None) -> Settled:
         """Not now: ready again after that time, and the delivery does not count."""
-        return self._settler.later(self.lease_id, _offsets(messages), after=after)
+        return self._settling(connection).later(self.lease_id, _offsets(messages), after=after)
+
+    def _settling(self, connection: Any) -> Settler:
+        return self._settler if connection is None else replace(self._settler, connection=joined(connection))
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.
