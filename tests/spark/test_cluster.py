@@ -187,6 +187,7 @@ def test_both_attempts_of_a_task_stage_and_one_is_published(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_whoever_is_killed_at_whatever_moment(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, tmp_path: Path
 ) -> None:
