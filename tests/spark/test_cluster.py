@@ -111,7 +111,8 @@ def test_a_worker_killed_in_the_middle_of_a_batch(
     settled(live, 2000)
 
 
-@pytest.mark.parametrize("style", ["each", pytest.param("frame", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["each", "frame"])
 def test_rows_for_files_that_a_lost_worker_had_are_made_again_with_their_batch(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, db: psycopg.Connection, tmp_path: Path, style: str
 ) -> None:

@@ -82,6 +82,7 @@ def server(database_url: str, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.req("S5")
+@pytest.mark.slow
 def test_the_source_and_the_sink_work_through_connect_and_pipelines_are_refused(
     server: str, database_url: str, tmp_path: Path
 ) -> None:

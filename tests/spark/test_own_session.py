@@ -117,7 +117,11 @@ def run(program: str, *arguments: str, **more: str) -> subprocess.CompletedProce
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize(
-    "given", [pytest.param(PLAIN, id="plain", marks=pytest.mark.slow), pytest.param(CONTRARY, id="contrary")]
+    "given",
+    [
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.slow),
+        pytest.param(CONTRARY, id="contrary", marks=pytest.mark.slow),
+    ],
 )
 def test_results_are_the_same_and_the_session_is_left_as_it_was(
     given: dict[str, str], database_url: str, tmp_path: Path
