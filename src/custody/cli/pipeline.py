@@ -78,7 +78,7 @@ def run(
                 available_now=available_now,
                 drain=drain,
                 max_per_batch=max_per_batch or MAX_PER_BATCH,
-                batch_time=batch_time or BATCH_TIME,
+                batch_time=BATCH_TIME if batch_time is None else batch_time,
                 on_batch=progress.batch,
                 on_trouble=progress.trouble,
                 stop=stop,
