@@ -1,0 +1,25 @@
+"""The façade: every verb of Custody in one class. Doors call this and nothing below it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from custody.engine.consuming import Consuming
+from custody.engine.grouping import Start
+from custody.engine.operating import Operating
+from custody.engine.publishing import Publishing
+
+__all__ = ["Custody", "Start"]
+
+
+class Custody(Publishing, Consuming, Operating):
+    """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,49 @@
+"""What every part of the façade leans on: the database, the clock, hints to those who wait."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import datetime
+
+from custody.policy import Policy
+from custody.store.embedded import EmbeddedServer
+from custody.store.notify import Hints
+from custody.store.postgres import Database
+
+
+class Base:
+    """An open database, with the clock and the name under which things are done."""
+
+    def __init__(
+        self,
+        db: Database,
+        *,
+        server: EmbeddedServer | None = None,
+        defaults: Policy | None = None,
+        worker: str | None = None,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._db = db
+        self._server = server
+        self._defaults = defaults or Policy()
+        self._clock = clock
+        self._partitions: dict[str, int] = {}
+        self._hints = Hints(db.url)
+        self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
+
+    def close(self) -> None:
+        """Gives the connections back; the last user of an embedded database stops it."""
+        self._hints.close()
+        self._db.close()
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def database_url(self) -> str:
+        """The libpq URL in use."""
+        return self._db.url
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()

@@ -1,0 +1,99 @@
+"""Groups: their policy, pause and resume, and the position of a bare one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from custody import insights, log
+from custody.engine.base import Base
+from custody.errors import InvalidArgument
+from custody.model import Group, Message
+from custody.policy import Policy
+
+Start = Literal["earliest", "latest"] | int | datetime
+"""Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
+
+
+class Grouping(Base):
+    """Groups of a topic."""
+
+    def create_group(
+        self, topic: str, group: str, policy: Policy | None = None, *, start: Start = "earliest", bare: bool = False
+    ) -> Group:
+        """A new group. Without a policy it has the defaults; a bare one is only a cursor (`fetch`, `commit`)."""
+        if bare and policy is not None:
+            raise InvalidArgument("a bare group has no policy")
+        how, offset, time = _start(start)
+        row = self._db.call_dicts(
+            "create_group",
+            topic=topic,
+            group=group,
+            policy=_policy(policy or self._defaults),
+            start=how,
+            start_offset=offset,
+            start_time=time,
+            bare=bare,
+            now=self._now(),
+        )[0]
+        return insights.describe_group(topic, row)
+
+    def update_group(self, topic: str, group: str, policy: Policy) -> Group:
+        """Replaces the policy of a group, for everything that happens from now on. Its ordering stays."""
+        row = self._db.call_dicts(
+            "update_group", topic=topic, group=group, policy=_policy(policy), actor=self.worker, now=self._now()
+        )[0]
+        return insights.describe_group(topic, row)
+
+    def delete_group(self, topic: str, group: str) -> None:
+        self._db.call("delete_group", topic=topic, group=group)
+
+    def groups(self, topic: str) -> list[Group]:
+        return insights.groups(self._db, topic)
+
+    def group(self, topic: str, group: str) -> Group:
+        return insights.describe_group(topic, self._db.call_dicts("group_named", topic=topic, group=group)[0])
+
+    def pause(self, topic: str, group: str, *, reason: str | None = None) -> bool:
+        """Stops handing out messages; what is in flight can be settled. False if it was paused already."""
+        return bool(
+            self._db.call("pause", topic=topic, group=group, reason=reason, actor=self.worker, now=self._now())[0][0]
+        )
+
+    def resume(self, topic: str, group: str) -> bool:
+        """Goes on after a pause, and closes an open circuit breaker. False if there was nothing to resume."""
+        return bool(self._db.call("resume", topic=topic, group=group, actor=self.worker, now=self._now())[0][0])
+
+    def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
+        """For a bare group: the messages after its committed position. Nothing is recorded until `commit`."""
+        positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group))
+        if partition not in positions:
+            log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that is not there
+        return log.read(self._db, topic, partition, offset=positions[partition], max_messages=max_messages)
+
+    def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
+        """For a bare group: everything below `next_offset` is done."""
+        self._db.call(
+            "commit_position",
+            topic=topic,
+            group=group,
+            partition=partition,
+            offset=next_offset,
+            worker=self.worker,
+            now=self._now(),
+        )
+
+
+def _policy(policy: Policy) -> str:
+    return msgspec.json.encode(policy.columns()).decode()
+
+
+def _start(start: Start) -> tuple[str, int | None, datetime | None]:
+    if isinstance(start, datetime):
+        log.require_zone(start)
+        return "time", None, start
+    if isinstance(start, int) and not isinstance(start, bool):
+        return "offset", start, None
+    return str(start), None, None
