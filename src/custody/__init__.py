@@ -3,7 +3,7 @@
 from custody.claim import Lease
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
-from custody.model import DeadLetter, Message, Outgoing, Receipt, Stats
+from custody.model import DeadLetter, Delayed, Message, Outgoing, Receipt, Stats
 from custody.once import forget_once, once
 from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
@@ -20,6 +20,7 @@ __all__ = [
     "Breaker",
     "Outgoing",
     "Receipt",
+    "Delayed",
     "Message",
     "Lease",
     "once",

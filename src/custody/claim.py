@@ -73,7 +73,7 @@ class Lease:
 
     def ack(self, *messages: Which, connection: Any = None) -> Settled:
         """Done: these messages, or all that the lease still holds."""
-        return self._settling(connection).ack(self.lease_id, _offsets(messages))
+        return self._settling(connection).ack(self.lease_id, offsets_of(messages))
 
     def nack(
         self,
@@ -85,15 +85,15 @@ class Lease:
     ) -> Settled:
         """Failed: tried again by the policy (or after `delay`), dead at its limit or at once with `requeue=False`."""
         settler = self._settling(connection)
-        return settler.nack(self.lease_id, _offsets(messages), error=error, delay=delay, requeue=requeue)
+        return settler.nack(self.lease_id, offsets_of(messages), error=error, delay=delay, requeue=requeue)
 
     def release(self, *messages: Which, connection: Any = None) -> Settled:
         """Given back untouched: ready at once, and the delivery does not count."""
-        return self._settling(connection).release(self.lease_id, _offsets(messages))
+        return self._settling(connection).release(self.lease_id, offsets_of(messages))
 
     def later(self, *messages: Which, after: Duration, connection: Any = None) -> Settled:
         """Not now: ready again after that time, and the delivery does not count."""
-        return self._settling(connection).later(self.lease_id, _offsets(messages), after=after)
+        return self._settling(connection).later(self.lease_id, offsets_of(messages), after=after)
 
     def _settling(self, connection: Any) -> Settler:
         return self._settler if connection is None else replace(self._settler, connection=joined(connection))
@@ -109,7 +109,8 @@ class Lease:
         return deadline
 
 
-def _offsets(which: Sequence[Which]) -> list[int] | None:
+def offsets_of(which: Sequence[Which]) -> list[int] | None:
+    """The offsets of the messages; None, for all of a lease, if none is named."""
     if not which:
         return None
     return [message.offset for some in which for message in ((some,) if isinstance(some, Message) else some)]

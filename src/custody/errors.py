@@ -15,7 +15,9 @@ CustodyError
     │   ├── TopicNotFound         topic_not_found
     │   ├── GroupNotFound         group_not_found
     │   ├── PartitionNotFound     partition_not_found
-    │   └── ProducerNotFound      producer_not_found
+    │   ├── ProducerNotFound      producer_not_found
+    │   ├── DelayNotFound         delay_not_found
+    │   └── TransactionNotFound   transaction_not_found
     ├── Conflict
     │   ├── TopicExists           topic_exists
     │   ├── TopicChanged          topic_changed
@@ -25,6 +27,7 @@ CustodyError
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
     │   ├── ProducerFenced        producer_fenced
+    │   ├── TransactionOver       transaction_over
     │   ├── PipelineFenced        pipeline_fenced
     │   ├── ClaimLost             claim_lost
     │   ├── NotSkippable          not_skippable
@@ -153,6 +156,18 @@ class ProducerNotFound(NotFound):
     code = "producer_not_found"
 
 
+class DelayNotFound(NotFound):
+    """No such delayed message is waiting."""
+
+    code = "delay_not_found"
+
+
+class TransactionNotFound(NotFound):
+    """There is no such transaction."""
+
+    code = "transaction_not_found"
+
+
 class Conflict(Terminal):
     """It does not fit the present state."""
 
@@ -211,6 +226,12 @@ class ProducerFenced(Conflict):
     """A newer instance of this producer has taken over."""
 
     code = "producer_fenced"
+
+
+class TransactionOver(Conflict):
+    """The transaction was aborted, timed out, or is committed already."""
+
+    code = "transaction_over"
 
 
 class PipelineFenced(Conflict):

@@ -148,6 +148,16 @@ def place(messages: Sequence[Outgoing], partitions: int) -> list[int]:
     return placed
 
 
+def arrays(encoded: Sequence[Encoded]) -> dict[str, Any]:
+    """The columns of many messages, as the functions take them."""
+    return {
+        "keys": [key for key, _, _, _ in encoded],
+        "kinds": [kind.decode() for _, kind, _, _ in encoded],
+        "payloads": [payload for _, _, payload, _ in encoded],
+        "headers": [None if headers is None else headers.decode() for _, _, _, headers in encoded],
+    }
+
+
 def publish(
     db: Database,
     topic: str,
@@ -175,10 +185,7 @@ def publish(
         "publish",
         topic=topic,
         partitions=placed,
-        keys=[key for key, _, _, _ in encoded],
-        kinds=[kind.decode() for _, kind, _, _ in encoded],
-        payloads=[payload for _, _, payload, _ in encoded],
-        headers=[None if headers is None else headers.decode() for _, _, _, headers in encoded],
+        **arrays(encoded),
         producer=producer_id,
         epoch=epoch,
         sequence=sequence,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody.policy import Policy
+from custody.policy import Duration, Policy
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
@@ -18,12 +18,21 @@ Payload = Any
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One message to publish. A key picks the partition and is the unit of order."""
+    """One message to publish. A key picks the partition and is the unit of order.
+
+    With `delay` or `deliver_at` it is a delayed one: nobody sees it before its time.
+    """
 
     payload: Payload
     key: str | None = field(default=None, kw_only=True)
     headers: Mapping[str, str] | None = field(default=None, kw_only=True)
     partition: int | None = field(default=None, kw_only=True)
+    delay: Duration | None = field(default=None, kw_only=True)
+    deliver_at: datetime | None = field(default=None, kw_only=True)
+
+    @property
+    def delayed(self) -> bool:
+        return self.delay is not None or self.deliver_at is not None
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -33,6 +42,25 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     duplicate: bool = False
+
+
+class Delayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a delayed message has in place of an offset: by its id it can be cancelled until it is due."""
+
+    topic: str
+    partition: int
+    delay_id: int
+    deliver_at: datetime
+    duplicate: bool = False
+
+
+class Waiting(Delayed, frozen=True, kw_only=True):
+    """A delayed message that is not due yet."""
+
+    key: str | None
+    payload: Payload
+    headers: dict[str, str]
+    delayed_at: datetime
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +193,20 @@ class Producer:
     producer_id: str
     epoch: int
     last_sequence: int
-    last_receipt: Receipt | None
+    last_receipt: Receipt | Delayed | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTransaction:
+    """A producer's transaction that is neither committed nor aborted, and what it holds so far."""
+
+    transaction_id: UUID
+    producer_id: str
+    epoch: int
+    begun_at: datetime
+    expires_at: datetime
+    messages: int
+    acks: int
 
 
 @dataclass(frozen=True, kw_only=True)

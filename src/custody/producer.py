@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Any
 
-from custody.errors import DatabaseUnavailable
-from custody.model import Outgoing, Payload, Producer, Receipt
+from custody.errors import DatabaseUnavailable, InvalidArgument
+from custody.model import Delayed, Outgoing, Payload, Producer, Receipt
+from custody.policy import Duration
 from custody.store.postgres import Database
-
-Publish = Callable[..., list[Receipt]]
+from custody.transactions import Transaction, Transactions
 
 
 def init_producer(db: Database, producer_id: str, *, now: datetime | None) -> Producer:
@@ -22,8 +23,12 @@ def init_producer(db: Database, producer_id: str, *, now: datetime | None) -> Pr
 
 def producer_state(db: Database, producer_id: str) -> Producer:
     row = db.call_dicts("producer_state", producer=producer_id)[0]
-    receipt = None
-    if row["offset"] is not None:
+    receipt: Receipt | Delayed | None = None
+    if row["deliver_at"] is not None:
+        receipt = Delayed(
+            topic=row["topic"], partition=row["partition"], delay_id=row["offset"], deliver_at=row["deliver_at"]
+        )
+    elif row["offset"] is not None:
         receipt = Receipt(row["topic"], row["partition"], row["offset"])
     return Producer(
         producer_id=row["producer_id"], epoch=row["epoch"], last_sequence=row["last_sequence"], last_receipt=receipt
@@ -37,52 +42,71 @@ class IdempotentProducer:
     had arrived comes back with `duplicate=True`, the rest is published. Publishing something else repeats it first.
     """
 
-    def __init__(self, state: Producer, publish: Publish) -> None:
+    def __init__(
+        self,
+        state: Producer,
+        publish: Callable[..., list[Receipt]],
+        publish_delayed: Callable[..., list[Delayed]],
+        transactions: Transactions,
+    ) -> None:
         self.producer_id = state.producer_id
         self.epoch = state.epoch
         self._publish = publish
+        self._publish_delayed = publish_delayed
+        self._transactions = transactions
         self._next = state.last_sequence + 1
         self._lock = threading.Lock()
-        self._unknown: tuple[str, list[Outgoing | Payload]] | None = None
+        self._unknown: tuple[str, list[Outgoing]] | None = None
 
     @property
     def next_sequence(self) -> int:
         return self._next
 
-    def publish(
-        self,
-        topic: str,
-        payload: Payload,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        partition: int | None = None,
-    ) -> Receipt:
-        return self.publish_many(topic, [Outgoing(payload, key=key, headers=headers, partition=partition)])[0]
+    def transaction(self, *, timeout: Duration | None = None) -> Transaction:
+        """Begins a transaction: what it publishes, to any topics, and acknowledges is seen whole or not at all.
+
+        It is aborted after `timeout` (60 s if none is given), and when a newer instance of this producer takes over.
+        """
+        return Transaction(self._transactions, self.producer_id, self.epoch, timeout)
+
+    def publish(self, topic: str, payload: Payload, **rest: Any) -> Receipt:
+        """One message, with what `Outgoing` takes: key, headers, partition."""
+        return self.publish_many(topic, [Outgoing(payload, **rest)])[0]
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> list[Receipt]:
+        batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
+        if any(message.delayed for message in batch):
+            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+        return self._in_turn(topic, batch)
+
+    def publish_delayed(self, topic: str, messages: Iterable[Outgoing]) -> list[Delayed]:
+        """Messages that have a `delay` or `deliver_at`; a repeat returns their first ids."""
         batch = list(messages)
+        if not all(message.delayed for message in batch):
+            raise InvalidArgument("each of the messages needs a delay or a time of delivery")
+        return self._in_turn(topic, batch)
+
+    def repeat(self) -> list[Any]:
+        """Sends the publish of unknown outcome again; nothing if there is none."""
+        with self._lock:
+            return [] if self._unknown is None else self._send(*self._unknown)
+
+    def _in_turn(self, topic: str, batch: list[Outgoing]) -> list[Any]:
         with self._lock:
             if self._unknown is not None and self._unknown != (topic, batch):
                 self._send(*self._unknown)
             return self._send(topic, batch)
 
-    def repeat(self) -> list[Receipt]:
-        """Sends the publish of unknown outcome again; nothing if there is none."""
-        with self._lock:
-            return [] if self._unknown is None else self._send(*self._unknown)
-
-    def _send(self, topic: str, messages: list[Outgoing | Payload]) -> list[Receipt]:
-        self._unknown = (topic, messages)  # an interrupt, too, leaves it open whether the messages arrived
+    def _send(self, topic: str, batch: list[Outgoing]) -> list[Any]:
+        self._unknown = (topic, batch)  # an interrupt, too, leaves it open whether the messages arrived
+        publish = self._publish_delayed if batch and batch[0].delayed else self._publish
         try:
-            receipts = self._publish(
-                topic, messages, producer_id=self.producer_id, epoch=self.epoch, sequence=self._next
-            )
+            receipts = publish(topic, batch, producer_id=self.producer_id, epoch=self.epoch, sequence=self._next)
         except DatabaseUnavailable:
             raise
         except Exception:
             self._unknown = None
             raise
         self._unknown = None
-        self._next += len(messages)
-        return receipts
+        self._next += len(batch)
+        return list(receipts)

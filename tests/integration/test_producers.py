@@ -208,7 +208,7 @@ def test_after_an_unknown_outcome_publishing_the_same_again_leaves_one_message(c
     c.create_topic("orders")
     c.init_producer("p")
     network = LosesAnswers(c)
-    producer = IdempotentProducer(c.producer("p"), network)
+    producer = IdempotentProducer(c.producer("p"), network, c.publish_delayed, c.transactions)
     network.lose = lose
     with pytest.raises(DatabaseUnavailable):
         producer.publish("orders", 1)
@@ -224,7 +224,7 @@ def test_something_else_is_published_after_what_was_left_open(c: Custody, lose: 
     c.create_topic("orders")
     c.init_producer("p")
     network = LosesAnswers(c)
-    producer = IdempotentProducer(c.producer("p"), network)
+    producer = IdempotentProducer(c.producer("p"), network, c.publish_delayed, c.transactions)
     network.lose = lose
     with pytest.raises((DatabaseUnavailable, KeyboardInterrupt)):
         producer.publish_many("orders", [1, 2])
@@ -237,7 +237,7 @@ def test_repeat_returns_the_receipts_that_were_lost(c: Custody) -> None:
     c.create_topic("orders")
     c.init_producer("p")
     network = LosesAnswers(c)
-    producer = IdempotentProducer(c.producer("p"), network)
+    producer = IdempotentProducer(c.producer("p"), network, c.publish_delayed, c.transactions)
     network.lose = "answer"
     with pytest.raises(DatabaseUnavailable):
         producer.publish_many("orders", [1, 2])

@@ -8,12 +8,12 @@ from typing import Self
 from custody.engine.consuming import Consuming
 from custody.engine.grouping import Start
 from custody.engine.operating import Operating
-from custody.engine.publishing import Publishing
+from custody.engine.producing import Producing
 
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Publishing, Consuming, Operating):
+class Custody(Producing, Consuming, Operating):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

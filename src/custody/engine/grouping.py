@@ -68,7 +68,7 @@ class Grouping(Base):
 
     def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
         """For a bare group: the messages after its committed position. Nothing is recorded until `commit`."""
-        positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group))
+        positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group, now=self._now()))
         if partition not in positions:
             log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that is not there
         return log.read(self._db, topic, partition, offset=positions[partition], max_messages=max_messages)

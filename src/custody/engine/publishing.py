@@ -1,16 +1,19 @@
-"""The log: topics, publishing, reading, producers."""
+"""The log: topics, publishing now or later, reading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
+from typing import Any, TypeVar, overload
 
-from custody import log, producer
+from custody import delays, log
 from custody.engine.base import Base
 from custody.errors import InvalidArgument, TopicChanged
-from custody.model import Message, Outgoing, Payload, Producer, Receipt, Topic
-from custody.producer import IdempotentProducer
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
+from custody.policy import Duration
+
+Placed = TypeVar("Placed", Receipt, Delayed)
 
 
 class Publishing(Base):
@@ -33,19 +36,49 @@ class Publishing(Base):
     def topic(self, name: str) -> Topic:
         return log.topic(self._db, name)
 
+    @overload
     def publish(
         self,
         topic: str,
         payload: Payload,
         *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        partition: int | None = None,
+        key: str | None = ...,
+        headers: Mapping[str, str] | None = ...,
+        partition: int | None = ...,
+        expected_offset: int | None = ...,
+    ) -> Receipt: ...
+
+    @overload
+    def publish(
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        key: str | None = ...,
+        headers: Mapping[str, str] | None = ...,
+        partition: int | None = ...,
+        delay: Duration | None = ...,
+        deliver_at: datetime | None = ...,
+    ) -> Delayed: ...
+
+    def publish(
+        self,
+        topic: str,
+        payload: Payload,
+        *,
         expected_offset: int | None = None,
-    ) -> Receipt:
-        """Appends one message; it is durable when this returns. `expected_offset` refuses if the partition moved on."""
-        message = Outgoing(payload, key=key, headers=headers, partition=partition)
-        return self.publish_many(topic, [message], expected_offset=expected_offset)[0]
+        **rest: Any,
+    ) -> Receipt | Delayed:
+        """Appends one message; it is durable when this returns. `expected_offset` refuses if the partition moved on.
+
+        With `delay` or `deliver_at` it waits beside the log until then; it can be cancelled by its `delay_id`.
+        """
+        message = Outgoing(payload, **rest)
+        if not message.delayed:
+            return self.publish_many(topic, [message], expected_offset=expected_offset)[0]
+        if expected_offset is not None:
+            raise InvalidArgument("a delayed message has no offset yet: expected_offset cannot be checked")
+        return self.publish_delayed(topic, [message])[0]
 
     def publish_many(
         self,
@@ -62,21 +95,51 @@ class Publishing(Base):
         With `producer_id`, `epoch` and `sequence` (of the first message) a repeat returns the first receipts.
         """
         batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
-        identity = None
-        if producer_id is not None:
-            if epoch is None or sequence is None:
-                raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
-            identity = (producer_id, epoch, sequence)
-        publish = partial(
-            log.publish, self._db, topic, batch, producer=identity, expected_offset=expected_offset, now=self._now()
+        if any(message.delayed for message in batch):
+            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+        identity = _identity(producer_id, epoch, sequence)
+        receipts = self._placed(
+            topic, partial(log.publish, self._db, topic, batch, producer=identity, expected_offset=expected_offset)
         )
-        try:
-            receipts = publish(partitions=self._partitions_of(topic))
-        except TopicChanged:  # since we last looked
-            self._partitions.pop(topic, None)
-            receipts = publish(partitions=self._partitions_of(topic))
         self._hints.send(topic)
         return receipts
+
+    def publish_delayed(
+        self,
+        topic: str,
+        messages: Iterable[Outgoing],
+        *,
+        producer_id: str | None = None,
+        epoch: int | None = None,
+        sequence: int | None = None,
+    ) -> list[Delayed]:
+        """Stores messages that have a `delay` or `deliver_at`, in one transaction; idempotent as `publish_many`."""
+        identity = _identity(producer_id, epoch, sequence)
+        batch = list(messages)
+        receipts = self._placed(topic, partial(delays.publish, self._db, topic, batch, producer=identity))
+        self._hints.send(topic)  # whoever waits may have to wake up earlier now
+        return receipts
+
+    def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
+        """Delayed messages that are not due yet, the next one first."""
+        return delays.waiting(self._db, topic, key=key, limit=limit)
+
+    def delayed_count(self, topic: str) -> int:
+        return int(self._db.call("delayed_count", topic=topic)[0][0])
+
+    def cancel_delayed(self, topic: str, delay_id: int) -> None:
+        """Takes back a delayed message that is still waiting; refused (`delay_not_found`) once it was delivered."""
+        self._db.call("cancel_delayed", topic=topic, delay_id=delay_id)
+
+    def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
+        try:
+            return publish(partitions=self._partitions_of(topic), now=self._now())
+        except TopicChanged:  # since we last looked
+            self._forget(topic)
+            return publish(partitions=self._partitions_of(topic), now=self._now())
+
+    def _forget(self, topic: str) -> None:
+        self._partitions.pop(topic, None)
 
     def _partitions_of(self, topic: str) -> int:
         count = self._partitions.get(topic)
@@ -105,10 +168,10 @@ class Publishing(Base):
             offset = log.offset_at(self._db, topic, partition, time)
         return log.read(self._db, topic, partition, offset=offset, max_messages=max_messages)
 
-    def producer(self, producer_id: str) -> Producer:
-        """Where an idempotent producer stands: the way out after a publish whose answer was lost."""
-        return producer.producer_state(self._db, producer_id)
 
-    def init_producer(self, producer_id: str) -> IdempotentProducer:
-        """Takes over as this producer: a new epoch, sequence 0; older instances are fenced from now on."""
-        return IdempotentProducer(producer.init_producer(self._db, producer_id, now=self._now()), self.publish_many)
+def _identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:
+    if producer_id is None:
+        return None
+    if epoch is None or sequence is None:
+        raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+    return producer_id, epoch, sequence

@@ -14,12 +14,15 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION custody.positions(p_topic text, p_group text) RETURNS TABLE (partition int, next_offset bigint)
-LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION custody.positions(p_topic text, p_group text, p_now timestamptz DEFAULT NULL) RETURNS TABLE (partition int, next_offset bigint)
+LANGUAGE plpgsql AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
 BEGIN
     PERFORM custody.require_bare(p_topic, v_group);
+    -- whoever asks for them reads on from there
+    PERFORM custody.deliver_due(h, coalesce(p_now, clock_timestamp()))
+    FROM (SELECT x FROM custody.heads x WHERE x.topic_id = v_group.topic_id AND x.delayed_from IS NOT NULL ORDER BY x.partition) y (h);
     RETURN QUERY
     SELECT c.partition, (custody.position(c.group_id, c.partition)).frontier
     FROM custody.cursors c WHERE c.group_id = v_group.group_id ORDER BY c.partition;

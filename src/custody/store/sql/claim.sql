@@ -199,6 +199,7 @@ LANGUAGE sql VOLATILE AS $$
     FROM (
         SELECT c.partition,
                t.next_offset > f.frontier
+               OR h.delayed_from IS NOT NULL AND coalesce(custody.next_delivery(h) <= p_now, false)
                OR EXISTS (SELECT FROM custody.returned r WHERE r.group_id = c.group_id AND r.partition = c.partition)
                OR coalesce((SELECT min(s.run_at) FROM custody.cases s WHERE s.group_id = c.group_id AND s.partition = c.partition
                             AND s.state = 'waiting') <= p_now, false)
@@ -294,6 +295,9 @@ BEGIN
             END IF;
             v_tried := true;
             SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
+            IF v_head.delayed_from IS NOT NULL THEN
+                v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
+            END IF;
             v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
                                                coalesce(p_now, clock_timestamp()));
             EXIT WHEN v_claim.reason IS NULL;

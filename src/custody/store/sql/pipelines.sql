@@ -117,6 +117,9 @@ BEGIN
             CONTINUE;
         END IF;
         SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
+        IF v_head.delayed_from IS NOT NULL THEN
+            v_head := custody.deliver_due(v_head, v_now);
+        END IF;
         -- a partition that was added since has nothing to give to a pass that began before
         v_found := custody.claim_partition(v_group, v_head, greatest(1, ((p_max - messages) / v_left)::int), v_visibility, p_worker, v_now,
                                            CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due);

@@ -20,8 +20,9 @@ END $$;
 
 -- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has already
 -- had: a prefix of the batch, often none.
-CREATE FUNCTION custody.known_receipts(p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_count int)
-RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
+CREATE FUNCTION custody.known_receipts(
+    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_count int, p_delayed boolean DEFAULT false
+) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean, deliver_at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_producer custody.producers;
@@ -51,10 +52,16 @@ BEGIN
         PERFORM custody.refuse('sequence_conflict',
             format('producer %L: sequence %s was used for another topic than %L', p_producer, p_sequence, p_topic),
             format('The sequence counts over all topics. The next one is %s.', v_producer.last_sequence + 1));
+    ELSIF EXISTS (SELECT FROM custody.producer_receipts r
+                  WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
+                    AND r.first_sequence < p_sequence + v_known AND (r.deliver_at IS NOT NULL) <> p_delayed) THEN
+        PERFORM custody.refuse('sequence_conflict',
+            format('producer %L: sequence %s was used for a message %s a delay', p_producer, p_sequence, CASE WHEN p_delayed THEN 'without' ELSE 'with' END),
+            'Repeat a publish as it was.');
     END IF;
     RETURN QUERY
-    SELECT x.p, x.o, true
-    FROM custody.producer_receipts r, unnest(r.partitions, r.offsets) WITH ORDINALITY x (p, o, n)
+    SELECT x.p, x.o, true, x.t
+    FROM custody.producer_receipts r, unnest(r.partitions, r.offsets, r.deliver_at) WITH ORDINALITY x (p, o, t, n)
     WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
       AND r.first_sequence < p_sequence + v_known
       AND r.first_sequence + x.n - 1 BETWEEN p_sequence AND p_sequence + v_known - 1
@@ -68,7 +75,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION custody.remember_receipts(
-    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_partitions int[], p_offsets bigint[], p_now timestamptz
+    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_partitions int[], p_offsets bigint[], p_now timestamptz,
+    p_deliver_at timestamptz[] DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,19 +85,19 @@ BEGIN
     UPDATE custody.producers SET last_sequence = v_last, updated_at = coalesce(p_now, clock_timestamp())
     WHERE producer_id = p_producer;
     INSERT INTO custody.producer_receipts
-    VALUES (p_producer, p_epoch, p_sequence, v_last, (custody.topic_named(p_topic)).topic_id, p_partitions, p_offsets);
+    VALUES (p_producer, p_epoch, p_sequence, v_last, (custody.topic_named(p_topic)).topic_id, p_partitions, p_offsets, p_deliver_at);
     DELETE FROM custody.producer_receipts
     WHERE producer_id = p_producer AND epoch = p_epoch AND last_sequence < v_last - 1000;
 END $$;
 
 -- After a publish whose answer was lost: where the producer stands.
 CREATE FUNCTION custody.producer_state(p_producer text)
-RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint)
+RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint, deliver_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
-    SELECT p.producer_id, p.epoch, p.last_sequence, t.name,
-           r.partitions[cardinality(r.partitions)], r.offsets[cardinality(r.offsets)]
+    SELECT p.producer_id, p.epoch, p.last_sequence, t.name, r.partitions[cardinality(r.partitions)],
+           r.offsets[cardinality(r.offsets)], r.deliver_at[cardinality(r.deliver_at)]
     FROM custody.producers p
     LEFT JOIN custody.producer_receipts r USING (producer_id, epoch, last_sequence)
     LEFT JOIN custody.topics t USING (topic_id)

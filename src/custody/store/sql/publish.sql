@@ -29,6 +29,9 @@ BEGIN
         ORDER BY h.partition FOR UPDATE
     LOOP
         v_seen := v_seen + 1;
+        IF v_head.delayed_from IS NOT NULL THEN
+            v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
+        END IF;
         v_tail := custody.tail(v_head);
         IF p_expected <> v_tail.next_offset THEN
             PERFORM custody.refuse('offset_conflict',
@@ -64,7 +67,8 @@ DECLARE
     v_offsets bigint[];
 BEGIN
     IF p_producer IS NOT NULL THEN
-        RETURN QUERY SELECT * FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads));
+        RETURN QUERY SELECT r.partition, r."offset", r.duplicate
+                     FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads)) r;
         GET DIAGNOSTICS v_known = ROW_COUNT;
         IF v_known = cardinality(p_payloads) THEN
             RETURN;

@@ -98,8 +98,9 @@ BEGIN
         RETURN extract(epoch FROM v_group.probe_at - v_now);
     END IF;
     RETURN (
-        SELECT extract(epoch FROM min(least(w.run_at, l.deadline)) - v_now)
+        SELECT extract(epoch FROM min(least(w.run_at, l.deadline, CASE WHEN h.delayed_from IS NOT NULL THEN custody.next_delivery(h) END)) - v_now)
         FROM custody.cursors c
+        JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = c.partition
         CROSS JOIN LATERAL custody.position(c.group_id, c.partition) f
         CROSS JOIN LATERAL (
             SELECT min(x.run_at) AS run_at FROM custody.cases x

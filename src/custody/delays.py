@@ -1,0 +1,74 @@
+"""Delayed messages: stored beside the log until they are due, listed and cancelled meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from custody.errors import InvalidArgument
+from custody.log import arrays, decode, encode_message, place, require_zone
+from custody.model import Delayed, Outgoing, Waiting
+from custody.policy import seconds
+from custody.store.postgres import Database
+
+
+def require_time(message: Outgoing) -> None:
+    """Refuses a delayed message without one clear time."""
+    if message.delay is not None and message.deliver_at is not None:
+        raise InvalidArgument("a message has a delay or a time of delivery, not both")
+    if not message.delayed:
+        raise InvalidArgument("the message has no delay", "Give delay or deliver_at, or publish it at once.")
+    if message.delay is not None:
+        seconds(message.delay)
+    require_zone(message.deliver_at)
+
+
+def publish(
+    db: Database,
+    topic: str,
+    messages: Sequence[Outgoing],
+    *,
+    partitions: int,
+    producer: tuple[str, int, int] | None = None,
+    now: datetime | None = None,
+) -> list[Delayed]:
+    """Stores the messages in one transaction. All of them or none."""
+    if not messages:
+        return []
+    for message in messages:
+        require_time(message)
+    producer_id, epoch, sequence = producer or (None, None, None)
+    rows = db.call(
+        "publish_delayed",
+        topic=topic,
+        partitions=place(messages, partitions),
+        **arrays([encode_message(message) for message in messages]),
+        deliver_at=[message.deliver_at for message in messages],
+        delays=[None if message.delay is None else seconds(message.delay) for message in messages],
+        producer=producer_id,
+        epoch=epoch,
+        sequence=sequence,
+        now=now,
+        of=partitions,
+    )
+    return [
+        Delayed(topic=topic, partition=partition, delay_id=delay_id, deliver_at=deliver_at, duplicate=duplicate)
+        for partition, delay_id, deliver_at, duplicate in rows
+    ]
+
+
+def waiting(db: Database, topic: str, *, key: str | None, limit: int) -> list[Waiting]:
+    rows = db.call_dicts("delayed_messages", topic=topic, key=key, limit=limit)
+    return [
+        Waiting(
+            topic=topic,
+            partition=row["partition"],
+            delay_id=row["delay_id"],
+            deliver_at=row["deliver_at"],
+            key=row["key"],
+            payload=decode(row["kind"], row["payload"]),
+            headers=row["headers"] or {},
+            delayed_at=row["delayed_at"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,34 @@
+"""Producers with an identity: idempotent publishing, and transactions."""
+
+from __future__ import annotations
+
+from custody import producer
+from custody.engine.publishing import Publishing
+from custody.model import Producer
+from custody.producer import IdempotentProducer
+from custody.transactions import Transactions
+
+
+class Producing(Publishing):
+    """Producers by their id."""
+
+    def producer(self, producer_id: str) -> Producer:
+        """Where an idempotent producer stands: the way out after a publish whose answer was lost."""
+        return producer.producer_state(self._db, producer_id)
+
+    def init_producer(self, producer_id: str) -> IdempotentProducer:
+        """Takes over as this producer: a new epoch, sequence 0; older instances are fenced from now on."""
+        state = producer.init_producer(self._db, producer_id, now=self._now())
+        return IdempotentProducer(state, self.publish_many, self.publish_delayed, self.transactions)
+
+    @property
+    def transactions(self) -> Transactions:
+        """The verbs of transactions by their ids; `init_producer(…).transaction()` is the usual way."""
+        return Transactions(
+            db=self._db,
+            partitions_of=self._partitions_of,
+            forget=self._forget,
+            committed=self.hint,
+            worker=self.worker,
+            clock=self._clock,
+        )

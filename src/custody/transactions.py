@@ -1,0 +1,191 @@
+"""Transactions of a producer: messages to several topics, and acks, that are seen together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from custody.claim import Lease, Which, offsets_of
+from custody.delays import require_time
+from custody.errors import CustodyError, TopicChanged
+from custody.log import Encoded, arrays, encode_message, place
+from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
+from custody.policy import Duration, seconds
+from custody.store.postgres import Database
+
+FLUSH_AT = 500
+"""So many messages are collected before they are sent: nobody sees them before the commit anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transactions:
+    """The verbs by id, for whoever has the ids: a `Transaction`, or another process."""
+
+    db: Database
+    partitions_of: Callable[[str], int]
+    forget: Callable[[str], object]
+    committed: Callable[[Iterable[str]], None]
+    worker: str | None = None
+    clock: Callable[[], datetime] | None = None
+
+    def _now(self) -> datetime | None:
+        return None if self.clock is None else self.clock()
+
+    def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
+        row = self.db.call_dicts(
+            "begin_transaction",
+            producer=producer_id,
+            epoch=epoch,
+            timeout=None if timeout is None else timedelta(seconds=seconds(timeout)),
+            now=self._now(),
+        )[0]
+        return row["transaction_id"], row["expires_at"]
+
+    def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
+        """Adds messages, and says how many there are now. `first` numbers them, so that a repeat adds nothing."""
+        encoded = [_encode(message) for message in messages]
+        try:
+            return self._add(transaction_id, topic, messages, encoded, first)
+        except TopicChanged:  # since we last looked
+            self.forget(topic)
+            return self._add(transaction_id, topic, messages, encoded, first)
+
+    def _add(
+        self,
+        transaction_id: UUID,
+        topic: str,
+        messages: Sequence[Outgoing],
+        encoded: Sequence[Encoded],
+        first: int | None,
+    ) -> int:
+        partitions = self.partitions_of(topic)
+        count: int = self.db.call(
+            "add_to_transaction",
+            transaction=transaction_id,
+            first=first,
+            topic=topic,
+            partitions=place(messages, partitions),
+            named=[message.partition is not None for message in messages],
+            of=partitions,
+            **arrays(encoded),
+            deliver_at=[message.deliver_at for message in messages],
+            delays=[None if message.delay is None else seconds(message.delay) for message in messages],
+            now=self._now(),
+        )[0][0]
+        return count
+
+    def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
+        """These offsets of a lease, or all that it holds at the commit, are done by the commit."""
+        self.db.call(
+            "ack_in_transaction",
+            transaction=transaction_id,
+            lease_id=lease_id,
+            offsets=None if offsets is None else list(offsets),
+            now=self._now(),
+        )
+
+    def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
+        """All of it becomes visible at once. A repeat returns the same receipts."""
+        rows = self.db.call("commit_transaction", transaction=transaction_id, worker=self.worker, now=self._now())
+        self.committed({row[0] for row in rows})
+        return [_receipt(*row) for row in rows]
+
+    def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
+        """Nothing of it will ever be seen. False if that was so already."""
+        return bool(self.db.call("abort_transaction", transaction=transaction_id, reason=reason, now=self._now())[0][0])
+
+    def open(self) -> list[OpenTransaction]:
+        return [OpenTransaction(**row) for row in self.db.call_dicts("open_transactions", now=self._now())]
+
+
+def _encode(message: Outgoing) -> Encoded:
+    if message.delayed:
+        require_time(message)
+    return encode_message(message)
+
+
+def _receipt(topic: str, partition: int, number: int, deliver_at: datetime | None) -> Receipt | Delayed:
+    if deliver_at is None:
+        return Receipt(topic, partition, number)
+    return Delayed(topic=topic, partition=partition, delay_id=number, deliver_at=deliver_at)
+
+
+class Transaction:
+    """What one producer publishes to any topics, and acknowledges, all or nothing.
+
+    As a context manager it is committed at the end of the block, and aborted if the block raises. `receipts` are there
+    after the commit, in the order of publishing. Use it from one thread.
+    """
+
+    def __init__(self, verbs: Transactions, producer_id: str, epoch: int, timeout: Duration | None) -> None:
+        self._verbs = verbs
+        self.transaction_id, self.expires_at = verbs.begin(producer_id, epoch=epoch, timeout=timeout)
+        self.receipts: list[Receipt | Delayed] = []
+        self._pending: list[tuple[str, Outgoing]] = []
+        self._added = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.commit()
+            return
+        try:
+            self.abort(reason=f"{kind.__name__ if kind else 'error'}: {error}"[:500])
+        except CustodyError as failed:  # it times out by itself; what went wrong first is what counts
+            error.add_note(f"the transaction could not be aborted either: {failed}")
+
+    def publish(
+        self,
+        topic: str,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+    ) -> None:
+        """Adds one message. Bad input is refused now; where the message went is known after the commit."""
+        message = Outgoing(payload, key=key, headers=headers, partition=partition, delay=delay, deliver_at=deliver_at)
+        self.publish_many(topic, [message])
+
+    def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
+        batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
+        self._verbs.partitions_of(topic)  # refuses a topic that is not there
+        for message in batch:
+            _encode(message)
+        self._pending += [(topic, message) for message in batch]
+        if len(self._pending) >= FLUSH_AT:
+            self._flush()
+
+    def ack(self, lease: Lease, *messages: Which) -> None:
+        """Done with the commit: these messages of the lease, or all that it still holds then."""
+        self._verbs.ack(self.transaction_id, lease.lease_id, offsets_of(messages))
+
+    def commit(self) -> list[Receipt | Delayed]:
+        """Shows everything at once. After a lost connection it can be called again: it happens once."""
+        self._flush()
+        self.receipts = self._verbs.commit(self.transaction_id)
+        return self.receipts
+
+    def abort(self, *, reason: str | None = None) -> None:
+        """Drops everything; harmless if it was aborted before."""
+        self._pending = []
+        self._verbs.abort(self.transaction_id, reason=reason)
+
+    def _flush(self) -> None:
+        while self._pending:
+            topic = self._pending[0][0]
+            count = next((n for n, (other, _) in enumerate(self._pending) if other != topic), len(self._pending))
+            batch = [message for _, message in self._pending[:count]]
+            # numbered: if the answer was lost, the same again adds nothing
+            self._added = self._verbs.add(self.transaction_id, topic, batch, first=self._added)
+            del self._pending[:count]
