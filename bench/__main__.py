@@ -13,6 +13,7 @@ from rich.console import Console
 from bench import (
     consuming,
     contention,
+    delays,
     footprint,
     growth,
     held_xmin,
@@ -37,6 +38,7 @@ ROWS: dict[str, Callable[[Stage], Iterator[Row]]] = {
     "footprint": footprint.rows,
     "held-xmin": held_xmin.rows,
     "working": working.rows,
+    "delays": delays.rows,
     "peers": peers.rows,
     "pipelines": pipelines.rows,
     "scale": scale.rows,

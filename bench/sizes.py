@@ -26,6 +26,7 @@ class Sizes:
     worker_messages: int
     calls: int
     both_seconds: float
+    delayed: int
     spark_batch: int
     spark_batches: int
     spark_scale: int
@@ -47,6 +48,7 @@ FULL = Sizes(
     worker_messages=50_000,
     calls=300,
     both_seconds=60,
+    delayed=1_000_000,
     spark_batch=100_000,
     spark_batches=8,
     spark_scale=1_000_000,
@@ -68,6 +70,7 @@ QUICK = Sizes(
     worker_messages=20_000,
     calls=100,
     both_seconds=10,
+    delayed=1_000_000,
     spark_batch=100_000,
     spark_batches=4,
     spark_scale=400_000,
@@ -89,6 +92,7 @@ TINY = Sizes(
     worker_messages=500,
     calls=5,
     both_seconds=0.5,
+    delayed=2_000,
     spark_batch=1_000,
     spark_batches=1,
     spark_scale=4_000,

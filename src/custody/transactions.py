@@ -11,7 +11,7 @@ from uuid import UUID
 
 from custody.claim import Lease, Which, offsets_of
 from custody.delays import require_time
-from custody.errors import CustodyError, TopicChanged
+from custody.errors import CustodyError, DatabaseUnavailable, TopicChanged
 from custody.log import Encoded, arrays, encode_message, place
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
 from custody.policy import Duration, seconds
@@ -171,9 +171,14 @@ class Transaction:
         self._verbs.ack(self.transaction_id, lease.lease_id, offsets_of(messages))
 
     def commit(self) -> list[Receipt | Delayed]:
-        """Shows everything at once. After a lost connection it can be called again: it happens once."""
-        self._flush()
-        self.receipts = self._verbs.commit(self.transaction_id)
+        """Shows everything at once. After a lost connection it is tried once more, and can be called again: it happens
+        once."""
+        try:
+            self._flush()
+            self.receipts = self._verbs.commit(self.transaction_id)
+        except DatabaseUnavailable:
+            self._flush()
+            self.receipts = self._verbs.commit(self.transaction_id)
         return self.receipts
 
     def abort(self, *, reason: str | None = None) -> None:

@@ -36,7 +36,9 @@ def claimed(c: Custody, topic: str = "jobs") -> list[Any]:
 def test_nobody_sees_it_before_its_time_and_then_the_next_claim_has_it(jobs: Custody, clock: Clock) -> None:
     receipt = jobs.publish("jobs", {"n": 1}, key="k", headers={"h": "1"}, delay="10s")
     assert isinstance(receipt, Delayed)
-    assert receipt == Delayed(topic="jobs", partition=0, delay_id=receipt.delay_id, deliver_at=clock() + timedelta(seconds=10))
+    assert receipt == Delayed(
+        topic="jobs", partition=0, delay_id=receipt.delay_id, deliver_at=clock() + timedelta(seconds=10)
+    )
     clock.move(9.999)
     assert claimed(jobs) == [] == payloads(jobs)
     assert jobs.next_due("jobs", "g") == pytest.approx(0.001)
@@ -73,7 +75,7 @@ def test_a_time_of_delivery_may_be_past_and_needs_a_zone(jobs: Custody, clock: C
     jobs.publish("jobs", "soon", deliver_at=clock() + timedelta(hours=1))
     assert claimed(jobs) == ["late"]
     with pytest.raises(InvalidArgument, match="time zone"):
-        jobs.publish("jobs", 1, deliver_at=datetime(2031, 1, 1))  # noqa: DTZ001
+        jobs.publish("jobs", 1, deliver_at=datetime(2031, 1, 1))
     assert jobs.delayed_count("jobs") == 1
 
 
@@ -189,7 +191,9 @@ def test_a_deleted_topic_takes_them_along(jobs: Custody, db: psycopg.Connection)
     assert db.execute("SELECT count(*) FROM custody.delayed").fetchone() == (0,)
 
 
-def test_they_are_appended_to_the_segment_that_is_open_then(jobs: Custody, clock: Clock, db: psycopg.Connection) -> None:
+def test_they_are_appended_to_the_segment_that_is_open_then(
+    jobs: Custody, clock: Clock, db: psycopg.Connection
+) -> None:
     jobs.publish("jobs", "old")
     jobs.publish("jobs", "delayed", delay="1s")
     db.execute("SELECT custody.seal_segment('jobs')")

@@ -56,7 +56,12 @@ def test_nothing_is_seen_before_the_commit_and_everything_after(shop: Custody) -
         assert seen(shop) == NOTHING
         assert [(open.messages, open.producer_id) for open in shop.transactions.open()] == [(4, "p")]
     assert seen(shop) == {"orders": [1, 4], "bills": [2, 3]}
-    assert tx.receipts == [Receipt("orders", 1, 0), Receipt("bills", 0, 0), Receipt("bills", 0, 1), Receipt("orders", 1, 1)]
+    assert tx.receipts == [
+        Receipt("orders", 1, 0),
+        Receipt("bills", 0, 0),
+        Receipt("bills", 0, 1),
+        Receipt("orders", 1, 1),
+    ]
     assert shop.read("orders", 1)[0].headers == {"h": "1"}
     assert shop.transactions.open() == []
 

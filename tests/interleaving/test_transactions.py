@@ -1,0 +1,128 @@
+"""Transactions of producers between sessions: what others see, and who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from tests.interleaving.conftest import Make
+from tests.interleaving.session import GROUP, TOPIC, Session
+
+import custody
+from custody import Outgoing
+
+pytestmark = [pytest.mark.core, pytest.mark.req("G12")]
+
+
+def begun(c: custody.Custody, *topics: str, producer: str = "p") -> UUID:
+    """A transaction with one message for each topic."""
+    c.init_producer(producer)
+    transaction_id, _ = c.transactions.begin(producer, epoch=None, timeout=None)
+    for topic in topics:
+        c.transactions.add(transaction_id, topic, [Outgoing(producer, key="k", partition=0)])
+    return transaction_id
+
+
+def commit(session: Session, transaction_id: UUID) -> list[tuple[Any, ...]]:
+    return session.call("commit_transaction", transaction=transaction_id)
+
+
+def test_others_see_nothing_of_it_and_go_on_behind_it(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make("ab")
+    c.create_topic("bills")
+    transaction_id = begun(c, TOPIC, "bills")
+    assert [row[:3] for row in commit(one, transaction_id)] == [(TOPIC, 0, 2), ("bills", 0, 0)]
+    assert (len(c.read(TOPIC)), len(c.read("bills"))) == (2, 0)
+    publish = two.blocked(two.publish, ["c"])
+    one.commit()
+    assert publish.result(10) == [(0, 3)]
+    two.commit()
+    assert (len(c.read(TOPIC)), len(c.read("bills"))) == (4, 1)
+
+
+def test_a_crash_before_the_database_commits_leaves_no_gap(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make("ab")
+    transaction_id = begun(c, TOPIC)
+    commit(one, transaction_id)
+    publish = two.blocked(two.publish, ["c"])
+    one.rollback()
+    assert publish.result(10) == [(0, 2)]
+    two.commit()
+    assert c.transactions.commit(transaction_id) == [custody.Receipt(TOPIC, 0, 3)]
+
+
+def test_two_commits_of_one_happen_once(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    make()
+    transaction_id = begun(c, TOPIC)
+    first = commit(one, transaction_id)
+    second = two.blocked(commit, two, transaction_id)
+    one.commit()
+    assert second.result(10) == first
+    two.commit()
+    assert c.topic(TOPIC).message_count == 1
+
+
+def test_a_takeover_waits_for_the_commit_that_it_would_fence(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make()
+    transaction_id = begun(c, TOPIC)
+    commit(one, transaction_id)
+    takeover = two.blocked(two.call, "init_producer", producer="p")
+    one.commit()
+    assert takeover.result(10)[0][1] == 2
+    two.commit()
+
+
+def test_a_commit_waits_for_the_takeover_and_is_fenced(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make()
+    transaction_id = begun(c, TOPIC)
+    one.call("init_producer", producer="p")
+    late = two.blocked(commit, two, transaction_id)
+    one.commit()
+    with pytest.raises(psycopg.DatabaseError, match="epoch"):
+        late.result(10)
+    assert c.topic(TOPIC).message_count == 0
+
+
+def test_topics_in_another_order_do_not_deadlock(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    make()
+    c.create_topic("bills")
+    ours, theirs = begun(c, TOPIC, "bills"), begun(c, "bills", TOPIC, producer="q")
+    commit(one, ours)
+    second = two.blocked(commit, two, theirs)
+    one.commit()
+    assert [row[:3] for row in second.result(10)] == [("bills", 0, 1), (TOPIC, 0, 1)]
+    two.commit()
+
+
+def test_an_ack_in_it_waits_for_another_settle_of_the_lease(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make("ab")
+    lease = c.claim(TOPIC, GROUP, max_messages=2)
+    transaction_id = begun(c)
+    c.transactions.ack(transaction_id, lease.lease_id, [0])
+    one.ack(lease.lease_id, 0)
+    late = two.blocked(commit, two, transaction_id)
+    one.commit()
+    with pytest.raises(psycopg.DatabaseError, match="does not hold"):
+        late.result(10)
+
+
+def test_adding_waits_for_the_commit_and_is_refused(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    make()
+    transaction_id = begun(c, TOPIC)
+    commit(one, transaction_id)
+    late = two.blocked(two.call, "ack_in_transaction", transaction=transaction_id, lease_id=transaction_id)
+    one.commit()
+    with pytest.raises(psycopg.DatabaseError, match="was committed"):
+        late.result(10)
