@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from custody.errors import InvalidArgument
@@ -21,6 +21,18 @@ def require_time(message: Outgoing) -> None:
     if message.delay is not None:
         seconds(message.delay)
     require_zone(message.deliver_at)
+
+
+DELIVER_AT = "x-custody-deliver-at"
+
+
+def marked(message: Outgoing) -> Mapping[str, str] | None:
+    """The headers of an output that is staged: one that waits says there until when, or how long from the commit on."""
+    if not message.delayed:
+        return message.headers
+    require_time(message)
+    when = f"+{seconds(message.delay)}" if message.delay is not None else f"{message.deliver_at:%Y-%m-%dT%H:%M:%S.%f%z}"
+    return {**(message.headers or {}), DELIVER_AT: when}
 
 
 def publish(

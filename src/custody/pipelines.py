@@ -378,13 +378,18 @@ class Stage:
         partition: int,
         source: tuple[int, int],
         message: tuple[str | None, bytes, bytes, bytes | None],
+        waits: bool = False,
     ) -> None:
-        """One message for a partition of a topic (its id and number of partitions), from that source offset."""
-        place = (topic[0], partition, topic[1])
+        """One message for a partition of a topic (its id and number of partitions), from that source offset.
+
+        One that waits for its time is counted by itself, under the negative id: it gets no offset at the commit.
+        """
+        topic_id = -topic[0] if waits else topic[0]
+        place = (topic_id, partition, topic[1])
         n = self._counts.get(place, 0)
         self._counts[place] = n + 1
         self._rows.append(
-            staging.stage_row(self.attempt, topic[0], partition, n, source[0], source[1], row_tail(*message))
+            staging.stage_row(self.attempt, topic_id, partition, n, source[0], source[1], row_tail(*message))
         )
 
     def write(self) -> list[Placed]:

@@ -1,4 +1,4 @@
-"""Processes killed, and their connections cut, in the middle of transactions: no part is ever seen, nothing comes twice."""
+"""Processes killed, and connections cut, in the middle of transactions: no part is ever seen, nothing comes twice."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ def test_payloads_as_arguments(cli: Run, quick: Run, live: Custody, explained) -
     assert document == {
         "topic": "orders",
         "published": 2,
+        "delayed": [],
         "interrupted": False,
         "partitions": [{"partition": 0, "published": 2, "first_offset": 0, "last_offset": 1}],
     }

@@ -1,4 +1,4 @@
-"""Delayed messages: unseen before their time, then in the log in the order of their times; listed and cancelled meanwhile."""
+"""Delayed messages: unseen before their time, then in the log by the order of their times; listed and cancelled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nobody_sees_it_before_its_time_and_then_the_next_claim_has_it(jobs: Cus
     (message,) = jobs.claim("jobs", "g", max_messages=100)
     assert (message.payload, message.key, message.headers, message.offset) == ({"n": 1}, "k", {"h": "1"}, 0)
     assert message.published_at == clock()
-    assert jobs.delayed("jobs") == [] and jobs.delayed_count("jobs") == 0
+    assert (jobs.delayed("jobs"), jobs.delayed_count("jobs")) == ([], 0)
     assert jobs.next_due("jobs", "g") == pytest.approx(30)  # the lease, and nothing else
 
 
@@ -105,7 +105,7 @@ def test_refusals_name_what_is_wrong(jobs: Custody) -> None:
         jobs.publish_delayed("jobs", [Outgoing(1, delay="1s"), Outgoing(2)])
     with pytest.raises(TopicNotFound):
         jobs.delayed("jbos")
-    assert jobs.delayed_count("jobs") == 0 and payloads(jobs) == []
+    assert (jobs.delayed_count("jobs"), payloads(jobs)) == (0, [])
 
 
 def test_listed_by_key_and_cancelled_once(jobs: Custody, clock: Clock) -> None:

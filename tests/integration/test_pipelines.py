@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import psycopg
 import pytest
 from tests.conftest import Clock
 
 import custody
-from custody import log
+from custody import delays, log
 from custody.errors import ClaimLost, PipelineFenced, StageLost
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Pass, Placed, Stage, Work, note_malformed, stage_of
@@ -155,6 +156,48 @@ def test_outputs_of_what_has_to_wait_are_not_published(source: custody.Custody) 
     assert (result.done, result.failed, result.released, result.outputs) == (42, 1, 7, 42)
     assert [n for key, n in published(source) if key == "k0"] == [0, 5]
     assert_in_key_order(published(source))
+
+
+@pytest.mark.req("G15", "S4")
+@pytest.mark.parametrize("exact", [True, False])
+def test_outputs_may_be_delayed(source: custody.Custody, clock: Clock, exact: bool) -> None:
+    """They are stored in the transaction that makes their source done; those of a failed one are not."""
+    publish(source, 20)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    everything = messages(source, drive, number)
+    sink, work = drive.sink("out"), Work(exact=exact)
+    staged = Stage(source.database_url, stage_of(drive.driver.group_id, number))
+    bad = [] if exact else [message for message in everything if message.payload["n"] == 19]
+    for message in everything:
+        n = message.payload["n"]
+        later = custody.Outgoing(
+            message.payload,
+            key=message.key,
+            headers={"n": str(n)},
+            delay=n + 1 if n % 2 else None,
+            deliver_at=None if n % 2 else clock() + timedelta(hours=n + 1),
+        )
+        encoded = log.encode_message(custody.Outgoing(later.payload, key=later.key, headers=delays.marked(later)))
+        place = log.partition_for(message.key or "", sink[1])
+        staged.add(sink, place, (message.partition, message.offset), encoded, waits=True)
+        staged.add(
+            sink, place, (message.partition, message.offset), log.encode_message(custody.Outgoing(message.payload))
+        )
+    work.placed, work.ran = staged.write(), len(everything)
+    for message in bad:
+        work.failed[message.partition, message.offset] = Outcome("nack", error="boom")
+    clock.move(1)
+    assert source.delayed_count("out") == 0
+    result = drive.commit(number, work)
+    assert (result.done, result.outputs) == ((20, 40) if exact else (19, 38))
+    assert drive.commit(number, work).repeated
+    waiting = {w.payload["n"]: w for w in source.delayed("out")}
+    assert sorted(waiting) == [n for n in range(20) if exact or n != 19]
+    assert waiting[5].deliver_at == clock() + timedelta(seconds=6)
+    assert waiting[4].deliver_at == clock() - timedelta(seconds=1) + timedelta(hours=5)
+    assert waiting[4].headers == {"n": "4"}
+    assert len(published(source)) == len(waiting)
 
 
 def test_what_was_not_run_is_given_back_with_what_is_behind_it(source: custody.Custody) -> None:

@@ -86,12 +86,10 @@ def test_an_abort_leaves_no_trace_and_no_gap(shop: Custody, db: psycopg.Connecti
     tx.abort()
     with pytest.raises(TransactionOver, match="aborted"):
         tx.commit()
-    with pytest.raises(TransactionOver), producer.transaction() as inner:
-        inner.publish("bills", 2)
+    with pytest.raises(TransactionOver, match="operator"), producer.transaction() as inner:
         shop.transactions.abort(inner.transaction_id, reason="operator")
     with pytest.raises(ZeroDivisionError), producer.transaction() as failed:
-        failed.publish("bills", 3)
-        print(1 / 0)
+        failed.publish("bills", 3 / 0)
     reason = db.execute("SELECT reason FROM custody.transactions WHERE transaction_id = %s", [failed.transaction_id])
     assert reason.fetchone() == ("ZeroDivisionError: division by zero",)
     assert seen(shop) == NOTHING
@@ -222,7 +220,8 @@ def test_delays_count_from_the_commit(shop: Custody, clock: Clock) -> None:
         tx._flush()
         clock.move(30)
     first, second, third = tx.receipts
-    assert isinstance(first, Delayed) and isinstance(third, Delayed)
+    assert isinstance(first, Delayed)
+    assert isinstance(third, Delayed)
     assert (first.deliver_at, second, third.deliver_at) == (clock() + timedelta(seconds=10), Receipt("bills", 0, 0), at)
     assert shop.transactions.commit(tx.transaction_id) == tx.receipts
     assert [waiting.payload for waiting in shop.delayed("bills")] == ["delayed", "at"]

@@ -1,4 +1,4 @@
-"""Delayed messages between sessions: delivered once whoever finds them due, and a cancellation wins or loses as a whole."""
+"""Delayed messages between sessions: delivered once whoever finds them due; a cancellation wins or loses."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Whatever is cut off where, a transaction is visible whole or not at all, its ack
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -174,13 +175,10 @@ class Machine(RuleBasedStateMachine):
     def commit(self, which: int, crash: bool) -> None:
         transaction_id, tx = self._any(which)
         if crash:  # everything was done but the database's own commit
+            call = "SELECT custody.commit_transaction(%s, p_now => %s)"
             with psycopg.connect(self.c.database_url) as connection:
-                try:
-                    connection.execute(
-                        "SELECT custody.commit_transaction(%s, p_now => %s)", [transaction_id, self.clock()]
-                    )
-                except psycopg.Error:
-                    pass  # whatever is refused below
+                with suppress(psycopg.DatabaseError):  # refused here as below
+                    connection.execute(call, [transaction_id, self.clock()])
                 connection.rollback()
         refused = self._alive(tx) or (LeaseLost if self._lost(tx) else None)
         if refused:

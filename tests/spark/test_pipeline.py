@@ -83,6 +83,23 @@ def test_none_one_or_many_outputs_to_one_or_several_topics(c: custody.Custody, s
     assert_in_key_order(c)
 
 
+@pytest.mark.req("S2", "G15")
+def test_outputs_may_be_delayed(c: custody.Custody, spark: SparkSession) -> None:
+    publish(c, [{"n": n} for n in range(40)])
+    pipeline = Pipeline(source="in", group="g", sink="out", policy=custody.Policy(max_attempts=1))
+
+    @pipeline.each
+    def handle(message: custody.Message) -> object:
+        delay = {0: None, 1: "1h", 2: "soon"}[message.payload["n"] % 3]
+        return custody.Outgoing(message.payload, delay=delay)
+
+    summary = run(pipeline, c, spark)
+    assert (summary.done, summary.dead) == (27, 13)
+    assert numbers(c) == [n for n in range(40) if n % 3 == 0]
+    assert sorted(waiting.payload["n"] for waiting in c.delayed("out")) == [n for n in range(40) if n % 3 == 1]
+    assert "'soon' is not a duration" in str(c.dead("in", "g")[0].last_error)
+
+
 @pytest.mark.req("S2", "S3", "S9")
 def test_what_a_handler_raises_decides_what_becomes_of_its_message(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, [{"n": n} for n in range(40)], keys=40)

@@ -8,7 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from custody.cli import blocked, consume, dead, demo, doctor, groups, inspect, operate, pipeline, publish, topics, work
+from custody.cli import (
+    blocked,
+    consume,
+    dead,
+    delayed,
+    demo,
+    doctor,
+    groups,
+    inspect,
+    operate,
+    pipeline,
+    publish,
+    topics,
+    transactions,
+    work,
+)
 from custody.cli.door import Door, door_of
 
 FLAGS = ("--json", "--quiet", "-q", "--no-color")
@@ -85,6 +100,8 @@ def command() -> Callable[..., Any]:
     app.command()(operate.pause)
     app.command()(operate.resume)
     app.add_typer(blocked.app, name="blocked")
+    app.add_typer(delayed.app, name="delayed")
+    app.add_typer(transactions.app, name="transactions")
     app.command()(inspect.trace)
     app.command()(inspect.stats)
     app.command()(demo.demo)

@@ -51,6 +51,14 @@ def time(text: str) -> datetime:
     )
 
 
+def moment(text: str) -> datetime:
+    """An ISO 8601 time (local without a zone)."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a time. Write 2030-01-31T12:00:00Z.") from error
+
+
 def start(text: str) -> Start:
     """earliest, latest, an offset, or a time."""
     if text in ("earliest", "latest"):

@@ -8,6 +8,7 @@ import os
 import select
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from custody.errors import InvalidPayload
 from custody.model import Outgoing
 from custody.policy import did_you_mean
 
-ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition"]
+ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"]
 _CHUNK = 1 << 16
 _QUIET = 0.1  # seconds without input after which what has arrived is published
 
@@ -54,6 +55,8 @@ class Reading:
     key_field: str | None = None
     headers: dict[str, str] | None = None
     partition: int | None = None
+    delay: str | None = None
+    deliver_at: datetime | None = None
 
     def messages(self, lines: list[Line]) -> list[Outgoing]:
         """The messages of a batch; blank lines are none, unless they are text or bytes."""
@@ -80,7 +83,14 @@ class Reading:
         )
 
     def _outgoing(self, payload: Any, key: str | None = None) -> Outgoing:
-        return Outgoing(payload, key=self.key if key is None else key, headers=self.headers, partition=self.partition)
+        return Outgoing(
+            payload,
+            key=self.key if key is None else key,
+            headers=self.headers,
+            partition=self.partition,
+            delay=self.delay,
+            deliver_at=self.deliver_at,
+        )
 
     def _key(self, value: Any, where: str) -> str | None:
         if self.key_field is None:
@@ -117,4 +127,15 @@ class Reading:
             key=self.key if key is None else key,
             headers={**(self.headers or {}), **(headers or {})} or None,
             partition=self.partition if partition is None else partition,
+            **self._time(value, where),
         )
+
+    def _time(self, value: dict[str, Any], where: str) -> dict[str, Any]:
+        """When it is to be delivered, if not at once."""
+        delay, at = value.get("delay"), value.get("deliver_at")
+        if delay is None and at is None:
+            return {"delay": self.delay, "deliver_at": self.deliver_at}
+        try:
+            return {"delay": delay, "deliver_at": None if at is None else msgspec.convert(at, datetime)}
+        except msgspec.ValidationError as error:
+            raise InvalidPayload(f"the deliver_at of {where} is not a time: {error}") from error

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +22,7 @@ from custody.cli.door import Door, counted, door_of, single
 from custody.cli.failures import INTERRUPTED
 from custody.cli.intake import Reading, batches
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.model import Outgoing, Receipt
+from custody.model import Delayed, Outgoing, Receipt
 
 if TYPE_CHECKING:
     from custody import Custody
@@ -35,7 +37,16 @@ class Published:
     topic: str
     count: int = 0
     partitions: dict[int, list[int]] = field(default_factory=dict)
+    delayed: list[Delayed] = field(default_factory=list)
     interrupted: bool = False
+
+    def send(self, c: Custody, messages: list[Outgoing]) -> None:
+        """Publishes a batch; where some of it are delayed, in stretches of one kind, in order."""
+        for waits, some in groupby(messages, key=lambda message: message.delayed):
+            if waits:
+                self.delayed += c.publish_delayed(self.topic, some)
+            else:
+                self.add(c.publish_many(self.topic, some))
 
     def add(self, receipts: Sequence[Receipt]) -> None:
         self.count += len(receipts)
@@ -48,6 +59,7 @@ class Published:
         return {
             "topic": self.topic,
             "published": self.count,
+            "delayed": [{"delay_id": later.delay_id, "deliver_at": later.deliver_at} for later in self.delayed],
             "interrupted": self.interrupted,
             "partitions": [
                 {"partition": partition, "published": count, "first_offset": first, "last_offset": last}
@@ -60,6 +72,12 @@ class Published:
         if self.count == 1:
             partition, (_, offset, _) = next(iter(self.partitions.items()))
             where = f"/{partition}/{offset}"
+        if self.delayed:
+            later = f"{counted(len(self.delayed), 'message')} of {self.topic} wait for their time"
+            if len(self.delayed) == 1:
+                (one,) = self.delayed
+                later = f"1 message of {self.topic} waits until {one.deliver_at:%FT%TZ} (delay id {one.delay_id})"
+            return later if not self.count else f"published {counted(self.count, 'message')}; {later}"
         return f"published {counted(self.count, 'message')} to {self.topic}{where}"
 
 
@@ -116,16 +134,23 @@ def publish(
         ),
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Publish to this partition.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(parser=arguments.duration, metavar="DURATION", help="Deliver them so much later.")
+    ] = None,
+    deliver_at: Annotated[
+        datetime | None, typer.Option(parser=arguments.moment, metavar="TIME", help="Deliver them at that time.")
+    ] = None,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
     envelope: Annotated[
-        bool, typer.Option("--envelope", help="Each is an object with payload, key, headers, partition.")
+        bool, typer.Option("--envelope", help="Each is an object with payload, key, headers …")
     ] = False,
 ) -> int | None:
     """Publish messages: arguments, a file, or stdin with one JSON value on each line."""
     door = door_of(ctx)
     single(text=text, bytes=as_bytes, envelope=envelope)
     single(file=file, payload=payloads)
+    single(delay=delay, deliver_at=deliver_at)
     if key_field and (text or as_bytes):
         raise typer.BadParameter("--key-field needs JSON payloads")
     form = "text" if text else "bytes" if as_bytes else "envelope" if envelope else "json"
@@ -135,6 +160,8 @@ def publish(
         key_field=key_field,
         headers=dict(header or []) or None,
         partition=partition,
+        delay=delay,
+        deliver_at=deliver_at,
     )
     done, stop = Published(topic), Stop()
     with door.connect() as c, stop.listening():
@@ -142,16 +169,16 @@ def publish(
             if payloads:
                 given = [reading.message(os.fsencode(text), f"payload {n}") for n, text in enumerate(payloads, 1)]
                 with stop.held():
-                    done.add(c.publish_many(topic, given))
+                    done.send(c, given)
             else:
                 c.topic(topic)  # refuses an unknown topic before anything is read
                 _publish_lines(c, door, reading, file, done, stop)
         except KeyboardInterrupt:
             done.interrupted = True
         except CustodyError as error:
-            if done.count:
+            if done.count or done.delayed:
                 more = " at least" if isinstance(error, DatabaseUnavailable) else ""
-                door.note(f"{counted(done.count, 'message')}{more} had been published before this:")
+                door.note(f"{counted(done.count + len(done.delayed), 'message')}{more} had been published before this:")
             raise
     if done.interrupted and not door.json:
         print(done.sentence(), file=sys.stderr)
@@ -170,7 +197,7 @@ def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, 
         for lines in batches(source.fileno(), BATCH):
             messages: list[Outgoing] = reading.messages(lines)
             with stop.held():
-                done.add(c.publish_many(done.topic, messages))
+                done.send(c, messages)
             advance(sum(len(line) + 1 for _, line in lines), done.count)
 
 

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
-from custody import log
+from custody import delays, log
 from custody.claim import told
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
 from custody.model import Message, Outgoing
@@ -36,8 +36,8 @@ BLOCK = 256
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
 
 Handler = Callable[[Message], object]
-Placing = tuple[tuple[int, int] | None, int, log.Encoded]
-"""A topic (its id and number of partitions; None: only sinks outside), its partition, and the row."""
+Placing = tuple[tuple[int, int] | None, int, log.Encoded, bool]
+"""A topic (its id and number of partitions; None: only sinks outside), its partition, the row, and whether it waits."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Attempt:
                     outcome = outcome_of(error)
             if outcome is None:
                 self._ran += 1
-                for topic, place, encoded in outputs:
+                for topic, place, encoded, waits in outputs:
                     if topic is not None:
-                        add(topic, place, (partition, offset), encoded)
+                        add(topic, place, (partition, offset), encoded, waits)
                     if keeps and topic is first:
                         self._kept.append((partition, offset, encoded[0], encoded[2].decode()))
                 continue
@@ -180,7 +180,7 @@ class Handling:
 
     def _placed(self, message: Message, returned: object) -> Placing:
         """Where one output goes. It has the key of its message unless it names another."""
-        key, topic, partition = message.key, self.first, None
+        key, topic, partition, waits = message.key, self.first, None, False
         if not isinstance(returned, Outgoing):
             encoded: log.Encoded = (key, *log.encode(returned), None)
         else:
@@ -190,21 +190,24 @@ class Handling:
                 if topic is None:
                     raise self._unknown(name)
             key, partition = key if returned.key is None else returned.key, returned.partition
-            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=returned.headers))
+            waits = returned.delayed
+            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=delays.marked(returned)))
         if topic is self.first and (self._keeps or topic is None):
-            self._require_row(encoded)
+            self._require_row(encoded, waits)
         if topic is None:
-            return None, 0, encoded
+            return None, 0, encoded, False
         if partition is None:
             partition = self._in_turn(topic[1]) if key is None else log.partition_for(key, topic[1])
         elif not 0 <= partition < topic[1]:
             raise InvalidArgument(f"the topic has no partition {partition}", f"It has {topic[1]}, counted from 0.")
-        return topic, partition, encoded
+        return topic, partition, encoded, waits
 
-    def _require_row(self, encoded: log.Encoded) -> None:
+    def _require_row(self, encoded: log.Encoded, waits: bool) -> None:
         """Refuses an output that has nowhere to go, or cannot be a row there."""
         if not self._keeps:
             raise InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")
+        if waits:
+            raise InvalidArgument("a row of a sink outside cannot be delayed", "Give the delayed output another topic.")
         if encoded[1] == b"b":
             raise InvalidPayload("bytes cannot be a row of a sink outside", "Return text or a JSON value.")
 

@@ -209,7 +209,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                 rows.append({**where, "outcome": "ack"})
                 rows += [
                     {**where, "topic": names[sink] if sink else outside, "key": key, "payload": payload}
-                    for sink, _, (key, _, payload, _) in outputs
+                    for sink, _, (key, _, payload, _), _ in outputs
                 ]
             yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 

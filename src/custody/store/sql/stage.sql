@@ -41,7 +41,8 @@ END $$;
 -- Publishes what the named attempts staged: so many messages (p_counts) of each attempt for each partition of each topic
 -- (p_topics: their ids; p_of: among how many partitions the tasks placed them). With p_exact every staged message goes out,
 -- and a message's place is the number that its task gave it. Else only what came from p_sources (a set of offsets for each
--- source partition), in the order of the source. The heads are held to the caller's commit.
+-- source partition), in the order of the source. The heads are held to the caller's commit. Under a negative topic id are
+-- messages that wait for their time: see stage_delayed.
 CREATE FUNCTION custody.publish_staged(
     p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[], p_of int[], p_exact boolean,
     p_source_partitions int[] DEFAULT '{}', p_sources int8multirange[] DEFAULT '{}', p_now timestamptz DEFAULT NULL
@@ -62,13 +63,19 @@ BEGIN
     END IF;
     FOR v_placed IN
         SELECT w.topic_id, min(w.partitions) AS of, max(w.partitions) <> min(w.partitions) AS torn, sum(w.messages) AS messages
-        FROM unnest(p_topics, p_counts, p_of) w (topic_id, messages, partitions) GROUP BY w.topic_id ORDER BY w.topic_id
+        FROM unnest(p_topics, p_counts, p_of) w (topic_id, messages, partitions) GROUP BY w.topic_id ORDER BY abs(w.topic_id), w.topic_id
     LOOP
-        SELECT * INTO v_topic FROM custody.topics WHERE topic_id = v_placed.topic_id;
+        SELECT * INTO v_topic FROM custody.topics WHERE topic_id = abs(v_placed.topic_id);
         IF NOT FOUND OR v_placed.torn THEN
             PERFORM custody.refuse('topic_changed', 'a topic that was written to has changed meanwhile', 'Run the batch again.');
         END IF;
-        IF p_exact THEN
+        IF v_placed.topic_id < 0 THEN
+            -- all heads of the topic at once, those that it takes below too
+            PERFORM custody.lock_heads(v_topic, array_agg(w.partition), v_placed.of)
+            FROM unnest(p_topics, p_partitions) w (topic_id, partition) WHERE abs(w.topic_id) = v_topic.topic_id;
+            SELECT d.staged, d.stored INTO v_staged, v_written
+            FROM custody.stage_delayed(p_stage, p_attempts, v_topic, NOT p_exact, p_source_partitions, p_sources, p_now) d;
+        ELSIF p_exact THEN
             -- in a statement of its own, so that it runs once: each call would give the partition another time
             SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times,
                    min(r.segment_id) AS segment_id
@@ -104,6 +111,42 @@ BEGIN
         v_total := v_total + v_written;
     END LOOP;
     RETURN v_total;
+END $$;
+
+-- Stores what was staged to wait for its time: a header says until when, or how many seconds from now on (+3.5). With
+-- p_chosen only what came from p_sources. The caller has the heads.
+CREATE FUNCTION custody.stage_delayed(
+    p_stage text, p_attempts bigint[], p_topic custody.topics, p_chosen boolean, p_source_partitions int[], p_sources int8multirange[],
+    p_now timestamptz, OUT staged bigint, OUT stored bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_batch record;
+BEGIN
+    EXECUTE format(
+        'SELECT count(*) AS staged, array_agg(w.partition) AS partitions, array_agg(w.key) AS keys, array_agg(w.kind::text) AS kinds,
+                array_agg(w.payload) AS payloads, array_agg((w.headers - ''x-custody-deliver-at'')::text) AS headers,
+                array_agg(CASE WHEN left(w.due, 1) <> ''+'' THEN w.due::timestamptz END) AS times,
+                array_agg(CASE WHEN left(w.due, 1) = ''+'' THEN w.due::double precision END) AS delays, array_agg(w.taken) AS taken
+         FROM (SELECT s.*, s.headers ->> ''x-custody-deliver-at'' AS due, NOT $3 OR a.offsets @> s.source_offset AS taken
+               FROM custody.%I s LEFT JOIN unnest($4, $5) a (source_partition, offsets) USING (source_partition)
+               WHERE s.topic_id = $1 AND s.attempt IN (SELECT unnest($2))
+               ORDER BY s.source_partition, s.source_offset, s.n) w', p_stage)
+    INTO v_batch USING -(p_topic).topic_id, p_attempts, p_chosen, p_source_partitions, p_sources;
+    staged := v_batch.staged;
+    stored := 0;
+    IF NOT true = ANY (v_batch.taken) THEN
+        RETURN;
+    END IF;
+    SELECT count(*) INTO stored
+    FROM (SELECT array_agg(m.p ORDER BY m.n) AS partitions, array_agg(m.k ORDER BY m.n) AS keys, array_agg(m.x ORDER BY m.n) AS kinds,
+                 array_agg(m.d ORDER BY m.n) AS payloads, array_agg(nullif(m.h, '{}') ORDER BY m.n) AS headers, array_agg(m.t ORDER BY m.n) AS times,
+                 array_agg(m.s ORDER BY m.n) AS delays
+          FROM unnest(v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, v_batch.times, v_batch.delays, v_batch.taken)
+               WITH ORDINALITY m (p, k, x, d, h, t, s, taken, n)
+          WHERE m.taken) b,
+         custody.publish_delayed((p_topic).name, b.partitions, b.keys, b.kinds, b.payloads, b.headers, b.times, b.delays, p_now => v_now) r;
 END $$;
 
 CREATE FUNCTION custody.publish_sorted(

@@ -1,0 +1,43 @@
+"""`custody transactions`: those of producers that are neither committed nor aborted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from custody.cli.door import door_of
+
+app = typer.Typer(no_args_is_help=True, help="Open transactions of producers: list, abort.")
+
+
+@app.command("list")
+def list_open(ctx: typer.Context) -> None:
+    """Open transactions, the oldest first. They time out by themselves."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        found = c.transactions.open()
+    if door.json:
+        door.emit(found)
+        return
+    rows = [
+        [str(t.transaction_id), t.producer_id, t.epoch, t.messages, t.acks, t.begun_at, t.expires_at] for t in found
+    ]
+    columns = ["transaction", "producer", "epoch", "messages", "leases to ack", "begun", "times out"]
+    door.table(columns, rows, empty="No transaction is open.")
+
+
+@app.command()
+def abort(
+    ctx: typer.Context,
+    transaction_id: Annotated[UUID, typer.Argument(help="Its id.")],
+    reason: Annotated[str | None, typer.Option(help="Why: its producer is told.")] = None,
+) -> None:
+    """Drop a transaction: nothing of it will be seen."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        changed = c.transactions.abort(transaction_id, reason=reason or "by an operator")
+    if door.json:
+        door.emit({"transaction_id": transaction_id, "aborted": True, "changed": changed})
+    door.say(f"aborted {transaction_id}" if changed else f"{transaction_id} was aborted before")
