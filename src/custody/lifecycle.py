@@ -36,7 +36,7 @@ _BY_OPERATOR: dict[State, frozenset[State]] = {
     State.READY: frozenset({State.DONE}),  # skip
     State.PROCESSING: frozenset({State.READY}),  # rewind over a lease in flight
     State.DONE: frozenset({State.READY}),  # rewind
-    State.DEAD: frozenset({State.READY, State.DONE}),  # redrive; discard
+    State.DEAD: frozenset({State.READY, State.DONE}),  # redrive; discard, replay
 }
 
 # What each kind of journal entry does to the messages that it names: the state that follows, and what becomes of the
@@ -57,6 +57,7 @@ JOURNAL: dict[str, tuple[State | None, int | None]] = {
     "skip": (State.DONE, None),
     "free": (None, None),
     "discard": (State.DONE, None),
+    "replay": (State.DONE, None),
     # these are about a group: they name no message, and a bare group's commit is about its position
     "pause": (None, None),
     "resume": (None, None),

@@ -44,6 +44,12 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
+class Replayed(Receipt, frozen=True, gc=False):
+    """Where a dead letter went. `resolved`: the dead message counts as done by it; else it was not dead any more."""
+
+    resolved: bool = True
+
+
 class Delayed(msgspec.Struct, frozen=True, kw_only=True):
     """What a delayed message has in place of an offset: by its id it can be cancelled until it is due."""
 

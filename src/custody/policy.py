@@ -170,7 +170,7 @@ class Policy:
     visibility_timeout: Duration = "30s"
     handler_timeout: Duration | None = None
     on_dead: Literal["release", "hold"] = "release"
-    dead_letter: Literal["keep"] = "keep"
+    dead_letter: Literal["keep", "topic"] = "keep"
     max_in_flight: int | None = None
     max_ack_holes: int | None = 10_000
     max_parked: int | None = None
@@ -179,7 +179,7 @@ class Policy:
     def __post_init__(self) -> None:
         _one_of("ordering", self.ordering, ("none", "key"))
         _one_of("on_dead", self.on_dead, ("release", "hold"))
-        _one_of("dead_letter", self.dead_letter, ("keep",))
+        _one_of("dead_letter", self.dead_letter, ("keep", "topic"))
         if not isinstance(self.backoff, Backoff):
             raise InvalidPolicy(f"backoff cannot be {self.backoff!r}", "Use Exponential, Linear or Constant.")
         if self.on_dead == "hold" and self.ordering != "key":
@@ -223,6 +223,7 @@ class Policy:
             "visibility_timeout": f"{seconds(self.visibility_timeout)} s",
             "handler_timeout": None if self.handler_timeout is None else f"{seconds(self.handler_timeout)} s",
             "on_dead": self.on_dead,
+            "dead_letter": self.dead_letter,
             "max_in_flight": self.max_in_flight,
             "max_ack_holes": self.max_ack_holes,
             "max_parked": self.max_parked,
@@ -242,6 +243,7 @@ class Policy:
             visibility_timeout=row["visibility_timeout"],
             handler_timeout=row["handler_timeout"],
             on_dead=row["on_dead"],
+            dead_letter=row["dead_letter"],
             max_in_flight=row["max_in_flight"],
             max_ack_holes=row["max_ack_holes"],
             max_parked=row["max_parked"],

@@ -1,4 +1,4 @@
-"""What an operator does: redrive, discard, rewind, release a key, skip a message."""
+"""What an operator does: redrive, discard, replay, rewind, release a key, skip a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from custody.errors import InvalidArgument
 from custody.log import require_zone
-from custody.model import Rewound
+from custody.model import Replayed, Rewound
 from custody.store.postgres import Database, Row
 
 
@@ -56,6 +56,31 @@ def settle_dead(
         verb, topic=topic, group=group, filter=which.row(), dry_run=dry_run, actor=actor, reason=reason, now=now
     )
     return [(partition, offset) for partition, offset in rows]
+
+
+def replay(
+    db: Database,
+    dlq_topic: str,
+    partition: int,
+    offset: int,
+    *,
+    target: str | None,
+    actor: str | None,
+    reason: str | None,
+    now: datetime | None,
+) -> Replayed:
+    """Publishes a copy of a dead-letter topic as the message that it was, once."""
+    row = db.call(
+        "replay_dead_letter",
+        dlq_topic=dlq_topic,
+        partition=partition,
+        offset=offset,
+        target=target,
+        actor=actor,
+        reason=reason,
+        now=now,
+    )[0]
+    return Replayed(*row)
 
 
 def rewind(

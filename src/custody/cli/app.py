@@ -96,6 +96,7 @@ def command() -> Callable[..., Any]:
     app.command("dead")(dead.dead)
     app.command()(dead.redrive)
     app.command()(dead.discard)
+    app.command()(dead.replay)
     app.command()(operate.rewind)
     app.command()(operate.pause)
     app.command()(operate.resume)

@@ -1,4 +1,4 @@
-"""`custody dead`, `redrive` and `discard`: the dead letters of a group and what to do with them."""
+"""`custody dead`, `redrive`, `discard` and `replay`: the dead letters of a group and what to do with them."""
 
 from __future__ import annotations
 
@@ -98,6 +98,28 @@ def discard(
     door = door_of(ctx)
     with door.connect() as c:
         _on_dead(door, c.discard, "discard", topic, group, which, reason=reason, dry_run=dry_run, yes=yes)
+
+
+def replay(
+    ctx: typer.Context,
+    dlq_topic: Annotated[str, typer.Argument(help="The dead-letter topic: orders-dlq.")],
+    partition: Annotated[int, typer.Argument(help="The partition of the copy.")],
+    offset: Annotated[int, typer.Argument(help="The offset of the copy.")],
+    to: Annotated[str | None, typer.Option(metavar="TOPIC", help="Another topic than it came from.")] = None,
+    reason: Reason = None,
+) -> None:
+    """Publish a copy from a dead-letter topic again, once; the dead message counts as done."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        replayed = c.replay(dlq_topic, partition, offset, target_topic=to, reason=reason)
+    if door.json:
+        door.emit(replayed)
+        return
+    where = f"{replayed.topic}/{replayed.partition}/{replayed.offset}"
+    said = "was replayed before, as" if replayed.duplicate else "replayed as"
+    door.say(f"{dlq_topic}/{partition}/{offset} {said} {where}")
+    if not replayed.resolved:
+        door.note("its message was not dead any more: somebody has redriven or discarded it")
 
 
 def _on_dead(

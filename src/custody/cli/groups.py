@@ -47,7 +47,8 @@ OnDead = Annotated[
     typer.Option(help="hold: the key of a dead message waits for you.", rich_help_panel=POLICY),
 ]
 DeadLetter = Annotated[
-    str | None, typer.Option(metavar="keep", help="Where dead messages are kept.", rich_help_panel=POLICY)
+    Literal["keep", "topic"] | None,
+    typer.Option(help="topic: what dies also leaves a copy in TOPIC-dlq.", rich_help_panel=POLICY),
 ]
 CapOf = typer.Option(parser=arguments.cap, metavar="N|none", rich_help_panel=POLICY)
 MaxInFlight = Annotated[Any, CapOf]
@@ -81,7 +82,7 @@ def _given(
     visibility_timeout: str | None,
     handler_timeout: str | None,
     on_dead: object,
-    dead_letter: str | None,
+    dead_letter: object,
     max_in_flight: object,
     max_ack_holes: object,
     max_parked: object,

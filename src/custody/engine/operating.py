@@ -11,7 +11,7 @@ from custody import insights, redrive
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.insights import HandlingTime, Server
-from custody.model import BlockedKey, DeadLetter, HistoryEntry, Rewound, Stats
+from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
 from custody.policy import did_you_mean
 from custody.redrive import DeadFilter
 
@@ -59,6 +59,32 @@ class Operating(Base):
             reason=reason,
             now=self._now(),
         )
+
+    def replay(
+        self,
+        dlq_topic: str,
+        partition: int,
+        offset: int,
+        *,
+        target_topic: str | None = None,
+        reason: str | None = None,
+    ) -> Replayed:
+        """Publishes a dead letter of `<topic>-dlq` again as the message that it was, to its topic or another one.
+
+        The dead message counts as done. A repeat publishes nothing and returns the first receipt, as a duplicate.
+        """
+        replayed = redrive.replay(
+            self._db,
+            dlq_topic,
+            partition,
+            offset,
+            target=target_topic,
+            actor=self.worker,
+            reason=reason,
+            now=self._now(),
+        )
+        self._hints.send(replayed.topic)
+        return replayed
 
     def rewind(
         self,

@@ -45,6 +45,7 @@ DECLARE
     v_at    custody.frontiers;
     v_head  custody.heads;
     v_case  custody.cases;
+    v_died  custody.death[];
 BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
@@ -55,7 +56,7 @@ BEGIN
     v_now := coalesce(p_now, clock_timestamp());
     v_at := custody.position(v_group.group_id, p_partition);
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = p_partition;
-    PERFORM custody.fold_expired(v_group, v_head, v_at.oldest_claim, v_now);
+    v_died := custody.fold_expired(v_group, v_head, v_at.oldest_claim, v_now);
     IF p_offset >= v_at.frontier THEN
         PERFORM custody.refuse('not_skippable', format('%s/%s/%s has not been reached yet', p_topic, p_partition, p_offset),
             'Only a message that waits behind its key, for its retry or for an operator can be skipped.');
@@ -80,4 +81,7 @@ BEGIN
     END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
     VALUES (v_now, 'skip', v_group.group_id, p_partition, v_one, p_actor, p_reason);
+    IF v_died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    END IF;
 END $$;

@@ -1,11 +1,11 @@
 -- Claim: hands out up to n messages of one partition under one lease.
 
 -- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
--- caller holds its cursor.
+-- caller holds its cursor, and copies what has died by it when it needs no other lock.
 CREATE FUNCTION custody.claim_partition(
     p_group custody.groups, p_head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
     p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL,
-    OUT lease custody.leases, OUT parts int, OUT reason text
+    OUT lease custody.leases, OUT parts int, OUT reason text, OUT died custody.death[]
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,7 +31,7 @@ BEGIN
     FROM custody.leases
     WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim;
     IF v_live.expired THEN
-        PERFORM custody.fold_expired(p_group, p_head, v_at.oldest_claim, p_now);
+        died := custody.fold_expired(p_group, p_head, v_at.oldest_claim, p_now);
         SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, false AS expired
         INTO v_live
         FROM custody.leases
@@ -245,6 +245,7 @@ DECLARE
     v_tried      boolean := false;
     v_claim      record;
     v_reason     text := 'empty';
+    v_died       custody.death[];
 BEGIN
     PERFORM custody.require_read_committed();
     SELECT NULL::custody.leases AS lease, 0 AS parts, 'empty' AS reason INTO v_claim;
@@ -300,6 +301,9 @@ BEGIN
             END IF;
             v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
                                                coalesce(p_now, clock_timestamp()));
+            IF v_claim.died IS NOT NULL THEN
+                v_died := v_died || v_claim.died;
+            END IF;
             EXIT WHEN v_claim.reason IS NULL;
             IF v_claim.reason <> 'empty' THEN
                 v_reason := v_claim.reason;
@@ -309,6 +313,9 @@ BEGIN
         EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
     END LOOP;
 
+    IF v_died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    END IF;
     IF v_claim.reason IS NOT NULL THEN
         RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, v_reason, NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
                             NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz,

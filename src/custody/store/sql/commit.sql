@@ -91,6 +91,7 @@ DECLARE
     v_settled  custody.settled;
     v_sources  int[] := '{}';
     v_sets     int8multirange[] := '{}';
+    v_died     custody.death[];
     v_result   custody.committed := ROW(false, 0, 0, 0, 0, 0, 0, 0, 0);
 BEGIN
     SELECT * INTO v_claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
@@ -111,9 +112,12 @@ BEGIN
         v_result.messages := v_result.messages + v_part.messages;
         v_result.lost := v_result.lost + custody.cardinality(v_part.held - v_out.held);
         IF NOT isempty(v_out.done) OR cardinality(v_out.offsets) > 0 THEN
-            v_settled := custody.settle(v_part.lease_id, v_out.offsets, v_out.outcomes, v_out.errors, v_out.delays, p_worker, v_now, v_out.done);
+            v_settled := custody.settle(v_part.lease_id, v_out.offsets, v_out.outcomes, v_out.errors, v_out.delays, p_worker, v_now, v_out.done, false);
             v_result.released := v_result.released + cardinality(v_settled.released);
             v_result.dead := v_result.dead + cardinality(v_settled.dead);
+            IF v_group.dead_letter = 'topic' AND cardinality(v_settled.dead) > 0 THEN
+                v_died := v_died || custody.deaths(v_group, v_part.partition, v_settled.dead);
+            END IF;
         END IF;
         v_result.done := v_result.done + custody.cardinality(v_out.done);
         SELECT v_result.failed + count(*) FILTER (WHERE x <> 'later'), v_result.later + count(*) FILTER (WHERE x = 'later')
@@ -128,9 +132,15 @@ BEGIN
     END IF;
     UPDATE custody.pipeline_writes w SET committed = true
     WHERE w.group_id = v_group.group_id AND w.claim = p_claim AND w.epoch = p_epoch;
+    IF v_died IS NOT NULL THEN
+        PERFORM custody.lock_copies(v_group, v_died, p_placed_topics, p_placed_partitions);
+    END IF;
     v_result.outputs := custody.publish_staged(
         v_claim.stage, p_placed_attempts, p_placed_topics, p_placed_partitions, p_placed_counts, p_placed_of,
         p_exact AND p_ran = v_result.done, v_sources, v_sets, p_now);
+    IF v_died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    END IF;
     INSERT INTO custody.pipeline_batches
     VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done, v_result.failed, v_result.dead,
             v_result.later, v_result.released, v_result.lost, v_result.outputs, v_claim.claimed_at, coalesce(p_now, clock_timestamp()));

@@ -4,13 +4,15 @@
 -- (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
 -- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size. A
 -- pipeline's lease (size 0) charges nobody, and comes back whole: which message ends its process is found out by its tasks.
+-- Returns the deaths to be copied (see dead_letter.sql), or null.
 CREATE FUNCTION custody.fold_expired(p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz)
-RETURNS void
+RETURNS custody.death[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_gone     record;
     v_failures custody.failure[];
     v_dead     bigint[];
+    v_died     custody.death[];
 BEGIN
     FOR v_gone IN
         WITH locked AS (
@@ -34,6 +36,9 @@ BEGIN
             INTO v_failures
             FROM custody.keys_of(p_head, v_gone.held) k;
             v_dead := custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker, v_gone.lease_id, p_now);
+            IF cardinality(v_dead) > 0 AND (p_group).dead_letter = 'topic' THEN
+                v_died := v_died || custody.deaths(p_group, (p_head).partition, v_dead);
+            END IF;
             -- what died of it is journalled as dead: it was never ready in between
             CONTINUE WHEN cardinality(v_dead) > 0;
         ELSIF v_gone.of_cases THEN
@@ -52,4 +57,5 @@ BEGIN
         VALUES (p_now, 'expire', (p_group).group_id, (p_head).partition, v_gone.lease_id, v_gone.held, v_gone.worker,
                 'lease expired', jsonb_build_object('charged', v_gone.size = 1));
     END LOOP;
+    RETURN v_died;
 END $$;

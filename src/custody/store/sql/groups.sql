@@ -21,10 +21,11 @@ BEGIN
     v_now := coalesce(p_now, clock_timestamp());
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
-        backoff_jitter, visibility_timeout, handler_timeout, on_dead, max_in_flight, max_ack_holes, max_parked,
+        backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes, max_parked,
         breaker_rate, breaker_outcomes, breaker_window, breaker_probe, created_at)
     SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
-           x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead, x.max_in_flight,
+           x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
+           CASE WHEN p_bare THEN 'keep' ELSE coalesce(x.dead_letter, 'keep') END, x.max_in_flight,
            x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20), coalesce(x.breaker_window, '10 s'),
            coalesce(x.breaker_probe, '5 s'), v_now
     FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
@@ -33,6 +34,8 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM custody.refuse('group_exists', format('topic %L has a group %L already', p_topic, p_group),
             'Use it, change its policy (update_group), or choose another name.');
+    ELSIF v_group.dead_letter = 'topic' THEN
+        PERFORM custody.dead_letter_topic(v_topic, v_now);
     END IF;
     FOR v_head IN SELECT * FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition LOOP
         v_start := CASE p_start
@@ -77,6 +80,9 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
             'Create a second group with the other ordering.');
     END IF;
+    IF p_policy ->> 'dead_letter' = 'topic' THEN
+        PERFORM custody.dead_letter_topic(custody.lock_topic(p_topic), coalesce(p_now, clock_timestamp()));
+    END IF;
     SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         PERFORM custody.group_named(p_topic, p_group);
@@ -85,7 +91,7 @@ BEGIN
     UPDATE custody.groups g SET
         max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
         backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
-        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead,
+        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead, dead_letter = x.dead_letter,
         max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked,
         breaker_rate = x.breaker_rate, breaker_outcomes = x.breaker_outcomes, breaker_window = x.breaker_window,
         breaker_probe = x.breaker_probe

@@ -77,6 +77,7 @@ DECLARE
     v_left       int;
     v_head       custody.heads;
     v_found      record;
+    v_died       custody.death[];
 BEGIN
     messages := 0;
     SELECT * INTO v_flight FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
@@ -124,6 +125,9 @@ BEGIN
         v_found := custody.claim_partition(v_group, v_head, greatest(1, ((p_max - messages) / v_left)::int), v_visibility, p_worker, v_now,
                                            CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due);
         v_left := v_left - 1;
+        IF v_found.died IS NOT NULL THEN
+            v_died := v_died || v_found.died;
+        END IF;
         IF v_found.reason IS NOT NULL THEN
             IF v_found.reason <> 'empty' THEN
                 reason := v_found.reason;
@@ -144,6 +148,9 @@ BEGIN
         END IF;
         EXIT WHEN messages >= p_max;
     END LOOP;
+    IF v_died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    END IF;
     IF claim IS NOT NULL THEN
         reason := NULL;
     ELSE

@@ -83,17 +83,24 @@ BEGIN
     END IF;
     SELECT array_agg(d) INTO v_dead FROM custody.lock_dead(v_group, p_filter) d;
     v_now := coalesce(p_now, clock_timestamp());
-    DELETE FROM custody.cases c USING unnest(v_dead) d
-    WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset";
-    INSERT INTO custody.freed (group_id, partition, key)
-    SELECT DISTINCT d.group_id, d.partition, d.key FROM unnest(v_dead) d WHERE d.held;
+    PERFORM custody.close_dead(v_group, v_dead);
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
     SELECT v_now, 'discard', v_group.group_id, d.partition, range_agg(int8range(d."offset", d."offset" + 1)), p_actor, p_reason
     FROM unnest(v_dead) d GROUP BY d.partition;
+    RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
+END $$;
+
+-- These dead messages are done, and their keys go on. The caller has locked them.
+CREATE FUNCTION custody.close_dead(p_group custody.groups, p_dead custody.cases[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM custody.cases c USING unnest(p_dead) d
+    WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset";
+    INSERT INTO custody.freed (group_id, partition, key)
+    SELECT DISTINCT d.group_id, d.partition, d.key FROM unnest(p_dead) d WHERE d.held;
     -- an event that was kept only for this dead letter goes with it
-    DELETE FROM custody.kept_events k USING unnest(v_dead) d
-    WHERE k.topic_id = v_group.topic_id AND k.partition = d.partition AND k."offset" = d."offset"
+    DELETE FROM custody.kept_events k USING unnest(p_dead) d
+    WHERE k.topic_id = (p_group).topic_id AND k.partition = d.partition AND k."offset" = d."offset"
       AND NOT EXISTS (SELECT FROM custody.cases c JOIN custody.groups g USING (group_id)
                       WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset");
-    RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
 END $$;

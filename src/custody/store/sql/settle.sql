@@ -10,9 +10,11 @@ CREATE TYPE custody.settled AS (
 
 -- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
 -- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs less.
+-- p_copy: false if the caller takes heads of its own, and copies what has died together with them (see dead_letter.sql).
 CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
-    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_acked int8multirange DEFAULT '{}'
+    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_acked int8multirange DEFAULT '{}',
+    p_copy boolean DEFAULT true
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -98,6 +100,9 @@ BEGIN
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
         PERFORM custody.breaker_settled(v_group, p_lease_id, NOT isempty(v_set.ack), v_failed OR NOT isempty(v_set.failed), v_now);
+    END IF;
+    IF p_copy AND v_group.dead_letter = 'topic' AND cardinality(v_result.dead) > 0 THEN
+        PERFORM custody.copy_dead(v_group, custody.deaths(v_group, v_head.partition, v_result.dead), p_now);
     END IF;
     RETURN v_result;
 END $$;

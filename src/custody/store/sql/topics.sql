@@ -61,6 +61,7 @@ DECLARE
     v_topic   custody.topics := custody.lock_topic(p_topic);
     v_segment int;
 BEGIN
+    PERFORM custody.require_unused(v_topic);
     PERFORM custody.lock_group(g.group_id)
     FROM (SELECT group_id FROM custody.groups WHERE topic_id = v_topic.topic_id ORDER BY group_id) g;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
