@@ -49,6 +49,7 @@ TABLES = (
     *("topics", "segments", "segment_bounds", "heads", "log", "kept_events", "producers", "producer_receipts"),
     *("delayed", "transactions", "transaction_messages", "transaction_acks"),
     *("groups", "cursors", "frontiers", "leases", "returned", "cases", "parked", "freed", "awaited", "journal"),
+    "replays",
 )
 
 

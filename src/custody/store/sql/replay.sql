@@ -74,10 +74,11 @@ $$;
 -- Where a copy came from by its headers, which anybody may have written: all null if they do not say it.
 CREATE FUNCTION custody.original_of(p_headers jsonb, OUT topic text, OUT partition int, OUT "offset" bigint, OUT consumer_group text)
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT h.topic, h.partition::int, h."offset"::bigint, h.consumer_group
-    FROM (SELECT p_headers ->> 'x-custody-original-topic' AS topic, p_headers ->> 'x-custody-original-partition' AS partition,
-                 p_headers ->> 'x-custody-original-offset' AS "offset", p_headers ->> 'x-custody-consumer-group' AS consumer_group) h
-    WHERE h.topic IS NOT NULL AND h.partition ~ '^\d{1,9}$' AND h."offset" ~ '^\d{1,18}$'
+    SELECT CASE WHEN h.says THEN h.topic END, CASE WHEN h.says THEN h.partition::int END, CASE WHEN h.says THEN h."offset"::bigint END,
+           CASE WHEN h.says THEN h.consumer_group END
+    FROM (SELECT x.*, coalesce(x.topic IS NOT NULL AND x.partition ~ '^[0-9]{1,9}$' AND x."offset" ~ '^[0-9]{1,18}$', false) AS says
+          FROM (SELECT p_headers ->> 'x-custody-original-topic' AS topic, p_headers ->> 'x-custody-original-partition' AS partition,
+                       p_headers ->> 'x-custody-original-offset' AS "offset", p_headers ->> 'x-custody-consumer-group' AS consumer_group) x) h
 $$;
 
 -- The dead message of which this is a copy is done. False if it is not dead any more, or is another one: the topic may have
