@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from custody.lifecycle import JOURNAL, Actor, State
 
-BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "free"})
+BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "replay", "free"})
 """The kinds of entries that an operator causes; everything else is a worker's."""
 
 

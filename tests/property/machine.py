@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.property.journal import Journal
-from tests.property.model import Filter, Model, Rules, Said
+from tests.property.model import Death, Filter, Model, Rules, Said
 from tests.property.steps import KEY, steps
 from tests.property.tables import Connection, Reader
 from tests.property.verbs import GROUP, Verbs
@@ -37,6 +37,7 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
         self.c.create_group(self.topic, GROUP, self.policy())
         self.model = Model(self.terms)
         self.journal = Journal()
+        self.copies: list[Death] = []
         self.reader = Reader(self.db, self.topic, GROUP)
         self.tables = self.reader.read(self.clock())
         self.publish(keys)
@@ -76,11 +77,23 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
                 assert place.attempts == expected.attempts, f"{seen}: {place.attempts} attempts, {expected}"
                 assert place.failures == expected.failures, f"{seen}: {place.failures} failures, {expected}"
                 assert place.attempts == folded.attempts, f"{seen}: {place.attempts}, the journal {folded.attempts}"
+        self._copied()
         if self.terms.ordered:
             shared = {key: leases for key, leases in self.tables.live_keys.items() if len(leases) > 1}
             assert not shared, f"two live leases hold the same key: {shared}"
             assert not self.tables.lost_wake_ups(), f"parked, and never looked at again: {self.tables.lost_wake_ups()}"
         self.sound = True
+
+    def _copied(self) -> None:
+        """Every death has left its copy, once, and the deaths of a key are in order."""
+        new = self.reader.copies(after=len(self.copies))
+        deaths = self.model.deaths[len(self.copies) :]
+        assert sorted(new, key=repr) == sorted(deaths, key=repr), "the copies are not what has died"
+        for key in {death.key for death in deaths} - {None}:
+            of_key = [death for death in deaths if death.key == key]
+            assert [death for death in new if death.key == key] == of_key or not self.terms.ordered, "out of order"
+        self.model.deaths[len(self.copies) :] = new  # of what died at once, one order is as good as another
+        self.copies += new
 
     # the end
 

@@ -12,7 +12,8 @@ from custody.lifecycle import State
 from custody.model import Message
 from custody.outcomes import Kind
 
-REFUSALS = ("dead", "reject")
+REFUSALS: dict[str, str] = {"dead": "terminal", "reject": "rejected"}
+"""Outcomes that make a message dead at once, with the reason that they give it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,18 @@ class Rules:
     max_attempts: int = 3
     backoff: float = 5.0
     max_in_flight: int | None = None
+    copies: bool = False
+    """What dies leaves a copy in the dead-letter topic."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """What the copy of a dead message has to say."""
+
+    offset: int
+    key: str | None
+    reason: str
+    attempts: int
 
 
 @dataclass
@@ -106,6 +119,10 @@ class Model:
     rules: Rules
     messages: list[Delivery] = field(default_factory=list)
     leases: dict[UUID, Lease] = field(default_factory=dict)
+    deaths: list[Death] = field(default_factory=list)
+    """Those that are to be copied, in the order in which they happened."""
+    replayed: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """By the offset of the copy: the offset that it got, and whether its message was still dead."""
 
     def publish(self, keys: Iterable[str | None], now: datetime) -> range:
         """Appends the messages; returns the offsets that they must get."""
@@ -140,14 +157,26 @@ class Model:
                 message.run_at = now
                 message.most = max(1, lease.size // 10)
                 if lease.size == 1:
-                    self._charge(message, "lease expired", rejected=False, run_at=now, now=now)
+                    self._charge(message, "lease expired", None, run_at=now, now=now, exhausted="lease_expired")
 
-    def _charge(self, message: Delivery, error: str | None, *, rejected: bool, run_at: datetime, now: datetime) -> None:
+    def _charge(
+        self,
+        message: Delivery,
+        error: str | None,
+        reason: str | None,
+        *,
+        run_at: datetime,
+        now: datetime,
+        exhausted: str = "max_retries_exceeded",
+    ) -> None:
+        """One failure; with a reason, or at the last attempt, the message is dead."""
         message.failures += 1
         message.last_error = error
         message.run_at = run_at
-        if rejected or message.failures >= self.rules.max_attempts:
+        if reason is not None or message.failures >= self.rules.max_attempts:
             message.state = State.DEAD
+            if self.rules.copies:
+                self.deaths.append(Death(message.offset, message.key, reason or exhausted, message.attempts))
             message.held = self.rules.hold and message.key is not None
             message.died_at = now
         else:
@@ -254,7 +283,7 @@ class Model:
         if what.kind == "ack":
             message.state = State.DONE
         elif what.kind == "nack" or what.kind in REFUSALS:
-            self._charge(message, what.error, rejected=what.kind in REFUSALS, run_at=now + delay, now=now)
+            self._charge(message, what.error, REFUSALS.get(what.kind), run_at=now + delay, now=now)
         else:
             message.state = State.READY
             message.attempts -= 1
@@ -306,6 +335,19 @@ class Model:
 
     def offset_at(self, time: datetime) -> int:
         return next((m.offset for m in self.messages if m.published_at >= time), len(self.messages))
+
+    def replay(self, copy: int, now: datetime) -> tuple[int, bool, bool]:
+        """What a replay of that copy must answer: the offset, whether it is a repeat, and whether it was still dead."""
+        if copy in self.replayed:
+            offset, resolved = self.replayed[copy]
+            return offset, True, resolved
+        message = self.messages[self.deaths[copy].offset]
+        resolved = message.state is State.DEAD
+        if resolved:
+            self.skip(message.offset)
+        (offset,) = self.publish([message.key], now)
+        self.replayed[copy] = offset, resolved
+        return offset, False, resolved
 
     def release_key(self, key: str) -> int:
         held = [message for message in self.messages if message.key == key and message.held]

@@ -55,7 +55,8 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "rewind_to_time": {"seconds": st.sampled_from((0, 10, 60))},
     "skip": {"pick": st.integers(0, 60)},
     "release_key": {"key": st.sampled_from(KEYS[1:])},
-    "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans()},
+    "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans(), "copies": st.booleans()},
+    "replay": {"pick": st.integers(0, 30)},
     "pause": {},
 }
 OFTEN = ("claim", "publish", "ack_some", "nack_some") * 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 from tests.property.journal import Entry
+from tests.property.model import Death
 
 from custody.lifecycle import State
 
@@ -46,6 +47,12 @@ WHERE group_id = %(group)s AND (partition = %(partition)s OR partition IS NULL) 
 _DELIVERIES = """
 SELECT event_offset, status, attempts FROM custody.deliveries
 WHERE topic = %(topic_name)s AND consumer_group = %(group_name)s AND partition = %(partition)s ORDER BY event_offset
+"""
+_COPIES = """
+SELECT e."offset", e.key, e.headers
+FROM custody.topics t JOIN custody.heads h USING (topic_id), custody.tail(h) l,
+     custody.events_in(h, int8multirange(int8range(%(after)s, l.next_offset))) e
+WHERE t.name = %(topic_name)s || '-dlq' AND l.next_offset > %(after)s
 """
 
 
@@ -120,6 +127,20 @@ class Reader:
     def deliveries(self) -> list[tuple[int, State, int]]:
         """What the view says: offset, status and attempts of each row."""
         return [(offset, State(status), attempts) for offset, status, attempts in self._rows(_DELIVERIES)]
+
+    def copies(self, after: int) -> list[Death]:
+        """What the copies in the dead-letter topic say, from that one on."""
+        found = self._rows(_COPIES, after=after)
+        assert [row[0] for row in found] == list(range(after, after + len(found))), "the copies are not dense"
+        return [
+            Death(
+                int(headers["x-custody-original-offset"]),
+                key,
+                headers["x-custody-dlq-reason"],
+                int(headers["x-custody-delivery-attempts"]),
+            )
+            for _, key, headers in found
+        ]
 
     def read(self, now: datetime) -> Tables:
         with self._connection.transaction():

@@ -26,6 +26,8 @@ MODES = {
     "ordered, dead releases": Rules(ordered=True, max_attempts=2),
     "ordered, dead holds": Rules(ordered=True, hold=True, max_attempts=2),
     "ordered, capped": Rules(ordered=True, max_in_flight=8),
+    "unordered, copied": Rules(ordered=False, max_attempts=2, copies=True),
+    "ordered, held and copied": Rules(ordered=True, hold=True, max_attempts=2, copies=True),
 }
 
 

@@ -46,6 +46,7 @@ class Verbs:
             max_attempts=self.terms.max_attempts,
             backoff=custody.Constant(self.terms.backoff),
             max_in_flight=self.terms.max_in_flight,
+            dead_letter="topic" if self.terms.copies else "keep",
         )
 
     # the log, and time
@@ -281,9 +282,17 @@ class Verbs:
     def release_key(self, key: str) -> None:
         assert self.c.release_key(self.topic, GROUP, key) == self.model.release_key(key)
 
-    def update(self, max_attempts: int, hold: bool) -> None:
+    def replay(self, pick: int) -> None:
+        """One of the copies, perhaps not for the first time, is published as the message that it was."""
+        if not self.model.deaths:
+            return
+        copy = pick % len(self.model.deaths)
+        replayed = self.c.replay(f"{self.topic}-dlq", 0, copy)
+        assert (replayed.offset, replayed.duplicate, replayed.resolved) == self.model.replay(copy, self.clock())
+
+    def update(self, max_attempts: int, hold: bool, copies: bool) -> None:
         """A new policy holds for what happens from now on: what is held stays held, what is dead stays dead."""
-        self.terms = replace(self.terms, max_attempts=max_attempts, hold=hold and self.terms.ordered)
+        self.terms = replace(self.terms, max_attempts=max_attempts, hold=hold and self.terms.ordered, copies=copies)
         self.c.update_group(self.topic, GROUP, self.policy())
         self.model.rules = self.terms
 
