@@ -95,3 +95,49 @@ def test_wrong_filters_are_refused(quick: Run) -> None:
     assert "is not a time" in quick("redrive", "orders", "stock", "--died-from", "5", code=2).err
     assert quick("redrive", "orders", "stock", "--offset", "1", "--json", code=1).error["code"] == "invalid_argument"
     assert quick("dead", "orders", "nobody", "--json", code=1).error["code"] == "group_not_found"
+
+
+@pytest.mark.req("G10")
+def test_a_dead_letter_topic_from_the_policy_to_the_replay(cli: Run, quick: Run, live: Custody, explained) -> None:
+    quick("groups", "update", "orders", "stock", "--dead-letter", "topic")
+    assert quick("groups", "describe", "orders", "stock", "--json").document["policy"]["dead_letter"] == "topic"
+    quick("groups", "create", "orders", "audit", "--dead-letter", "topic", "--max-attempts", "1", "--start", "latest")
+    assert [topic["name"] for topic in quick("topics", "list", "--json").document] == ["orders", "orders-dlq"]
+    live.redrive("orders", "stock")
+    live.claim("orders", "stock", max_messages=4).nack(error="still broken")
+
+    assert quick("topics", "describe", "orders-dlq", "--json").document["topic"]["message_count"] == 4
+    quick("groups", "create", "orders-dlq", "repair")
+    copies = quick("consume", "orders-dlq", "repair", "--no-ack", "--json").documents
+    assert [copy["payload"] for copy in copies] == [{"n": n} for n in range(4)]
+    assert copies[2]["headers"]["x-custody-dlq-reason"] == "max_retries_exceeded"
+    consumed = quick("consume", "orders-dlq", "repair", "--max", "2", "--json").documents
+    assert [(message["offset"], message["attempt"]) for message in consumed] == [(0, 1), (1, 1)]
+
+    replayed = cli("replay", "orders-dlq", "0", "2", "--reason", "fixed", "--json").document
+    explained(replayed)
+    assert replayed == {"topic": "orders", "partition": 0, "offset": 4, "duplicate": False, "resolved": True}
+    assert quick("replay", "orders-dlq", "0", "2").out == "orders-dlq/0/2 was replayed before, as orders/0/4\n"
+    assert live.trace("orders", 0, 2)[-1].error == "fixed"
+    assert live.topic("orders").message_count == 5
+
+    quick("topics", "create", "elsewhere")
+    live.discard("orders", "stock", partition=0, offsets=[3])
+    answer = quick("replay", "orders-dlq", "0", "3", "--to", "elsewhere")
+    assert answer.out == "orders-dlq/0/3 replayed as elsewhere/0/0\n"
+    assert "not dead any more" in answer.err
+
+
+@pytest.mark.req("G10")
+def test_a_dead_letter_topic_is_refused_in_words(quick: Run) -> None:
+    quick("groups", "update", "orders", "stock", "--dead-letter", "topic")
+    assert quick("topics", "delete", "orders-dlq", "--yes", "--json", code=1).error["code"] == "conflict"
+    refused = quick("groups", "create", "orders-dlq", "g", "--dead-letter", "topic", "--json", code=1).error
+    assert refused["code"] == "invalid_argument"
+    assert refused["remedy"] == "Use dead_letter = keep for its groups."
+    assert quick("replay", "orders-dlq", "0", "7", "--json", code=1).error["code"] == "offset_out_of_range"
+    assert quick("replay", "nowhere", "0", "0", "--json", code=1).error["code"] == "topic_not_found"
+    assert (
+        "'elsewhere' is not one of"
+        in quick("groups", "update", "orders", "stock", "--dead-letter", "elsewhere", code=2).err
+    )

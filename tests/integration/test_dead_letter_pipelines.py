@@ -116,7 +116,7 @@ def test_the_heads_of_outputs_and_copies_are_taken_in_one_order(
     drive, _ = c.drive("in", "g")
     number = drive.claim(1000).number
     assert number is not None
-    work = run(c, drive, number, {n: DEAD for n in range(5)})
+    work = run(c, drive, number, dict.fromkeys(range(5), DEAD))
     lock = "SELECT 1 FROM custody.heads h JOIN custody.topics USING (topic_id) WHERE name = %s FOR UPDATE OF h NOWAIT"
     with ThreadPoolExecutor(1) as thread:
         with psycopg.connect(c.database_url) as other:

@@ -37,7 +37,9 @@ def copies(c: Custody, topic: str = DLQ) -> list[Message]:
 
 def original(message: Message) -> tuple[str, int, int]:
     """Where a copy says that it comes from."""
-    topic, partition, offset = (message.headers[f"{PREFIX}original-{part}"] for part in ("topic", "partition", "offset"))
+    topic, partition, offset = (
+        message.headers[f"{PREFIX}original-{part}"] for part in ("topic", "partition", "offset")
+    )
     return topic, int(partition), int(offset)
 
 
@@ -296,7 +298,7 @@ def test_a_name_that_would_be_too_long_is_refused(c: Custody, db: psycopg.Connec
     c.create_topic("t" * 197)
     c.create_group("t" * 197, "other")
     before = everything(db)
-    with pytest.raises(InvalidArgument, match="more than 200 characters.*shorter name"):
+    with pytest.raises(InvalidArgument, match=r"more than 200 characters.*shorter name"):
         c.create_group("t" * 197, GROUP, policy())
     with pytest.raises(InvalidArgument, match="more than 200 characters"):
         c.update_group("t" * 197, "other", policy())
@@ -315,7 +317,9 @@ def test_a_dead_letter_topic_in_use_cannot_be_deleted(c: Custody, db: psycopg.Co
     start(c, [Outgoing(1)])
     c.claim(TOPIC, GROUP).nack()
     before = everything(db)
-    with pytest.raises(Conflict, match=r"group 'stock' of topic 'orders' writes its dead letters.*dead_letter = keep") as refused:
+    with pytest.raises(
+        Conflict, match=r"group 'stock' of topic 'orders' writes its dead letters.*dead_letter = keep"
+    ) as refused:
         c.delete_topic(DLQ)
     assert refused.value.code == "conflict"
     assert everything(db) == before
