@@ -95,7 +95,7 @@ BEGIN
     WHERE (h.topic_id, h.partition) IN (
         SELECT d.topic_id, d.partition FROM custody.death_places(p_group, p_deaths) d
         UNION
-        SELECT w.topic_id, w.partition FROM unnest(p_topics, p_partitions) w (topic_id, partition))
+        SELECT abs(w.topic_id), w.partition FROM unnest(p_topics, p_partitions) w (topic_id, partition))
     ORDER BY h.topic_id, h.partition FOR UPDATE;
 END $$;
 
