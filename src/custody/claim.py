@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from custody.errors import LeaseLost
 from custody.log import decode
 from custody.model import Message, Settled
@@ -138,12 +140,15 @@ def claim(
         partition=partition,
         now=now,
     )
-    lease_id, partition, deadline, reason = rows[0][:4]
+    lease_id, partition, deadline, reason, _, _, priority = rows[0][:7]
+    messages = [] if lease_id is None else _messages(topic, partition, rows)
+    if priority is not None:
+        messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
     return Lease(
         settler,
         lease_id=lease_id,
         deadline=deadline,
-        messages=[] if lease_id is None else _messages(topic, partition, rows),
+        messages=messages,
         reason=reason,
         detail=rows[0][12],
     )

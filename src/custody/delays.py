@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from custody.errors import InvalidArgument
-from custody.log import arrays, decode, encode_message, place, require_zone
+from custody.log import Layout, arrays, decode, encode_message, place, require_zone
 from custody.model import Delayed, Outgoing, Waiting
 from custody.policy import seconds
 from custody.store.postgres import Database
@@ -40,7 +40,7 @@ def publish(
     topic: str,
     messages: Sequence[Outgoing],
     *,
-    partitions: int,
+    layout: Layout,
     producer: tuple[str, int, int] | None = None,
     now: datetime | None = None,
 ) -> list[Delayed]:
@@ -53,7 +53,7 @@ def publish(
     rows = db.call(
         "publish_delayed",
         topic=topic,
-        partitions=place(messages, partitions),
+        partitions=place(messages, layout),
         **arrays([encode_message(message) for message in messages]),
         deliver_at=[message.deliver_at for message in messages],
         delays=[None if message.delay is None else seconds(message.delay) for message in messages],
@@ -61,7 +61,7 @@ def publish(
         epoch=epoch,
         sequence=sequence,
         now=now,
-        of=partitions,
+        of=layout.partitions,
     )
     return [
         Delayed(topic=topic, partition=partition, delay_id=delay_id, deliver_at=deliver_at, duplicate=duplicate)

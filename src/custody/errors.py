@@ -10,6 +10,7 @@ CustodyError
     ├── InvalidArgument           invalid_argument
     │   ├── InvalidPolicy         invalid_policy
     │   ├── InvalidConfig         invalid_config
+    │   ├── NoPriorities          no_priorities
     │   └── InvalidPayload        invalid_payload
     ├── NotFound
     │   ├── TopicNotFound         topic_not_found
@@ -111,6 +112,12 @@ class InvalidPolicy(InvalidArgument):
     """The policy is not valid."""
 
     code = "invalid_policy"
+
+
+class NoPriorities(InvalidArgument):
+    """The topic has no priorities."""
+
+    code = "no_priorities"
 
 
 class InvalidConfig(InvalidArgument):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from custody import log
+from custody.lanes import priority_of
 from custody.log import decode
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
 from custody.policy import Policy
@@ -60,6 +62,7 @@ def groups(db: Database, topic: str) -> list[Group]:
 def dead(db: Database, topic: str, group: str, *, limit: int) -> list[DeadLetter]:
     """Dead letters with payload and errors, the first of each partition first."""
     db.call("lifecycle_group", topic=topic, group=group)
+    priorities = log.layout(db, topic).priorities
     rows = db.select("dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group)
     return [
         DeadLetter(
@@ -71,6 +74,7 @@ def dead(db: Database, topic: str, group: str, *, limit: int) -> list[DeadLetter
             headers=row["headers"] or {},
             attempt=row["attempts"],
             published_at=row["published_at"],
+            priority=priority_of(row["partition"]) if priorities else None,
             attempts=row["attempts"],
             reason=row["reason"],
             last_error=row["last_error"],

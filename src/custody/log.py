@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from custody import lanes
 from custody.errors import InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
+from custody.policy import Duration, seconds
 from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Connection, Database
 
@@ -105,8 +107,26 @@ def encode_message(message: Outgoing) -> Encoded:
     return key, kind, payload, encode_headers(message.headers)
 
 
-def create_topic(db: Database, name: str, *, partitions: int, max_depth: int | None, now: datetime | None) -> None:
-    db.call("create_topic", topic=name, partitions=partitions, max_depth=max_depth, now=now)
+def create_topic(
+    db: Database,
+    name: str,
+    *,
+    partitions: int,
+    max_depth: int | None,
+    priorities: bool,
+    starvation_limit: Duration | None,
+    now: datetime | None,
+) -> None:
+    limit = None if starvation_limit is None else timedelta(seconds=seconds(starvation_limit))
+    db.call(
+        "create_topic",
+        topic=name,
+        partitions=partitions,
+        max_depth=max_depth,
+        priorities=priorities,
+        starvation_limit=limit,
+        now=now,
+    )
 
 
 def delete_topic(db: Database, name: str) -> None:
@@ -122,6 +142,7 @@ def describe_topic(db: Database, row: Mapping[str, Any]) -> Topic:
         created_at=row["created_at"],
         first_offsets=tuple(first for _, first, _ in bounds),
         tails=tuple(tail for _, _, tail in bounds),
+        starvation_limit=row["starvation_limit"],
     )
 
 
@@ -133,18 +154,54 @@ def topic(db: Database, name: str) -> Topic:
     return describe_topic(db, db.call_dicts("topic_named", topic=name)[0])
 
 
-def place(messages: Sequence[Outgoing], partitions: int) -> list[int]:
+class Layout(NamedTuple):
+    """What one has to know of a topic to place messages in it: its partitions, and whether they are lanes."""
+
+    partitions: int
+    priorities: bool = False
+
+    def place_key(self, key: str, priority: lanes.Priority | None = None) -> int:
+        """The partition of a key."""
+        if self.priorities:
+            return partition_for(key, self.partitions // lanes.LANES) * lanes.LANES + lanes.lane_of(priority)
+        if priority is not None:
+            lanes.require_none(priority)
+        return partition_for(key, self.partitions)
+
+    def place_turn(self, turn: int, priority: lanes.Priority | None = None) -> int:
+        """A partition for a message without a key: one after the other."""
+        if self.priorities:
+            return turn % (self.partitions // lanes.LANES) * lanes.LANES + lanes.lane_of(priority)
+        if priority is not None:
+            lanes.require_none(priority)
+        return turn % self.partitions
+
+    def require(self, partition: int, priority: lanes.Priority | None) -> None:
+        """Refuses a priority beside a partition that is not of it."""
+        if self.priorities:
+            lanes.require_lane(priority, partition)
+        elif priority is not None:
+            lanes.require_none(priority)
+
+
+def layout(db: Database, name: str) -> Layout:
+    _, partitions, priorities = db.call("layout", topic=name)[0]
+    return Layout(partitions, priorities)
+
+
+def place(messages: Sequence[Outgoing], layout: Layout) -> list[int]:
     """A partition for each message: the named one, the key's, or else one after the other from a random start."""
-    turn = random.randrange(partitions)
+    turn = random.randrange(layout.partitions)
     placed = []
     for message in messages:
         if message.partition is not None:
+            layout.require(message.partition, message.priority)
             placed.append(message.partition)
         elif message.key is not None:
-            placed.append(partition_for(message.key, partitions))
+            placed.append(layout.place_key(message.key, message.priority))
         else:
-            placed.append(turn)
-            turn = (turn + 1) % partitions
+            placed.append(layout.place_turn(turn, message.priority))
+            turn += 1
     return placed
 
 
@@ -163,7 +220,7 @@ def publish(
     topic: str,
     messages: Sequence[Outgoing],
     *,
-    partitions: int,
+    layout: Layout,
     producer: tuple[str, int, int] | None = None,
     expected_offset: int | None = None,
     now: datetime | None = None,
@@ -174,12 +231,12 @@ def publish(
     if producer is None and len(messages) >= COPY_FROM:
         # encoded before the partitions are taken: they are held for as short a time as possible
         tails = [row_tail(*encode_message(message)) for message in messages]
-        placed = place(messages, partitions)
+        placed = place(messages, layout)
         with db.transaction() as connection:
-            offsets = _copy(db, connection, topic, tails, placed, partitions, expected_offset, now)
+            offsets = _copy(db, connection, topic, tails, placed, layout, expected_offset, now)
         return [Receipt(topic, partition, offset) for partition, offset in zip(placed, offsets, strict=True)]
     encoded = [encode_message(message) for message in messages]
-    placed = place(messages, partitions)
+    placed = place(messages, layout)
     producer_id, epoch, sequence = producer or (None, None, None)
     rows = db.call(
         "publish",
@@ -191,7 +248,8 @@ def publish(
         sequence=sequence,
         expected=expected_offset,
         now=now,
-        of=partitions,
+        of=layout.partitions,
+        priorities=layout.priorities,
     )
     return [Receipt(topic, partition, offset, duplicate) for partition, offset, duplicate in rows]
 
@@ -202,7 +260,7 @@ def _copy(
     topic: str,
     tails: list[bytes],
     placed: list[int],
-    partitions: int,
+    layout: Layout,
     expected_offset: int | None,
     now: datetime | None,
 ) -> Sequence[int]:
@@ -216,7 +274,8 @@ def _copy(
         counts=counts,
         expected=expected_offset,
         now=now,
-        of=partitions,
+        of=layout.partitions,
+        priorities=layout.priorities,
     )
     segment_id = reserved[0][2]
     times = {partition: published_at for partition, _, _, published_at in reserved}
@@ -234,7 +293,9 @@ def _copy(
     return offsets
 
 
-def read(db: Database, topic: str, partition: int, *, offset: int | None, max_messages: int) -> list[Message]:
+def read(
+    db: Database, topic: str, partition: int, *, offset: int | None, max_messages: int, priorities: bool = False
+) -> list[Message]:
     """Messages of a partition from an offset on, as they are in the log."""
     bounds: dict[str, Any] = {"from": offset, "max": max_messages}
     rows = db.call("read", topic=topic, partition=partition, **bounds)
@@ -248,6 +309,7 @@ def read(db: Database, topic: str, partition: int, *, offset: int | None, max_me
             headers=row[5] or {},
             attempt=0,
             published_at=row[1],
+            priority=lanes.priority_of(partition) if priorities else None,
         )
         for row in rows
     ]

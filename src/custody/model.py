@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from custody.lanes import Priority
 from custody.policy import Duration, Policy
 
 Payload = Any
@@ -18,7 +19,8 @@ Payload = Any
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One message to publish. A key picks the partition and is the unit of order.
+    """One message to publish. A key picks the partition and is the unit of order; a priority (normal, if none is given)
+    needs a topic that has priorities.
 
     With `delay` or `deliver_at` it is a delayed one: nobody sees it before its time.
     """
@@ -27,6 +29,7 @@ class Outgoing:
     key: str | None = field(default=None, kw_only=True)
     headers: Mapping[str, str] | None = field(default=None, kw_only=True)
     partition: int | None = field(default=None, kw_only=True)
+    priority: Priority | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
     deliver_at: datetime | None = field(default=None, kw_only=True)
 
@@ -70,7 +73,8 @@ class Waiting(Delayed, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of the log, as delivered. `attempt` counts deliveries from 1; it is 0 for a plain read."""
+    """One message of the log, as delivered. `attempt` counts deliveries from 1; it is 0 for a plain read. `priority` is
+    None on a topic without priorities."""
 
     topic: str
     partition: int
@@ -80,6 +84,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     attempt: int
     published_at: datetime
+    priority: Priority | None = None
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
@@ -95,12 +100,20 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
+    """`partitions` are those of the log: with priorities five, one for each, for every one that was asked for."""
+
     name: str
     partitions: int
     max_depth: int | None
     created_at: datetime
     tails: tuple[int, ...]
     first_offsets: tuple[int, ...]
+    starvation_limit: timedelta | None = None
+    """After so long what waits goes first. None: the topic has no priorities."""
+
+    @property
+    def priorities(self) -> bool:
+        return self.starvation_limit is not None
 
     @property
     def message_count(self) -> int:
@@ -135,6 +148,7 @@ class PartitionStats:
     depth: int
     oldest_unresolved: int | None
     oldest_unresolved_at: datetime | None
+    priority: Priority | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

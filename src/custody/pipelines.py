@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from custody.log import Layout
 from custody.outcomes import Outcome
 from custody.policy import seconds
 from custody.settle import offset_set, storable
@@ -60,6 +61,18 @@ class Part(NamedTuple):
     partition: int
     ranges: Ranges
     messages: int
+
+
+class Sink(NamedTuple):
+    """A topic to publish to: its id, and how messages are placed in it."""
+
+    topic_id: int
+    partitions: int
+    priorities: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.partitions, self.priorities)
 
 
 class Placed(NamedTuple):
@@ -239,10 +252,9 @@ class Drive:
         """Nothing is left to do outside for this claim."""
         self._db.call("end_write", **self._named, claim=number)
 
-    def sink(self, topic: str) -> tuple[int, int]:
-        """The id of a topic to publish to, and how many partitions it has."""
-        row = self._db.call_dicts("topic_named", topic=topic)[0]
-        return row["topic_id"], row["partitions"]
+    def sink(self, topic: str) -> Sink:
+        """A topic to publish to."""
+        return Sink(*self._db.call("layout", topic=topic)[0])
 
     def drop_stage(self, number: int) -> None:
         """Clears the stage of a claim away, unless somebody still writes into it: then it goes another day."""
@@ -374,13 +386,13 @@ class Stage:
 
     def add(
         self,
-        topic: tuple[int, int],
+        topic: Sink,
         partition: int,
         source: tuple[int, int],
         message: tuple[str | None, bytes, bytes, bytes | None],
         waits: bool = False,
     ) -> None:
-        """One message for a partition of a topic (its id and number of partitions), from that source offset.
+        """One message for a partition of a topic, from that source offset.
 
         One that waits for its time is counted by itself, under the negative id: it gets no offset at the commit.
         """

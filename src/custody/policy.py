@@ -175,6 +175,10 @@ class Policy:
     max_ack_holes: int | None = 10_000
     max_parked: int | None = None
     breaker: Breaker | None = None
+    fairness: Literal["key", "tenant"] | None = None
+    """Keys, or tenants, are served in turn: one that floods a partition does not hold up the others."""
+    tenant_separator: str = ":"
+    """The tenant is the part of the key before the first of these."""
 
     def __post_init__(self) -> None:
         _one_of("ordering", self.ordering, ("none", "key"))
@@ -184,6 +188,15 @@ class Policy:
             raise InvalidPolicy(f"backoff cannot be {self.backoff!r}", "Use Exponential, Linear or Constant.")
         if self.on_dead == "hold" and self.ordering != "key":
             raise InvalidPolicy('on_dead="hold" holds a key and needs ordering="key"')
+        if self.fairness is not None:
+            _one_of("fairness", self.fairness, ("key", "tenant"))
+            if self.ordering != "key":
+                raise InvalidPolicy(
+                    "fairness parks messages behind their key, in order",
+                    'Set ordering="key" too, or leave fairness out.',
+                )
+        if not self.tenant_separator or "\0" in str(self.tenant_separator):
+            raise InvalidPolicy(f"tenant_separator cannot be {self.tenant_separator!r}", "It is a text such as ':'.")
         for name in ("max_attempts", "max_in_flight", "max_ack_holes", "max_parked"):
             value = getattr(self, name)
             if value is None and name != "max_attempts":
@@ -227,6 +240,8 @@ class Policy:
             "max_in_flight": self.max_in_flight,
             "max_ack_holes": self.max_ack_holes,
             "max_parked": self.max_parked,
+            "fairness": self.fairness,
+            "tenant_separator": self.tenant_separator,
             **({"breaker_rate": None} if self.breaker is None else self.breaker.columns()),
         }
 
@@ -247,6 +262,8 @@ class Policy:
             max_in_flight=row["max_in_flight"],
             max_ack_holes=row["max_ack_holes"],
             max_parked=row["max_parked"],
+            fairness=row["fairness"],
+            tenant_separator=row["tenant_separator"],
             breaker=None
             if row["breaker_rate"] is None
             else Breaker(

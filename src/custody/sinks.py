@@ -9,16 +9,15 @@ import logging
 from collections.abc import Sequence
 
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.pipelines import Placed
+from custody.pipelines import Placed, Sink
 from custody.store import staging
 
 logger = logging.getLogger(__name__)
 
 
-def topic(url: str, name: str) -> tuple[int, int]:
-    """The id of a topic, and how many partitions it has. Runs anywhere."""
-    topic_id, _, partitions, *_ = staging.call(url, "topic_named", topic=name)[0]
-    return topic_id, partitions
+def topic(url: str, name: str) -> Sink:
+    """A topic to publish to. Runs anywhere."""
+    return Sink(*staging.call(url, "layout", topic=name)[0])
 
 
 def open_stage(url: str, stage: str) -> None:

@@ -11,8 +11,9 @@ from uuid import UUID
 
 from custody.claim import Lease, Which, offsets_of
 from custody.delays import require_time
-from custody.errors import CustodyError, DatabaseUnavailable, TopicChanged
-from custody.log import Encoded, arrays, encode_message, place
+from custody.errors import CustodyError, DatabaseUnavailable, NoPriorities, TopicChanged
+from custody.lanes import Priority
+from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
 from custody.policy import Duration, seconds
 from custody.store.postgres import Database
@@ -26,7 +27,7 @@ class Transactions:
     """The verbs by id, for whoever has the ids: a `Transaction`, or another process."""
 
     db: Database
-    partitions_of: Callable[[str], int]
+    layout_of: Callable[[str], Layout]
     forget: Callable[[str], object]
     committed: Callable[[Iterable[str]], None]
     worker: str | None = None
@@ -50,7 +51,7 @@ class Transactions:
         encoded = [_encode(message) for message in messages]
         try:
             return self._add(transaction_id, topic, messages, encoded, first)
-        except TopicChanged:  # since we last looked
+        except (TopicChanged, NoPriorities):  # since we last looked
             self.forget(topic)
             return self._add(transaction_id, topic, messages, encoded, first)
 
@@ -62,15 +63,15 @@ class Transactions:
         encoded: Sequence[Encoded],
         first: int | None,
     ) -> int:
-        partitions = self.partitions_of(topic)
+        layout = self.layout_of(topic)
         count: int = self.db.call(
             "add_to_transaction",
             transaction=transaction_id,
             first=first,
             topic=topic,
-            partitions=place(messages, partitions),
+            partitions=place(messages, layout),
             named=[message.partition is not None for message in messages],
-            of=partitions,
+            of=layout.partitions,
             **arrays(encoded),
             deliver_at=[message.deliver_at for message in messages],
             delays=[None if message.delay is None else seconds(message.delay) for message in messages],
@@ -150,16 +151,25 @@ class Transaction:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
+        priority: Priority | None = None,
         delay: Duration | None = None,
         deliver_at: datetime | None = None,
     ) -> None:
         """Adds one message. Bad input is refused now; where the message went is known after the commit."""
-        message = Outgoing(payload, key=key, headers=headers, partition=partition, delay=delay, deliver_at=deliver_at)
+        message = Outgoing(
+            payload,
+            key=key,
+            headers=headers,
+            partition=partition,
+            priority=priority,
+            delay=delay,
+            deliver_at=deliver_at,
+        )
         self.publish_many(topic, [message])
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
         batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
-        self._verbs.partitions_of(topic)  # refuses a topic that is not there
+        self._verbs.layout_of(topic)  # refuses a topic that is not there
         for message in batch:
             _encode(message)
         self._pending += [(topic, message) for message in batch]

@@ -31,6 +31,8 @@ def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained)
         "max_ack_holes": None,
         "max_parked": 7,
         "breaker": {"failure_rate": 0.5, "min_outcomes": 20, "window": 10.0, "probe_after": 5.0},
+        "fairness": None,
+        "tenant_separator": ":",
     }
     assert quick("groups", "describe", "orders", "stock", "--json").document == created
     described = cli("groups", "describe", "orders", "stock").out

@@ -36,6 +36,8 @@ def test_a_topic_is_created_listed_and_described(cli: Run, quick: Run, live: Cus
         "tails": [0, 1],
         "first_offsets": [0, 0],
         "message_count": 1,
+        "priorities": False,
+        "starvation_limit": None,
     }
 
     live.create_group("orders", "stock")
@@ -92,3 +94,41 @@ def test_what_cannot_be_is_refused_in_words(cli: Run, quick: Run, live: Custody)
     assert quick("topics", "create", "a b", code=1).err.startswith("error: 'a b' cannot be")
     assert "Invalid value for '--partitions'" in quick("topics", "create", "x", "--partitions", "0", code=2).err
     assert "Missing argument" in quick("topics", "create", code=2).err
+
+
+@pytest.mark.req("G16")
+def test_a_topic_with_priorities(cli: Run, quick: Run, live: Custody, explained) -> None:
+    said = cli("topics", "create", "jobs", "--partitions", "2", "--priorities", "--starvation-limit", "30s")
+    assert said.out == "created topic jobs with 2 partitions, 10 in the log: one for each priority\n"
+    quick("publish", "jobs", "1", "2", "--priority", "high", "--key", "k")
+    quick("publish", "jobs", '{"payload": 3, "priority": "low", "key": "k"}', "--envelope")
+    live.create_group("jobs", "runners")
+    described = quick("topics", "describe", "jobs").out
+    assert "none waits past 30 s" in described
+    lanes = [line.split() for line in described.splitlines() if line.split()[1:2] in (["high"], ["low"])]
+    assert sorted(int(line[-1]) for line in lanes) == [0, 0, 1, 2]
+    stats = quick("stats", "jobs", "runners", "--json").document
+    explained(stats)
+    assert [one["priority"] for one in stats["partitions"]][:2] == ["critical", "high"]
+    assert "background" in quick("stats", "jobs", "runners").out
+    document = quick("topics", "list", "--json").document[0]
+    explained(document)
+    assert (document["priorities"], document["starvation_limit"]) == (True, 30.0)
+    refused = quick("publish", "jobs", "1", "--partition", "0", "--priority", "low", code=1)
+    assert "partition 0 is for critical messages" in refused.err
+
+
+@pytest.mark.req("N10")
+def test_a_group_with_fairness(quick: Run, live: Custody, explained) -> None:
+    live.create_topic("orders")
+    fair = ["--ordering", "key", "--fairness", "tenant", "--tenant-separator", "/"]
+    made = quick("groups", "create", "orders", "stock", *fair, "--json").document
+    explained(made)
+    assert (made["policy"]["fairness"], made["policy"]["tenant_separator"]) == ("tenant", "/")
+    assert "tenant" in quick("groups", "describe", "orders", "stock").out
+    quick("groups", "update", "orders", "stock", "--fairness", "none")
+    policy = live.group("orders", "stock").policy
+    assert policy is not None
+    assert policy.fairness is None
+    refused = quick("groups", "create", "orders", "other", "--fairness", "key", code=1)
+    assert 'ordering="key"' in refused.err

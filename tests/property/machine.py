@@ -102,8 +102,11 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
         self._figures()
         self.clock.move(1000)
         self._claim_all()
-        for message in self.model.messages:
-            assert message.state in (State.DONE, State.DEAD) or self._behind_held(message.key), f"left over: {message}"
+        if self.terms.max_parked is None:  # else so much may wait behind a held key that nothing more is read
+            for message in self.model.messages:
+                assert message.state in (State.DONE, State.DEAD) or self._behind_held(message.key), (
+                    f"left over: {message}"
+                )
         for key in {message.key for message in self.model.messages if message.key is not None}:
             self.release_key(key)
         self._claim_all()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from typing import Literal
 from uuid import UUID
 
 from custody.lifecycle import State
@@ -25,6 +26,8 @@ class Rules:
     max_attempts: int = 3
     backoff: float = 5.0
     max_in_flight: int | None = None
+    fairness: Literal["key", "tenant"] | None = None
+    max_parked: int | None = None
     copies: bool = False
     """What dies leaves a copy in the dead-letter topic."""
 

@@ -9,10 +9,11 @@ from tests.property.model import Filter
 
 from custody.outcomes import Kind
 
-KEYS = (None, "a", "b", "c")
+KEYS = (None, "a", "a-b", "c")
 KINDS: tuple[Kind, ...] = ("ack", "nack", "dead", "reject", "later", "release")
 
 KEY = st.sampled_from(KEYS)
+FAIR = st.sampled_from((None, "key", "tenant"))
 PICK = st.integers(0, 9)
 MASK = st.integers(0, 11).map(lambda bit: 1 << bit) | st.integers(1, 2**12 - 1)
 DELAY = st.sampled_from((None, 0.0, 3.0, 20.0))
@@ -55,7 +56,7 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "rewind_to_time": {"seconds": st.sampled_from((0, 10, 60))},
     "skip": {"pick": st.integers(0, 60)},
     "release_key": {"key": st.sampled_from(KEYS[1:])},
-    "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans(), "copies": st.booleans()},
+    "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans(), "copies": st.booleans(), "fair": FAIR},
     "replay": {"pick": st.integers(0, 30)},
     "pause": {},
 }

@@ -28,6 +28,10 @@ MODES = {
     "ordered, capped": Rules(ordered=True, max_in_flight=8),
     "unordered, copied": Rules(ordered=False, max_attempts=2, copies=True),
     "ordered, held and copied": Rules(ordered=True, hold=True, max_attempts=2, copies=True),
+    "fair by key": Rules(ordered=True, fairness="key", max_attempts=2),
+    "fair by tenant, dead holds": Rules(ordered=True, fairness="tenant", hold=True, max_attempts=2),
+    "fair, capped": Rules(ordered=True, fairness="key", max_in_flight=8),
+    "fair, little parked": Rules(ordered=True, fairness="tenant", max_parked=5),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 from uuid import UUID
 
 import pytest
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.conftest import Clock
 
 GROUP = "group"
+SEPARATOR = "-"
+"""In keys, after the name of the tenant."""
 EXCLUSIVE = 10_000
 """Beyond so many messages in flight an ordered partition is busy for others."""
 
@@ -47,6 +49,9 @@ class Verbs:
             backoff=custody.Constant(self.terms.backoff),
             max_in_flight=self.terms.max_in_flight,
             dead_letter="topic" if self.terms.copies else "keep",
+            fairness=self.terms.fairness,
+            tenant_separator=SEPARATOR,
+            max_parked=self.terms.max_parked,
         )
 
     # the log, and time
@@ -93,6 +98,12 @@ class Verbs:
         if lease.reason == "max_in_flight":
             assert self.terms.max_in_flight is not None
             assert self.model.in_flight(now) >= self.terms.max_in_flight
+            eligible = [offset for offset in eligible if offset < frontier]
+            if self.terms.fairness is not None:  # what it has parked is as good as fresh to a cap
+                places = self.reader.read(now).messages
+                eligible = [offset for offset in eligible if places[offset].where != "parked"]
+        elif lease.reason == "max_parked":
+            assert self.terms.max_parked is not None
             eligible = [offset for offset in eligible if offset < frontier]
         else:
             assert lease.reason == "empty"
@@ -290,9 +301,11 @@ class Verbs:
         replayed = self.c.replay(f"{self.topic}-dlq", 0, copy)
         assert (replayed.offset, replayed.duplicate, replayed.resolved) == self.model.replay(copy, self.clock())
 
-    def update(self, max_attempts: int, hold: bool, copies: bool) -> None:
+    def update(self, max_attempts: int, hold: bool, copies: bool, fair: Literal["key", "tenant"] | None = None) -> None:
         """A new policy holds for what happens from now on: what is held stays held, what is dead stays dead."""
         self.terms = replace(self.terms, max_attempts=max_attempts, hold=hold and self.terms.ordered, copies=copies)
+        if self.terms.fairness is not None:
+            self.terms = replace(self.terms, fairness=fair)
         self.c.update_group(self.topic, GROUP, self.policy())
         self.model.rules = self.terms
 

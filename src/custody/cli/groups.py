@@ -62,6 +62,16 @@ BreakerGiven = Annotated[
         rich_help_panel=POLICY,
     ),
 ]
+Fairness = Annotated[
+    Literal["none", "key", "tenant"] | None,
+    typer.Option(help="Keys, or tenants, are served in turn. It needs --ordering key.", rich_help_panel=POLICY),
+]
+TenantSeparator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="The tenant is the part of the key before it: else a colon.", rich_help_panel=POLICY
+    ),
+]
 
 
 def _policy(base: Policy, given: dict[str, Any]) -> Policy:
@@ -87,6 +97,8 @@ def _given(
     max_ack_holes: object,
     max_parked: object,
     breaker: str | Breaker | None,
+    fairness: object,
+    tenant_separator: str | None,
 ) -> dict[str, Any]:
     return dict(locals())
 
@@ -155,13 +167,15 @@ def create(
     max_ack_holes: MaxAckHoles = None,
     max_parked: MaxParked = None,
     breaker: BreakerGiven = None,
+    fairness: Fairness = None,
+    tenant_separator: TenantSeparator = None,
 ) -> None:
     """Create a group. What is not given comes from custody.yaml, the environment and the defaults."""
     from custody import config
 
     door = door_of(ctx)
     given = _given(ordering, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
-                   max_in_flight, max_ack_holes, max_parked, breaker)  # fmt: skip
+                   max_in_flight, max_ack_holes, max_parked, breaker, fairness, tenant_separator)  # fmt: skip
     policy = _policy(config.load().policy, given) if any(value is not None for value in given.values()) else None
     with door.connect() as c:
         made = c.create_group(topic, group, policy, start=start, bare=bare)
@@ -194,11 +208,13 @@ def update(
     max_ack_holes: MaxAckHoles = None,
     max_parked: MaxParked = None,
     breaker: BreakerGiven = None,
+    fairness: Fairness = None,
+    tenant_separator: TenantSeparator = None,
 ) -> None:
     """Change the policy of a group, from now on. What is not given stays; so does the ordering."""
     door = door_of(ctx)
     given = _given(None, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
-                   max_in_flight, max_ack_holes, max_parked, breaker)  # fmt: skip
+                   max_in_flight, max_ack_holes, max_parked, breaker, fairness, tenant_separator)  # fmt: skip
     if all(value is None for value in given.values()):
         raise typer.BadParameter("say what to change, for example --max-attempts 5")
     with door.connect() as c:

@@ -199,8 +199,10 @@ def _print_stats(door: Door, found: list[dict[str, Any]], *, alone: bool) -> Non
             }
         )
         print()
-        rows = [[partition[name] for name in ON_A_PARTITION] for partition in one["partitions"]]
-        door.table(_titles(ON_A_PARTITION), rows, empty="")
+        lane = ["priority"] if any(partition["priority"] for partition in one["partitions"]) else []
+        columns = [ON_A_PARTITION[0], *lane, *ON_A_PARTITION[1:]]
+        rows = [[partition[name] for name in columns] for partition in one["partitions"]]
+        door.table(_titles(columns), rows, empty="")
 
 
 def _watch(c: Custody, door: Door, topic: str, group: str | None, pause: float) -> None:

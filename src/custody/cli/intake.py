@@ -14,10 +14,11 @@ from typing import Any, Literal
 import msgspec
 
 from custody.errors import InvalidPayload
+from custody.lanes import Priority
 from custody.model import Outgoing
 from custody.policy import did_you_mean
 
-ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"]
+ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at", "priority"]
 _CHUNK = 1 << 16
 _QUIET = 0.1  # seconds without input after which what has arrived is published
 
@@ -57,6 +58,7 @@ class Reading:
     partition: int | None = None
     delay: str | None = None
     deliver_at: datetime | None = None
+    priority: Priority | None = None
 
     def messages(self, lines: list[Line]) -> list[Outgoing]:
         """The messages of a batch; blank lines are none, unless they are text or bytes."""
@@ -90,6 +92,7 @@ class Reading:
             partition=self.partition,
             delay=self.delay,
             deliver_at=self.deliver_at,
+            priority=self.priority,
         )
 
     def _key(self, value: Any, where: str) -> str | None:
@@ -128,6 +131,7 @@ class Reading:
             headers={**(self.headers or {}), **(headers or {})} or None,
             partition=self.partition if partition is None else partition,
             **self._time(value, where),
+            priority=value.get("priority", self.priority),
         )
 
     def _time(self, value: dict[str, Any], where: str) -> dict[str, Any]:

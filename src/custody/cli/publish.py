@@ -22,6 +22,7 @@ from custody.cli.door import Door, counted, door_of, single
 from custody.cli.failures import INTERRUPTED
 from custody.cli.intake import Reading, batches
 from custody.errors import CustodyError, DatabaseUnavailable
+from custody.lanes import Priority
 from custody.model import Delayed, Outgoing, Receipt
 
 if TYPE_CHECKING:
@@ -140,6 +141,9 @@ def publish(
     deliver_at: Annotated[
         datetime | None, typer.Option(parser=arguments.moment, metavar="TIME", help="Deliver them at that time.")
     ] = None,
+    priority: Annotated[
+        Priority | None, typer.Option(help="The priority, on a topic that has them; else it is normal.")
+    ] = None,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
     envelope: Annotated[
@@ -162,6 +166,7 @@ def publish(
         partition=partition,
         delay=delay,
         deliver_at=deliver_at,
+        priority=priority,
     )
     done, stop = Published(topic), Stop()
     with door.connect() as c, stop.listening():

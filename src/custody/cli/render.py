@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
             return {**found, "payload_base64": base64.b64encode(value.payload).decode()}
         return {**found, "payload": value.payload}
     if isinstance(value, Topic):
-        return {**_fields(value), "message_count": value.message_count}
+        return {**_fields(value), "message_count": value.message_count, "priorities": value.priorities}
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, datetime):
@@ -150,6 +150,9 @@ def policy(group: Group) -> dict[str, object]:
     settings = {name: _setting(value) for name, value in found.items() if name not in ("backoff", "breaker")}
     settings["backoff"] = _listed(found["backoff"])
     settings["breaker"] = None if found["breaker"] is None else _listed(found["breaker"])
+    if found["fairness"] != "tenant":
+        del settings["tenant_separator"]
+    settings["fairness"] = found["fairness"] or "none"
     for name in ("visibility_timeout", "handler_timeout"):
         settings[name] = span(found[name])
     return settings

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from custody.cli import arguments, render
 from custody.cli.arguments import Topic, Yes
 from custody.cli.door import counted, door_of
+from custody.lanes import priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, delete.")
 
@@ -21,8 +23,19 @@ def list_topics(ctx: typer.Context) -> None:
     if door.json:
         door.emit(topics)
         return
-    rows = [[topic.name, topic.partitions, topic.message_count, topic.max_depth, topic.created_at] for topic in topics]
-    door.table(["topic", "partitions", "messages", "max depth", "created"], rows, empty="There are no topics.")
+    rows = [
+        [
+            topic.name,
+            topic.partitions,
+            topic.message_count,
+            topic.max_depth,
+            topic.created_at,
+            "yes" if topic.priorities else None,
+        ]
+        for topic in topics
+    ]
+    columns = ["topic", "partitions", "messages", "max depth", "created", "priorities"]
+    door.table(columns, rows, empty="There are no topics.")
 
 
 @app.command()
@@ -33,14 +46,32 @@ def create(
     max_depth: Annotated[
         int | None, typer.Option(min=1, help="Refuse publishes while a partition has that many unresolved messages.")
     ] = None,
+    priorities: Annotated[
+        bool, typer.Option("--priorities", help="Five priorities, served by weight: each partition is five in the log.")
+    ] = False,
+    starvation_limit: Annotated[
+        str | None,
+        typer.Option(
+            parser=arguments.duration,
+            metavar="DURATION",
+            help="With --priorities: what waits for longer goes first (else after 1m).",
+        ),
+    ] = None,
 ) -> None:
     """Create a topic."""
     door = door_of(ctx)
     with door.connect() as c:
-        made = c.create_topic(topic, partitions=partitions, max_depth=max_depth)
+        made = c.create_topic(
+            topic,
+            partitions=partitions,
+            max_depth=max_depth,
+            priorities=priorities,
+            starvation_limit=starvation_limit,
+        )
     if door.json:
         door.emit(made)
-    door.say(f"created topic {topic} with {counted(partitions, 'partition')}")
+    lanes = f", {made.partitions} in the log: one for each priority" if made.priorities else ""
+    door.say(f"created topic {topic} with {counted(partitions, 'partition')}{lanes}")
 
 
 @app.command()
@@ -58,13 +89,18 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             "topic": found.name,
             "created": found.created_at,
             "max depth": found.max_depth,
+            "priorities": f"yes, none waits past {render.span(found.starvation_limit)}" if found.priorities else None,
             "messages": found.message_count,
             "groups": ", ".join(group.name for group in groups) or None,
         }
     )
     bounds = enumerate(zip(found.first_offsets, found.tails, strict=True))
-    rows = [[partition, first, tail, tail - first] for partition, (first, tail) in bounds]
-    door.table(["partition", "first offset", "next offset", "messages"], rows, empty="")
+    lane = ["priority"] if found.priorities else []
+    rows = [
+        [partition, *(priority_of(partition) for _ in lane), first, tail, tail - first]
+        for partition, (first, tail) in bounds
+    ]
+    door.table(["partition", *lane, "first offset", "next offset", "messages"], rows, empty="")
 
 
 @app.command()

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from datetime import datetime
 
+from custody import log
 from custody.policy import Policy
 from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints
@@ -29,7 +30,7 @@ class Base:
         self._server = server
         self._defaults = defaults or Policy()
         self._clock = clock
-        self._partitions: dict[str, int] = {}
+        self._layouts: dict[str, log.Layout] = {}
         self._hints = Hints(db.url)
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
 
@@ -44,6 +45,12 @@ class Base:
     def database_url(self) -> str:
         """The libpq URL in use."""
         return self._db.url
+
+    def _layout_of(self, topic: str) -> log.Layout:
+        layout = self._layouts.get(topic)
+        if layout is None:
+            layout = self._layouts[topic] = log.layout(self._db, topic)
+        return layout
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()

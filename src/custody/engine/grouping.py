@@ -71,7 +71,14 @@ class Grouping(Base):
         positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group, now=self._now()))
         if partition not in positions:
             log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that is not there
-        return log.read(self._db, topic, partition, offset=positions[partition], max_messages=max_messages)
+        return log.read(
+            self._db,
+            topic,
+            partition,
+            offset=positions[partition],
+            max_messages=max_messages,
+            priorities=self._layout_of(topic).priorities,
+        )
 
     def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
         """For a bare group: everything below `next_offset` is done."""

@@ -26,7 +26,7 @@ class Producing(Publishing):
         """The verbs of transactions by their ids; `init_producer(…).transaction()` is the usual way."""
         return Transactions(
             db=self._db,
-            partitions_of=self._partitions_of,
+            layout_of=self._layout_of,
             forget=self._forget,
             committed=self.hint,
             worker=self.worker,

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, overload
 
 from custody import delays, log
 from custody.engine.base import Base
-from custody.errors import InvalidArgument, TopicChanged
+from custody.errors import InvalidArgument, NoPriorities, TopicChanged
+from custody.lanes import Priority
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.policy import Duration
 
@@ -19,16 +20,36 @@ Placed = TypeVar("Placed", Receipt, Delayed)
 class Publishing(Base):
     """Topics and what is in them."""
 
-    def create_topic(self, name: str, *, partitions: int = 1, max_depth: int | None = None) -> Topic:
-        """A new topic. `max_depth` caps what the slowest group has not resolved, for each partition."""
-        log.create_topic(self._db, name, partitions=partitions, max_depth=max_depth, now=self._now())
-        self._partitions.pop(name, None)
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        max_depth: int | None = None,
+        priorities: bool = False,
+        starvation_limit: Duration | None = None,
+    ) -> Topic:
+        """A new topic. `max_depth` caps what the slowest group has not resolved, for each partition.
+
+        With `priorities` each partition is five in the log, one for each priority: claims take from them by weight, and
+        first what has waited for longer than `starvation_limit` (a minute, if none is given).
+        """
+        log.create_topic(
+            self._db,
+            name,
+            partitions=partitions,
+            max_depth=max_depth,
+            priorities=priorities,
+            starvation_limit=starvation_limit,
+            now=self._now(),
+        )
+        self._layouts.pop(name, None)
         return self.topic(name)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with its messages and groups, for good."""
         log.delete_topic(self._db, name)
-        self._partitions.pop(name, None)
+        self._layouts.pop(name, None)
 
     def topics(self) -> list[Topic]:
         return log.topics(self._db)
@@ -45,6 +66,7 @@ class Publishing(Base):
         key: str | None = ...,
         headers: Mapping[str, str] | None = ...,
         partition: int | None = ...,
+        priority: Priority | None = ...,
         expected_offset: int | None = ...,
     ) -> Receipt: ...
 
@@ -57,6 +79,7 @@ class Publishing(Base):
         key: str | None = ...,
         headers: Mapping[str, str] | None = ...,
         partition: int | None = ...,
+        priority: Priority | None = ...,
         delay: Duration | None = ...,
         deliver_at: datetime | None = ...,
     ) -> Delayed: ...
@@ -133,19 +156,13 @@ class Publishing(Base):
 
     def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
         try:
-            return publish(partitions=self._partitions_of(topic), now=self._now())
-        except TopicChanged:  # since we last looked
+            return publish(layout=self._layout_of(topic), now=self._now())
+        except (TopicChanged, NoPriorities):  # since we last looked
             self._forget(topic)
-            return publish(partitions=self._partitions_of(topic), now=self._now())
+            return publish(layout=self._layout_of(topic), now=self._now())
 
     def _forget(self, topic: str) -> None:
-        self._partitions.pop(topic, None)
-
-    def _partitions_of(self, topic: str) -> int:
-        count = self._partitions.get(topic)
-        if count is None:
-            count = self._partitions[topic] = self.topic(topic).partitions
-        return count
+        self._layouts.pop(topic, None)
 
     def hint(self, topics: Iterable[str]) -> None:
         """Wakes those who wait for messages of these topics, after something was published in another way."""
@@ -166,7 +183,8 @@ class Publishing(Base):
             if offset is not None:
                 raise InvalidArgument("read takes an offset or a time, not both")
             offset = log.offset_at(self._db, topic, partition, time)
-        return log.read(self._db, topic, partition, offset=offset, max_messages=max_messages)
+        priorities = self._layout_of(topic).priorities
+        return log.read(self._db, topic, partition, offset=offset, max_messages=max_messages, priorities=priorities)
 
 
 def _identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:

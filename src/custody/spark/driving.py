@@ -196,6 +196,7 @@ class Driving:
             handler_timeout=None if policy.handler_timeout is None else seconds(policy.handler_timeout),
             sinks={name: self._drive.sink(name) for name in self.pipeline.sinks},
             schema=None if self._schema is None else self._schema.jsonValue(),
+            priorities=self._c.topic(self.pipeline.source).priorities,
             keeps=bool(self.pipeline.outside),
         )
 
@@ -346,7 +347,7 @@ class Driving:
     def _gave_up(self, number: int, work: Work) -> bool:
         """A batch that would not fit its sink even if that were empty is given back, and claims are smaller then. True
         for a message that does not fit alone: it has failed."""
-        for name, (topic_id, _) in self._job.sinks.items():
+        for name, (topic_id, *_) in self._job.sinks.items():
             most = self._c.topic(name).max_depth
             counts: Counter[int] = Counter()
             for placed in work.placed:

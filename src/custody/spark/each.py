@@ -23,9 +23,10 @@ from pyspark import TaskContext, cloudpickle
 from custody import delays, log
 from custody.claim import told
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
+from custody.lanes import priority_of
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
-from custody.pipelines import Stage, note_suspect, stage_of, suspected
+from custody.pipelines import Sink, Stage, note_suspect, stage_of, suspected
 from custody.policy import did_you_mean, seconds
 from custody.spark.events import Events, Reader
 from custody.spark.job import Job, Report, rows_batch
@@ -36,8 +37,8 @@ BLOCK = 256
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
 
 Handler = Callable[[Message], object]
-Placing = tuple[tuple[int, int] | None, int, log.Encoded, bool]
-"""A topic (its id and number of partitions; None: only sinks outside), its partition, the row, and whether it waits."""
+Placing = tuple[Sink | None, int, log.Encoded, bool]
+"""A topic (None: only sinks outside), its partition, the row, and whether it waits."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Attempt:
         handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
-        for message, malformed in _messages(self._job.topic, events, handling.decode):
+        for message, malformed in _messages(self._job, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
             if ordered and (partition, key) in stopped:
                 self._report.left(partition, offset)
@@ -180,7 +181,7 @@ class Handling:
 
     def _placed(self, message: Message, returned: object) -> Placing:
         """Where one output goes. It has the key of its message unless it names another."""
-        key, topic, partition, waits = message.key, self.first, None, False
+        key, topic, partition, priority, waits = message.key, self.first, None, None, False
         if not isinstance(returned, Outgoing):
             encoded: log.Encoded = (key, *log.encode(returned), None)
         else:
@@ -190,16 +191,23 @@ class Handling:
                 if topic is None:
                     raise self._unknown(name)
             key, partition = key if returned.key is None else returned.key, returned.partition
-            waits = returned.delayed
+            priority, waits = returned.priority, returned.delayed
             encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=delays.marked(returned)))
         if topic is self.first and (self._keeps or topic is None):
             self._require_row(encoded, waits)
         if topic is None:
             return None, 0, encoded, False
-        if partition is None:
-            partition = self._in_turn(topic[1]) if key is None else log.partition_for(key, topic[1])
-        elif not 0 <= partition < topic[1]:
-            raise InvalidArgument(f"the topic has no partition {partition}", f"It has {topic[1]}, counted from 0.")
+        if partition is not None:
+            if not 0 <= partition < topic.partitions:
+                raise InvalidArgument(
+                    f"the topic has no partition {partition}", f"It has {topic.partitions}, counted from 0."
+                )
+            topic.layout.require(partition, priority)
+        elif key is None:
+            self._turn += 1
+            partition = topic.layout.place_turn(self._turn, priority)
+        else:
+            partition = topic.layout.place_key(key, priority)
         return topic, partition, encoded, waits
 
     def _require_row(self, encoded: log.Encoded, waits: bool) -> None:
@@ -210,10 +218,6 @@ class Handling:
             raise InvalidArgument("a row of a sink outside cannot be delayed", "Give the delayed output another topic.")
         if encoded[1] == b"b":
             raise InvalidPayload("bytes cannot be a row of a sink outside", "Return text or a JSON value.")
-
-    def _in_turn(self, partitions: int) -> int:
-        self._turn += 1
-        return self._turn % partitions
 
     def _unknown(self, name: str) -> CustodyError:
         return TopicNotFound(
@@ -264,9 +268,10 @@ class Notes:
 _TIMES: dict[int, datetime] = {}
 
 
-def _messages(topic: str, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
+def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
     """The messages of a batch of columns, each with what is wrong with its payload, if anything is."""
-    columns, before, partition = events.columns, events.before.tolist(), events.partition
+    columns, before, partition, topic = events.columns, events.before.tolist(), events.partition, job.topic
+    priority = priority_of(partition) if job.priorities else None
     if len(_TIMES) > 100_000:
         _TIMES.clear()
     for offset, stamp, key, kind, data, headers, entry in zip(
@@ -303,6 +308,7 @@ def _messages(topic: str, events: Events, decode: Callable[[str, bytes], Any]) -
                 headers=named,
                 attempt=attempt,
                 published_at=published_at,
+                priority=priority,
             ),
             malformed,
         )

@@ -162,9 +162,9 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
             continue
         if key is None:
             turn += 1
-            place = turn % topic[1]
+            place = topic.layout.place_turn(turn)
         else:
-            place = log.partition_for(key, topic[1])
+            place = topic.layout.place_key(key)
         try:
             log.require_key(key)
             # what Custody says of a delivery is not the next one's business

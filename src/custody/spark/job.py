@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from custody.outcomes import Kind, Outcome
-from custody.pipelines import Placed, Work
+from custody.pipelines import Placed, Sink, Work
 from custody.settle import storable
 
 LONGEST_ERROR = 8000
@@ -48,10 +48,12 @@ class Job:
     ordered: bool
     on_dead: str
     handler_timeout: float | None
-    sinks: Mapping[str, tuple[int, int]]
-    """The id and the number of partitions of each topic that may be written to; the first is the default."""
+    sinks: Mapping[str, Sink]
+    """The topics that may be written to; the first is the default."""
     schema: Mapping[str, Any] | None
     """The value of a StructType."""
+    priorities: bool = False
+    """The topic has them: the partition of a message says which one it has."""
     keeps: bool = False
     """What goes to the first sink goes outside of the database too; without any topic, everything."""
     once: bool = False

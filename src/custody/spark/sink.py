@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 from custody import arrow, log, sinks
 from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost
 from custody.model import Outgoing
-from custody.pipelines import Placed, Stage
+from custody.pipelines import Placed, Sink, Stage
 from custody.policy import did_you_mean
 
 FLUSH = 64 * 2**20
@@ -203,7 +203,7 @@ class Attempt:
     def __init__(self, target: Target, stage: str) -> None:
         self._target, self._name = target, stage
         self._stage = Stage(target.url, stage)
-        self._topics: dict[str, tuple[int, int]] = {}
+        self._topics: dict[str, Sink] = {}
         self._turn = random.randrange(1 << 16)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> tuple[Placed, ...]:
@@ -238,18 +238,20 @@ class Attempt:
             there = self._topics.get(name)
             if there is None:
                 there = self._topics[name] = sinks.topic(self._target.url, name)
-            where = self._place(name, there[1], partition, key)
+            where = self._place(name, there, partition, key)
             self._stage.add(there, where, (0, 0), self._encode(key, payload, kind, headers))
 
-    def _place(self, topic: str, partitions: int, partition: int | None, key: str | None) -> int:
+    def _place(self, name: str, topic: Sink, partition: int | None, key: str | None) -> int:
         if partition is not None:
-            if not 0 <= partition < partitions:
-                raise PartitionNotFound(f"{topic} has no partition {partition}", f"It has {partitions}, from 0 on.")
+            if not 0 <= partition < topic.partitions:
+                raise PartitionNotFound(
+                    f"{name} has no partition {partition}", f"It has {topic.partitions}, from 0 on."
+                )
             return partition
         if key is not None:
-            return log.partition_for(key, partitions)
+            return topic.layout.place_key(key)
         self._turn += 1
-        return self._turn % partitions
+        return topic.layout.place_turn(self._turn)
 
     def _encode(
         self, key: str | None, payload: bytes | None, kind: str | None, headers: Sequence[tuple[str, Any]] | None

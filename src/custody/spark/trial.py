@@ -13,8 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from custody import log
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument, InvalidPayload
+from custody.lanes import priority_of
 from custody.model import Message
 from custody.outcomes import outcome_of
+from custody.pipelines import Sink
 from custody.spark import frame
 from custody.spark.each import Handling
 from custody.spark.events import EVENTS
@@ -82,7 +84,12 @@ def try_out(
                 ordered=False,
                 on_dead="release",
                 handler_timeout=None,
-                sinks={name: (number, c.topic(name).partitions) for number, name in enumerate(pipeline.sinks)},
+                sinks={
+                    name: Sink(number, topic.partitions, topic.priorities)
+                    for number, name in enumerate(pipeline.sinks)
+                    for topic in [c.topic(name)]
+                },
+                priorities=c.topic(pipeline.source).priorities,
                 schema=None if schema is None else schema.jsonValue(),
                 keeps=bool(pipeline.outside),
             )
@@ -200,6 +207,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                         headers=dict(event["_headers"] or {}),
                         attempt=1,
                         published_at=event["_published_at"],
+                        priority=priority_of(event["_partition"]) if job.priorities else None,
                     )
                     outputs = handling.outputs(message)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:

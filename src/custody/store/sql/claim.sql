@@ -12,6 +12,7 @@ DECLARE
     -- beyond this many messages in flight an ordered partition belongs to those who hold them
     v_exclusive constant int := 10000;
     v_ordered   boolean := (p_group).ordering = 'key';
+    v_fair      boolean := (p_group).fairness IS NOT NULL;
     v_at        custody.frontiers := custody.position((p_group).group_id, (p_head).partition);
     v_live      record;
     v_odd       record;
@@ -78,11 +79,13 @@ BEGIN
                                       v_returned.taken > 0, p_worker, p_now, least(p_now, p_due));
         END IF;
         IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
-            IF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
+            IF v_fair THEN
+                NULL;       -- what is parked takes its turn with what is fresh
+            ELSIF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
                 v_fresh.taken := custody.take_parked(p_group, v_at.partition, v_ready, v_retries - cardinality(v_due.taken));
             END IF;
             v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
-            IF v_tail > v_at.frontier AND v_retries < p_max THEN
+            IF (v_tail > v_at.frontier OR v_fair AND cardinality(v_ready) > 0) AND v_retries < p_max THEN
                 -- without caps, or with fewer messages in flight than any cap and nothing waiting, there is nothing to count
                 IF (p_group).max_in_flight IS NOT NULL OR (p_group).max_parked IS NOT NULL
                     OR v_odd.next_due IS NOT NULL OR v_odd.returned OR v_live.messages + v_retries >= (p_group).max_ack_holes
@@ -94,7 +97,10 @@ BEGIN
                     END IF;
                     reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
                 END IF;
-                IF reason <> 'empty' THEN
+                IF v_fair AND reason <> 'max_in_flight' THEN
+                    v_fresh := custody.take_fairly(p_group, p_head, v_live.held, v_ready, v_at, CASE WHEN reason IN ('empty', 'max_parked') THEN v_tail END,
+                        least(p_max - v_retries, (p_group).max_in_flight - v_live.messages - v_retries)::int, p_now);
+                ELSIF reason <> 'empty' THEN
                     NULL;
                 ELSIF v_odd.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
                     SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
@@ -227,7 +233,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
--- breaker_open or the cap that was reached); the rows after it are its messages, by offset.
+-- breaker_open or the cap that was reached), and has the priority in place of a key; the rows after it are its messages, by
+-- offset.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -239,6 +246,7 @@ CREATE FUNCTION custody.claim(
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_group      custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_topic      custody.topics;
     v_head       custody.heads;
     v_candidates int[];
     v_partition  int;
@@ -267,14 +275,20 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    SELECT t.* INTO v_topic FROM custody.topics t WHERE t.topic_id = v_group.topic_id;
     IF p_partition IS NOT NULL THEN
-        PERFORM custody.require_partition(custody.topic_named(p_topic), p_partition);
+        PERFORM custody.require_partition(v_topic, p_partition);
         v_candidates := ARRAY[p_partition];
-    ELSIF (SELECT t.partitions FROM custody.topics t WHERE t.topic_id = v_group.topic_id) = 1 THEN
+    ELSIF v_topic.partitions = 1 THEN
         v_candidates := ARRAY[0];
     ELSE
         BEGIN
-            v_candidates := coalesce(custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp())), '{}');
+            IF v_topic.starvation_limit IS NULL THEN
+                v_candidates := custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp()));
+            ELSE
+                v_candidates := custody.candidates_by_priority(v_group, v_topic.starvation_limit, coalesce(p_now, clock_timestamp()));
+            END IF;
+            v_candidates := coalesce(v_candidates, '{}');
         EXCEPTION WHEN undefined_table THEN
             v_candidates := '{}';       -- the segment it looked into was dropped meanwhile
             v_reason := 'busy';
@@ -325,8 +339,8 @@ BEGIN
     IF v_group.breaker_state <> 'closed' THEN
         PERFORM custody.breaker_probes(v_group.group_id, (v_claim.lease).lease_id, (v_claim.lease).deadline);
     END IF;
-    RETURN QUERY SELECT (v_claim.lease).lease_id, v_partition, (v_claim.lease).deadline, NULL::text, NULL::bigint, NULL::timestamptz, NULL::text,
-                        NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
+    RETURN QUERY SELECT (v_claim.lease).lease_id, v_partition, (v_claim.lease).deadline, NULL::text, NULL::bigint, NULL::timestamptz,
+                        CASE WHEN v_topic.starvation_limit IS NOT NULL THEN custody.lane(v_partition) END, NULL::"char", NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz, NULL::text;
     IF v_claim.parts = 1 THEN
         RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no);
     ELSE

@@ -22,12 +22,12 @@ BEGIN
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
         backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes, max_parked,
-        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, created_at)
+        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, created_at)
     SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
            x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
            CASE WHEN p_bare THEN 'keep' ELSE coalesce(x.dead_letter, 'keep') END, x.max_in_flight,
            x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20), coalesce(x.breaker_window, '10 s'),
-           coalesce(x.breaker_probe, '5 s'), v_now
+           coalesce(x.breaker_probe, '5 s'), x.fairness, coalesce(x.tenant_separator, ':'), v_now
     FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
     ON CONFLICT (topic_id, name) DO NOTHING
     RETURNING * INTO v_group;
@@ -94,7 +94,7 @@ BEGIN
         visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead, dead_letter = x.dead_letter,
         max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked,
         breaker_rate = x.breaker_rate, breaker_outcomes = x.breaker_outcomes, breaker_window = x.breaker_window,
-        breaker_probe = x.breaker_probe
+        breaker_probe = x.breaker_probe, fairness = x.fairness, tenant_separator = x.tenant_separator
     FROM jsonb_populate_record(v_group, p_policy) x
     WHERE g.group_id = v_group.group_id
     RETURNING g.* INTO v_group;

@@ -67,10 +67,15 @@ BEGIN
     RETURN CASE WHEN v_rows < v_few THEN coalesce(v_keys, '{}') END;
 END $$;
 
-CREATE FUNCTION custody.await(p_group_id int, p_partition int, p_keys text[]) RETURNS void
-LANGUAGE sql AS $$
-    INSERT INTO custody.awaited SELECT DISTINCT p_group_id, p_partition, k FROM unnest(p_keys) k ON CONFLICT DO NOTHING
-$$;
+CREATE FUNCTION custody.await(p_group custody.groups, p_partition int, p_keys text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF (p_group).fairness IS NOT NULL THEN
+        PERFORM custody.await_turn(p_group, p_partition, p_keys);
+    ELSE
+        INSERT INTO custody.awaited SELECT DISTINCT (p_group).group_id, p_partition, k FROM unnest(p_keys) k ON CONFLICT DO NOTHING;
+    END IF;
+END $$;
 
 -- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know. With
 -- p_extend, for who holds the cursor, a short run of the key is made longer instead of beginning another one; a settle must
@@ -130,12 +135,21 @@ BEGIN
             ORDER BY freed_id LIMIT 1000)
         RETURNING f.key)
     SELECT array_agg(DISTINCT key) INTO v_hints FROM taken;
-    SELECT array_agg(key) INTO v_awaited FROM custody.awaited WHERE group_id = (p_group).group_id AND partition = v_partition;
+    IF (p_group).fairness IS NOT NULL THEN
+        v_awaited := custody.next_in_turn((p_group).group_id, v_partition);
+    ELSE
+        SELECT array_agg(key) INTO v_awaited FROM custody.awaited WHERE group_id = (p_group).group_id AND partition = v_partition;
+    END IF;
     IF v_hints IS NULL AND v_awaited IS NULL THEN
         RETURN '{}';
     END IF;
     IF p_in_flight IS NOT NULL THEN
         v_busy := custody.keys_in_flight(p_head, p_in_flight, v_hints || v_awaited);
+        IF (p_group).fairness IS NOT NULL AND cardinality(v_busy) * 2 > cardinality(v_awaited) THEN
+            -- so that keys which are in flight for long do not hide those behind them
+            UPDATE custody.awaited SET turn = pg_current_xact_id()
+            WHERE group_id = (p_group).group_id AND partition = v_partition AND key = ANY (v_busy) AND tenant IS NOT NULL;
+        END IF;
     END IF;
     SELECT array_agg(k) INTO v_open FROM (SELECT unnest(v_hints || v_awaited) AS k EXCEPT SELECT unnest(v_busy)) x;
     WITH heads AS MATERIALIZED (
@@ -150,7 +164,7 @@ BEGIN
     DELETE FROM custody.awaited a
     USING (SELECT unnest(v_awaited) AS key EXCEPT SELECT unnest(v_busy || coalesce(v_ready, '{}'))) gone
     WHERE a.group_id = (p_group).group_id AND a.partition = v_partition AND a.key = gone.key;
-    PERFORM custody.await((p_group).group_id, v_partition, array_agg(k))
+    PERFORM custody.await(p_group, v_partition, array_agg(k))
     FROM (SELECT unnest(v_hints) AS k INTERSECT SELECT unnest(v_busy || coalesce(v_ready, '{}'))) x HAVING count(*) > 0;
     RETURN coalesce(v_ready, '{}');
 END $$;
@@ -201,7 +215,7 @@ BEGIN
     END LOOP;
     DELETE FROM custody.awaited a
     WHERE a.group_id = (p_group).group_id AND a.partition = p_partition AND a.key = ANY (p_keys);
-    PERFORM custody.await((p_group).group_id, p_partition, array_agg(h.key))
+    PERFORM custody.await(p_group, p_partition, array_agg(h.key))
     FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
     HAVING count(*) > 0;
     RETURN v_taken;

@@ -73,8 +73,11 @@ DECLARE
     v_now        timestamptz := coalesce(p_now, clock_timestamp());
     v_flight     custody.pipeline_claims;
     v_candidates int[];
+    v_limit      interval := (SELECT t.starvation_limit FROM custody.topics t WHERE t.topic_id = v_group.topic_id);
+    v_shares     double precision[];
     v_partition  int;
     v_left       int;
+    v_share      int;
     v_head       custody.heads;
     v_found      record;
     v_died       custody.death[];
@@ -103,11 +106,15 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- the partitions with least to give first, so that what they leave of their share goes to the others; if there are more
-    -- partitions than messages wanted, in turn
-    SELECT array_agg(x.p ORDER BY CASE WHEN p_max < x.candidates THEN random() ELSE x.fresh END) INTO v_candidates
-    FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh, count(*) OVER () AS candidates
-          FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
+    IF v_limit IS NOT NULL THEN
+        SELECT * INTO v_candidates, v_shares FROM custody.shares_by_priority(v_group, v_limit, v_now);
+    ELSE
+        -- the partitions with least to give first, so that what they leave of their share goes to the others; if there are more
+        -- partitions than messages wanted, in turn
+        SELECT array_agg(x.p ORDER BY CASE WHEN p_max < x.candidates THEN random() ELSE x.fresh END) INTO v_candidates
+        FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh, count(*) OVER () AS candidates
+              FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
+    END IF;
     reason := 'empty';
     v_left := cardinality(v_candidates);
     FOREACH v_partition IN ARRAY coalesce(v_candidates, '{}') LOOP
@@ -122,7 +129,9 @@ BEGIN
             v_head := custody.deliver_due(v_head, v_now);
         END IF;
         -- a partition that was added since has nothing to give to a pass that began before
-        v_found := custody.claim_partition(v_group, v_head, greatest(1, ((p_max - messages) / v_left)::int), v_visibility, p_worker, v_now,
+        v_share := CASE WHEN v_shares IS NULL THEN (p_max - messages) / v_left
+                        ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
+        v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
                                            CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due);
         v_left := v_left - 1;
         IF v_found.died IS NOT NULL THEN

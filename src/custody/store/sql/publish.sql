@@ -1,11 +1,11 @@
 -- Publishing: the head row held to commit makes offsets dense and commit-ordered.
 
 -- Takes the heads of the named partitions, in order, and says where each grows: what COPY or INSERT writes next. p_of is
--- the number of partitions among which the caller placed its keys.
+-- the number of partitions among which the caller placed its keys, p_priorities whether it took them for lanes.
 -- The caller holds the partitions until it commits, so it should commit at once.
 CREATE FUNCTION custody.reserve(
     p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
-    p_of int DEFAULT NULL
+    p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
 ) RETURNS TABLE (partition int, next_offset bigint, segment_id int, published_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -23,6 +23,8 @@ BEGIN
     IF p_of <> v_topic.partitions THEN
         PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_topic.partitions, p_of),
             'Place the messages anew.');
+    ELSIF p_priorities <> (v_topic.starvation_limit IS NOT NULL) THEN
+        PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic), 'Place the messages anew.');
     END IF;
     FOR v_head IN
         SELECT h.* FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = ANY (p_partitions)
@@ -57,7 +59,7 @@ END $$;
 CREATE FUNCTION custody.publish(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
-    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL
+    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -80,7 +82,7 @@ BEGIN
     INTO v_bases
     FROM (SELECT array_agg(p) AS partitions, array_agg(n) AS counts
           FROM (SELECT p, count(*)::int AS n FROM unnest(v_where) p GROUP BY p) c) w,
-         custody.reserve(p_topic, w.partitions, w.counts, p_expected, p_now, p_of) r;
+         custody.reserve(p_topic, w.partitions, w.counts, p_expected, p_now, p_of, p_priorities) r;
     EXECUTE format(
         'WITH added AS (
              INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
@@ -103,12 +105,13 @@ BEGIN
 END $$;
 
 -- For psql: one JSON message.
-CREATE FUNCTION custody.send(p_topic text, p_payload jsonb, p_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL)
+CREATE FUNCTION custody.send(
+    p_topic text, p_payload jsonb, p_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_priority text DEFAULT NULL)
 RETURNS TABLE (partition int, "offset" bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
-    v_partition int := coalesce(custody.partition_for(p_key, v_topic.partitions), floor(random() * v_topic.partitions)::int);
+    v_partition int := custody.place(v_topic, p_key, p_priority);
 BEGIN
     RETURN QUERY
     SELECT r.partition, r."offset"

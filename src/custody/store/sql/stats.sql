@@ -30,7 +30,8 @@ $$;
 CREATE FUNCTION custody.partition_stats(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     partition int, first_offset bigint, tail bigint, frontier bigint, lag bigint, waiting bigint, in_flight bigint, holes bigint,
-    parked bigint, dead bigint, depth bigint, oldest_unresolved bigint, oldest_unresolved_at timestamptz
+    parked bigint, dead bigint, depth bigint, oldest_unresolved bigint, oldest_unresolved_at timestamptz,
+    priority text
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -41,8 +42,10 @@ BEGIN
     SELECT h.partition, h.first_offset, t.next_offset, f.frontier, t.next_offset - f.frontier,
            c.waiting + r.messages + l.expired, l.live, custody.ack_holes(f), c.parked + p.messages, c.dead,
            t.next_offset - f.frontier + l.live + l.expired + r.messages + c.waiting + c.parked + c.held + p.messages,
-           u.lowest, (SELECT e.published_at FROM custody.events_in(h, int8multirange(int8range(u.lowest, u.lowest + 1))) e)
+           u.lowest, (SELECT e.published_at FROM custody.events_in(h, int8multirange(int8range(u.lowest, u.lowest + 1))) e),
+           CASE WHEN o.starvation_limit IS NOT NULL THEN custody.lane(h.partition) END
     FROM custody.heads h
+    JOIN custody.topics o USING (topic_id)
     CROSS JOIN LATERAL custody.tail(h) t
     CROSS JOIN LATERAL custody.position(v_group.group_id, h.partition) f
     CROSS JOIN LATERAL (

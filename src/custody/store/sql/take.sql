@@ -57,7 +57,7 @@ BEGIN
             IF v_blocked IS NOT NULL THEN
                 PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
                                      v_row.first_delivery, v_row.last_error, v_row.chunk, p_now, true);
-                PERFORM custody.await(v_row.group_id, v_row.partition, v_busy);
+                PERFORM custody.await(p_group, v_row.partition, v_busy);
                 v_piece := v_piece - custody.offsets_set(v_blocked);
             END IF;
         END IF;
@@ -136,7 +136,7 @@ BEGIN
             IF v_blocked IS NOT NULL THEN
                 UPDATE custody.cases SET state = 'parked', updated_at = p_now
                 WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
-                PERFORM custody.await((p_group).group_id, v_partition, v_busy);
+                PERFORM custody.await(p_group, v_partition, v_busy);
             END IF;
         END IF;
         taken := coalesce(v_offsets[:v_max], '{}');
@@ -204,7 +204,7 @@ BEGIN
             v_free := int8multirange(int8range(frontier, v_cut)) - custody.offsets_set(coalesce(v_parked.offsets, '{}'));
             IF v_parked.offsets IS NOT NULL THEN
                 PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
-                PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
+                PERFORM custody.await(p_group, (p_head).partition, v_busy);
             END IF;
         END IF;
         taken := taken + v_free;

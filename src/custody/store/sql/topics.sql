@@ -23,7 +23,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION custody.create_topic(
-    p_topic text, p_partitions int DEFAULT 1, p_max_depth bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_partitions int DEFAULT 1, p_max_depth bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_priorities boolean DEFAULT false, p_starvation_limit interval DEFAULT NULL
 ) RETURNS custody.topics
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,9 +40,21 @@ BEGIN
             'Give a number from 1 to 4096.');
     ELSIF p_max_depth <= 0 THEN
         PERFORM custody.refuse('invalid_argument', 'max_depth must be positive', 'Leave it out for no limit.');
+    ELSIF p_starvation_limit <= '0' THEN
+        PERFORM custody.refuse('invalid_argument', 'the starvation limit must be positive', 'Leave it out for a minute.');
+    ELSIF p_starvation_limit IS NOT NULL AND NOT coalesce(p_priorities, false) THEN
+        PERFORM custody.refuse('invalid_argument', 'a starvation limit needs priorities', 'Create the topic with priorities.');
     END IF;
-    INSERT INTO custody.topics (name, partitions, max_depth, created_at)
-    VALUES (p_topic, p_partitions, p_max_depth, v_now)
+    IF p_priorities THEN
+        IF p_partitions > 4096 / 5 THEN
+            PERFORM custody.refuse('invalid_argument', format('a topic with priorities cannot have %s partitions', p_partitions),
+                format('Give a number from 1 to %s: each of them is five in the log.', 4096 / 5));
+        END IF;
+        p_partitions := 5 * p_partitions;
+        p_starvation_limit := coalesce(p_starvation_limit, '1 min');
+    END IF;
+    INSERT INTO custody.topics (name, partitions, max_depth, created_at, starvation_limit)
+    VALUES (p_topic, p_partitions, p_max_depth, v_now, p_starvation_limit)
     ON CONFLICT (name) DO NOTHING
     RETURNING * INTO v_topic;
     IF NOT FOUND THEN

@@ -223,7 +223,9 @@ END $$;
 CREATE FUNCTION custody.place_transaction(p_transaction uuid) RETURNS void
 LANGUAGE sql AS $$
     UPDATE custody.transaction_messages m
-    SET partition = coalesce(custody.partition_for(m.key, t.partitions), m.partition), placed_of = t.partitions
+    SET partition = CASE WHEN m.key IS NULL THEN m.partition
+                         ELSE custody.place(t, m.key, CASE WHEN t.starvation_limit IS NOT NULL THEN custody.lane(m.partition) END) END,
+        placed_of = t.partitions
     FROM custody.topics t
     WHERE m.transaction_id = p_transaction AND t.topic_id = m.topic_id AND m.placed_of <> t.partitions
 $$;
