@@ -89,7 +89,11 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             "topic": found.name,
             "created": found.created_at,
             "max depth": found.max_depth,
-            "priorities": f"yes, none waits past {render.span(found.starvation_limit)}" if found.priorities else None,
+            **(
+                {"priorities": f"yes, none waits past {render.span(found.starvation_limit)}"}
+                if found.priorities
+                else {}
+            ),
             "messages": found.message_count,
             "groups": ", ".join(group.name for group in groups) or None,
         }
