@@ -174,3 +174,25 @@ def test_claim_beside_delete_topic_is_never_a_raw_error(
     two.commit()
     with pytest.raises(TopicNotFound):
         c.claim(TOPIC, GROUP)
+
+
+@pytest.mark.req("N10", "V5")
+def test_fair_claims_side_by_side(make: Make, one: Session, two: Session) -> None:
+    """What the first one parks behind its own lease the second one does not hand out, and others it does."""
+    make("FFFFFFFFab", fairness="key")
+    assert one.claim(2).offsets == [0, 8]  # one of F and one of a: the rest is parked
+    waiting = two.blocked(two.claim, 2)
+    one.commit()
+    assert waiting.result(10).offsets == [9]
+    two.commit()
+    assert two.claim(2).reason == "empty"
+    two.rollback()
+
+
+@pytest.mark.req("N10", "V5")
+def test_a_fair_claim_that_is_rolled_back_has_parked_nothing(make: Make, one: Session, two: Session) -> None:
+    make("FFFFFFFFab", fairness="key")
+    one.claim(2)
+    waiting = two.blocked(two.claim, 2)
+    one.rollback()
+    assert waiting.result(10).offsets == [0, 8]

@@ -166,3 +166,15 @@ def test_a_policy_survives_the_way_to_a_mapping_and_back(policy: Policy) -> None
         name: getattr(policy.backoff, name) for name in policy.backoff.__dataclass_fields__
     }
     assert Policy.from_mapping(plain) == policy
+
+
+@pytest.mark.req("N10")
+def test_fairness_needs_the_order_of_keys() -> None:
+    with pytest.raises(InvalidPolicy, match='Set ordering="key" too'):
+        Policy(fairness="key")
+    fair = Policy.from_mapping({"ordering": "key", "fairness": "tenant", "tenant_separator": "/"})
+    assert (fair.fairness, fair.tenant_separator) == ("tenant", "/")
+    with pytest.raises(InvalidPolicy, match="fairness cannot be"):
+        Policy.from_mapping({"ordering": "key", "fairness": "all"})
+    with pytest.raises(InvalidPolicy, match="tenant_separator"):
+        Policy(ordering="key", tenant_separator="")
