@@ -8,6 +8,7 @@ from custody.once import forget_once, once
 from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
 from custody.policy import Breaker, Constant, Exponential, Linear, Policy
+from custody.routing import Binding
 
 __all__ = [
     "connect",
@@ -18,6 +19,7 @@ __all__ = [
     "Linear",
     "Constant",
     "Breaker",
+    "Binding",
     "Outgoing",
     "Receipt",
     "Delayed",

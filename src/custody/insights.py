@@ -12,6 +12,7 @@ from custody.lanes import priority_of
 from custody.log import decode
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
 from custody.policy import Policy
+from custody.routing import Binding
 from custody.store.postgres import Database
 
 _KINDS = {"json": "j", "text": "t", "bytes": "b"}
@@ -51,6 +52,7 @@ def describe_group(topic: str, row: Mapping[str, Any]) -> Group:
         paused_at=row["paused_at"],
         paused_reason=row["paused_reason"],
         created_at=row["created_at"],
+        bindings=tuple(Binding(one.get("pattern"), headers=one.get("headers")) for one in row["bindings"] or ()),
     )
 
 

@@ -13,6 +13,7 @@ class Actor(StrEnum):
 
     WORKER = "worker"  # claims, settles, or loses a lease
     OPERATOR = "operator"
+    BINDING = "binding"  # a claim that passes over what its group is not bound to
 
 
 class State(StrEnum):
@@ -23,6 +24,8 @@ class State(StrEnum):
 
     def can_become(self, target: State, actor: Actor = Actor.WORKER) -> bool:
         """Whether this move is legal for that actor. An operator may also do what a worker may."""
+        if actor is Actor.BINDING:
+            return (self, target) == (State.READY, State.DONE)
         return target in _BY_WORKER[self] or (actor is Actor.OPERATOR and target in _BY_OPERATOR[self])
 
 
@@ -44,6 +47,7 @@ _BY_OPERATOR: dict[State, frozenset[State]] = {
 JOURNAL: dict[str, tuple[State | None, int | None]] = {
     "start": (State.DONE, None),
     "claim": (State.PROCESSING, +1),
+    "pass": (State.DONE, None),
     "ack": (State.DONE, None),
     "nack": (State.READY, None),
     "dead": (State.DEAD, None),

@@ -15,6 +15,7 @@ from custody import lanes
 from custody.errors import InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
 from custody.policy import Duration, seconds
+from custody.routing import ROUTING_KEY, require_routing_key
 from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Connection, Database
 
@@ -74,6 +75,8 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
                 f"header {name!r} has a NUL character", "Remove it, or put the value into the payload."
             )
         _refuse_surrogates(f"header {name!r}", name + value)
+        if name == ROUTING_KEY:
+            require_routing_key(value)
     return _encode_json(dict(headers))
 
 
@@ -104,6 +107,9 @@ def encode_message(message: Outgoing) -> Encoded:
     key = message.key
     require_key(key)
     kind, payload = encode(message.payload)
+    if message.routing_key is not None:
+        require_routing_key(message.routing_key)
+        return key, kind, payload, encode_headers({**(message.headers or {}), ROUTING_KEY: message.routing_key})
     return key, kind, payload, encode_headers(message.headers)
 
 

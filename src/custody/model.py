@@ -12,6 +12,7 @@ import msgspec
 
 from custody.lanes import Priority
 from custody.policy import Duration, Policy
+from custody.routing import ROUTING_KEY, Binding
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
@@ -19,8 +20,8 @@ Payload = Any
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One message to publish. A key picks the partition and is the unit of order; a priority (normal, if none is given)
-    needs a topic that has priorities.
+    """One message to publish. A key picks the partition and is the unit of order; groups are bound by routing keys; a
+    priority (normal, if none is given) needs a topic that has priorities.
 
     With `delay` or `deliver_at` it is a delayed one: nobody sees it before its time.
     """
@@ -30,6 +31,7 @@ class Outgoing:
     headers: Mapping[str, str] | None = field(default=None, kw_only=True)
     partition: int | None = field(default=None, kw_only=True)
     priority: Priority | None = field(default=None, kw_only=True)
+    routing_key: str | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
     deliver_at: datetime | None = field(default=None, kw_only=True)
 
@@ -86,6 +88,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     published_at: datetime
     priority: Priority | None = None
 
+    @property
+    def routing_key(self) -> str | None:
+        return self.headers.get(ROUTING_KEY)
+
 
 class DeadLetter(Message, frozen=True, kw_only=True):
     """A message that a group has given up, with everything known about why."""
@@ -129,6 +135,8 @@ class Group:
     paused_at: datetime | None
     paused_reason: str | None
     created_at: datetime
+    bindings: tuple[Binding, ...] = ()
+    """What it gets of the topic; none: every message."""
 
 
 @dataclass(frozen=True, kw_only=True)

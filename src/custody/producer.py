@@ -70,7 +70,7 @@ class IdempotentProducer:
         return Transaction(self._transactions, self.producer_id, self.epoch, timeout)
 
     def publish(self, topic: str, payload: Payload, **rest: Any) -> Receipt:
-        """One message, with what `Outgoing` takes: key, headers, partition."""
+        """One message, with what `Outgoing` takes: key, headers, partition, routing_key."""
         return self.publish_many(topic, [Outgoing(payload, **rest)])[0]
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> list[Receipt]:

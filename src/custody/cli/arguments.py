@@ -11,6 +11,7 @@ import typer
 
 from custody.errors import CustodyError
 from custody.policy import BACKOFFS, Backoff, Breaker, did_you_mean, seconds
+from custody.routing import Binding
 
 Start = str | int | datetime
 T = TypeVar("T")
@@ -110,6 +111,13 @@ def breaker(text: str) -> Breaker | None:
         "probe_after": str,
     }
     return Breaker(**_settings([*first, *rest], known, "a breaker"))
+
+
+@_usage
+def pattern(text: str) -> str:
+    """A pattern of routing keys, checked and left as it is."""
+    Binding(text)
+    return text
 
 
 def cap(text: str) -> int | str:

@@ -1,4 +1,4 @@
-"""`custody groups`: list, create, describe, update, delete."""
+"""`custody groups`: list, create, describe, update, bind, delete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from custody.cli.arguments import Group, Topic, Yes
 from custody.cli.door import Door, counted, door_of
 from custody.model import Group as GroupFound
 from custody.policy import Backoff, Breaker, Policy
+from custody.routing import Binding
 
-app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, delete.")
+app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, bind, delete.")
 
 POLICY = "The policy"
 Ordering = Annotated[
@@ -73,6 +74,33 @@ TenantSeparator = Annotated[
     ),
 ]
 
+BINDINGS = "What it gets"
+Bind = Annotated[
+    list[Any] | None,
+    typer.Option(
+        parser=arguments.pattern,
+        metavar="PATTERN",
+        help="Messages with such a routing key: orders.*.created, orders.> (* is one segment, > the rest).",
+        rich_help_panel=BINDINGS,
+    ),
+]
+BindHeader = Annotated[
+    list[Any] | None,
+    typer.Option(
+        parser=arguments.header,
+        metavar="NAME=VALUE",
+        help="Only messages with this header; with several, with all of them.",
+        rich_help_panel=BINDINGS,
+    ),
+]
+
+
+def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None) -> list[Binding]:
+    """One for each pattern, all with the same conditions."""
+    if not patterns:
+        return [Binding(headers=dict(headers))] if headers else []
+    return [Binding(pattern, headers=dict(headers or ())) for pattern in patterns]
+
 
 def _policy(base: Policy, given: dict[str, Any]) -> Policy:
     """The base with what was given; `none` takes a cap or a time-out away."""
@@ -118,13 +146,18 @@ def list_groups(ctx: typer.Context, topic: Topic) -> None:
             "bare" if group.policy is None else f"ordering {group.policy.ordering}",
             None if group.policy is None else group.policy.max_attempts,
             None if group.policy is None else render.span(cast("Any", group.policy.visibility_timeout)),
+            _bound(group),
             None if group.paused_at is None else group.paused_reason or "yes",
             group.created_at,
         ]
         for group in groups
     ]
-    columns = ["group", "kind", "max attempts", "visibility", "paused", "created"]
+    columns = ["group", "kind", "max attempts", "visibility", "bound to", "paused", "created"]
     door.table(columns, rows, empty=f"Topic {topic} has no groups.")
+
+
+def _bound(group: GroupFound) -> str:
+    return "; ".join(map(str, group.bindings)) or "everything"
 
 
 def _show(door: Door, group: GroupFound) -> None:
@@ -137,6 +170,7 @@ def _show(door: Door, group: GroupFound) -> None:
             "topic": group.topic,
             "group": group.name,
             "kind": "bare: only a cursor" if group.bare else "with a lifecycle",
+            "bound to": _bound(group),
             "created": group.created_at,
             "paused": paused,
             **render.policy(group),
@@ -156,6 +190,8 @@ def create(
         ),
     ] = "earliest",
     bare: Annotated[bool, typer.Option("--bare", help="Only a cursor, without lifecycle or policy.")] = False,
+    bind: Bind = None,
+    bind_header: BindHeader = None,
     ordering: Ordering = None,
     max_attempts: MaxAttempts = None,
     backoff: BackoffGiven = None,
@@ -178,7 +214,9 @@ def create(
                    max_in_flight, max_ack_holes, max_parked, breaker, fairness, tenant_separator)  # fmt: skip
     policy = _policy(config.load().policy, given) if any(value is not None for value in given.values()) else None
     with door.connect() as c:
-        made = c.create_group(topic, group, policy, start=start, bare=bare)
+        made = c.create_group(
+            topic, group, policy, start=start, bare=bare, bindings=_bindings(bind, bind_header) or None
+        )
     if door.json:
         door.emit(made)
     door.say(f"created {'bare ' if bare else ''}group {group} on topic {topic}")
@@ -220,6 +258,27 @@ def update(
     with door.connect() as c:
         before = c.group(topic, group).policy or Policy()  # a bare group is refused by the verb itself
         changed = c.update_group(topic, group, _policy(before, given))
+    _show(door, changed)
+
+
+@app.command("bind")
+def bind_group(
+    ctx: typer.Context,
+    topic: Topic,
+    group: Group,
+    bind: Bind = None,
+    bind_header: BindHeader = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="No bindings: every message again.", rich_help_panel=BINDINGS)
+    ] = False,
+) -> None:
+    """Replace what a group gets, from where it stands; `custody rewind` lets it apply to the past."""
+    door = door_of(ctx)
+    bindings = _bindings(bind, bind_header)
+    if bool(bindings) == everything:
+        raise typer.BadParameter("give --bind or --bind-header, or --everything")
+    with door.connect() as c:
+        changed = c.bind(topic, group, bindings)
     _show(door, changed)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WORDS = {
     "start": "before the group's start: counts as done",
     "claim": "claimed",
+    "pass": "passed over: the group is not bound to it",
     "ack": "done",
     "nack": "failed",
     "dead": "dead",

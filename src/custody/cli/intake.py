@@ -18,7 +18,10 @@ from custody.lanes import Priority
 from custody.model import Outgoing
 from custody.policy import did_you_mean
 
-ENVELOPE = ["payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at", "priority"]
+ENVELOPE = [
+    *("payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"),
+    *("priority", "routing_key"),
+]
 _CHUNK = 1 << 16
 _QUIET = 0.1  # seconds without input after which what has arrived is published
 
@@ -59,6 +62,7 @@ class Reading:
     delay: str | None = None
     deliver_at: datetime | None = None
     priority: Priority | None = None
+    routing_key: str | None = None
 
     def messages(self, lines: list[Line]) -> list[Outgoing]:
         """The messages of a batch; blank lines are none, unless they are text or bytes."""
@@ -93,6 +97,7 @@ class Reading:
             delay=self.delay,
             deliver_at=self.deliver_at,
             priority=self.priority,
+            routing_key=self.routing_key,
         )
 
     def _key(self, value: Any, where: str) -> str | None:
@@ -132,6 +137,7 @@ class Reading:
             partition=self.partition if partition is None else partition,
             **self._time(value, where),
             priority=value.get("priority", self.priority),
+            routing_key=value.get("routing_key", self.routing_key),
         )
 
     def _time(self, value: dict[str, Any], where: str) -> dict[str, Any]:

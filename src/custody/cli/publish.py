@@ -144,6 +144,9 @@ def publish(
     priority: Annotated[
         Priority | None, typer.Option(help="The priority, on a topic that has them; else it is normal.")
     ] = None,
+    routing_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="What groups are bound by: orders.eu.created.")
+    ] = None,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
     envelope: Annotated[
@@ -167,6 +170,7 @@ def publish(
         delay=delay,
         deliver_at=deliver_at,
         priority=priority,
+        routing_key=routing_key,
     )
     done, stop = Published(topic), Stop()
     with door.connect() as c, stop.listening():

@@ -137,6 +137,7 @@ def payload(value: Any) -> str:
 def message(found: Message) -> str:
     """One message on one line."""
     parts = [f"{found.partition}/{found.offset}", f"key={safe(found.key)}" if found.key is not None else ""]
+    parts.append(f"routing={safe(found.routing_key)}" if found.routing_key is not None else "")
     parts.append(f"attempt={found.attempt}" if found.attempt > 1 else "")
     parts += [f"{safe(name)}={safe(text)}" for name, text in found.headers.items() if not name.startswith("x-custody-")]
     return "  ".join([part for part in parts if part] + [payload(found.payload)])

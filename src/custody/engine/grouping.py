@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -12,6 +13,7 @@ from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.model import Group, Message
 from custody.policy import Policy
+from custody.routing import Binding, bindings_of
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
@@ -21,9 +23,19 @@ class Grouping(Base):
     """Groups of a topic."""
 
     def create_group(
-        self, topic: str, group: str, policy: Policy | None = None, *, start: Start = "earliest", bare: bool = False
+        self,
+        topic: str,
+        group: str,
+        policy: Policy | None = None,
+        *,
+        start: Start = "earliest",
+        bare: bool = False,
+        bindings: Iterable[Binding | str] | None = None,
     ) -> Group:
-        """A new group. Without a policy it has the defaults; a bare one is only a cursor (`fetch`, `commit`)."""
+        """A new group. Without a policy it has the defaults; a bare one is only a cursor (`fetch`, `commit`).
+
+        With bindings it gets the messages that one of them matches, and all others count as done for it.
+        """
         if bare and policy is not None:
             raise InvalidArgument("a bare group has no policy")
         how, offset, time = _start(start)
@@ -36,6 +48,7 @@ class Grouping(Base):
             start_offset=offset,
             start_time=time,
             bare=bare,
+            bindings=_bindings(bindings),
             now=self._now(),
         )[0]
         return insights.describe_group(topic, row)
@@ -44,6 +57,16 @@ class Grouping(Base):
         """Replaces the policy of a group, for everything that happens from now on. Its ordering stays."""
         row = self._db.call_dicts(
             "update_group", topic=topic, group=group, policy=_policy(policy), actor=self.worker, now=self._now()
+        )[0]
+        return insights.describe_group(topic, row)
+
+    def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
+        """Replaces all bindings of a group; without any it gets every message again.
+
+        They hold for what the group has not come to yet, and after a `rewind` for the past too.
+        """
+        row = self._db.call_dicts(
+            "bind", topic=topic, group=group, bindings=_bindings(bindings), actor=self.worker, now=self._now()
         )[0]
         return insights.describe_group(topic, row)
 
@@ -95,6 +118,10 @@ class Grouping(Base):
 
 def _policy(policy: Policy) -> str:
     return msgspec.json.encode(policy.columns()).decode()
+
+
+def _bindings(given: Iterable[Binding | str] | None) -> str:
+    return msgspec.json.encode([binding.plain() for binding in bindings_of(given)]).decode()
 
 
 def _start(start: Start) -> tuple[str, int | None, datetime | None]:

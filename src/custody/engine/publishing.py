@@ -67,6 +67,7 @@ class Publishing(Base):
         headers: Mapping[str, str] | None = ...,
         partition: int | None = ...,
         priority: Priority | None = ...,
+        routing_key: str | None = ...,
         expected_offset: int | None = ...,
     ) -> Receipt: ...
 
@@ -80,6 +81,7 @@ class Publishing(Base):
         headers: Mapping[str, str] | None = ...,
         partition: int | None = ...,
         priority: Priority | None = ...,
+        routing_key: str | None = ...,
         delay: Duration | None = ...,
         deliver_at: datetime | None = ...,
     ) -> Delayed: ...

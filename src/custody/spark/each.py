@@ -192,7 +192,8 @@ class Handling:
                     raise self._unknown(name)
             key, partition = key if returned.key is None else returned.key, returned.partition
             priority, waits = returned.priority, returned.delayed
-            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=delays.marked(returned)))
+            headers, routing_key = delays.marked(returned), returned.routing_key
+            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=headers, routing_key=routing_key))
         if topic is self.first and (self._keeps or topic is None):
             self._require_row(encoded, waits)
         if topic is None:

@@ -131,6 +131,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             messages, since = self._running
             self._pace.took(messages, time.monotonic() - since)
             self._running = None
+        began = time.monotonic()
         while True:
             woken.clear()
             claim = drive.claim(self._pace.size, only)
@@ -140,8 +141,11 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if claim.number is not None:
                 self._last, self._running = claim.number, (claim.messages, time.monotonic())
                 return {"claim": claim.number}
+            if claim.reason == "passed" and (only is not None or time.monotonic() - began < IDLE):
+                continue  # nothing of what it has looked at is bound, and there is more
             if only is None:
-                woken.wait(min(IDLE, IDLE if claim.due_in is None else max(0.01, claim.due_in)))
+                if claim.reason != "passed":
+                    woken.wait(min(IDLE, IDLE if claim.due_in is None else max(0.01, claim.due_in)))
                 return start
             pause = _pause(claims.give_up_at, claim.reason, claim.due_in)
             if pause is None:

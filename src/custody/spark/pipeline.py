@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
+from custody.routing import Binding, bindings_of
 from custody.spark.outside import Files, Function, Outside
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Pipeline:
 
     `sink` is the topic that results go to, or several (the first is the default), or `Files`; what goes to the first
     topic goes to sinks outside of the database as well. `schema` ("sku string, add int") gives typed fields; a payload
-    that does not fit is dead. The group is made with the policy if it is not there; if it is, the policy replaces its
-    own.
+    that does not fit is dead. The group is made with the policy and the bindings if it is not there; if it is, what is
+    given of them replaces its own.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Pipeline:
         policy: Policy | None = None,
         schema: str | None = None,
         start: Start = "earliest",
+        bindings: Iterable[Binding | str] | None = None,
     ) -> None:
         self.source, self.group, self.policy, self.schema, self.start = source, group, policy, schema, start
+        self.bindings = None if bindings is None else bindings_of(bindings)
         given = () if sink is None else (sink,) if isinstance(sink, str | Outside) else tuple(sink)
         self.sinks = tuple(one for one in given if isinstance(one, str))
         self.outside = tuple(one for one in given if isinstance(one, Outside))

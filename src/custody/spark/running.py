@@ -143,11 +143,15 @@ def own_session(spark: SparkSession | None, master: str | None) -> Iterator[Spar
 
 
 def prepare(pipeline: Pipeline, c: Custody) -> None:
-    """Makes the group if it is not there, or gives it the pipeline's policy."""
+    """Makes the group if it is not there, or gives it the pipeline's policy and bindings."""
     try:
         group = c.group(pipeline.source, pipeline.group)
     except GroupNotFound:
-        c.create_group(pipeline.source, pipeline.group, pipeline.policy, start=pipeline.start)
+        c.create_group(
+            pipeline.source, pipeline.group, pipeline.policy, start=pipeline.start, bindings=pipeline.bindings
+        )
         return
     if pipeline.policy is not None and group.policy != pipeline.policy:
         c.update_group(pipeline.source, pipeline.group, pipeline.policy)
+    if pipeline.bindings is not None and group.bindings != pipeline.bindings:
+        c.bind(pipeline.source, pipeline.group, pipeline.bindings)

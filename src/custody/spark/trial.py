@@ -28,6 +28,7 @@ from custody.spark.running import opened, own_session
 from custody.spark.schema import decoder
 from custody.spark.working import parsed
 
+_LOOKED = 100_000  # messages of a partition that are looked at for bound ones
 _RESULT = "partition int, offset bigint, outcome string, error string, topic string, key string, payload binary"
 _ARROW = pa.schema(
     [
@@ -112,15 +113,27 @@ def try_out(
 
 
 def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
-    """The first messages that the group was never handed, or of the log if there is no group yet."""
+    """The first messages that the group was never handed, or of the log if there is no group yet; only bound ones."""
+    bindings = pipeline.bindings or ()
     try:
         partitions = c.stats(pipeline.source, pipeline.group).partitions
         starts = [(part.partition, part.frontier) for part in partitions]
+        if pipeline.bindings is None:
+            bindings = c.group(pipeline.source, pipeline.group).bindings
     except GroupNotFound:
         starts = list(enumerate(c.topic(pipeline.source).first_offsets))
     found: list[Message] = []
     for partition, start in starts:
-        found += c.read(pipeline.source, partition, offset=start, max_messages=limit)
+        if not bindings:
+            found += c.read(pipeline.source, partition, offset=start, max_messages=limit)
+            continue
+        bound: list[Message] = []
+        for offset in range(start, start + _LOOKED, 1000):
+            some = c.read(pipeline.source, partition, offset=offset, max_messages=1000)
+            bound += [one for one in some if any(binding.matches(one.headers) for binding in bindings)]
+            if len(some) < 1000 or len(bound) >= limit:
+                break
+        found += bound
     return sorted(found, key=lambda message: message.published_at)[:limit]
 
 

@@ -24,7 +24,7 @@ RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
     "guards", "ranges", "topics", "priorities", "read", "reads", "stats", "delays", "publish", "producers", "groups",
-    "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "claim", "leased",
+    "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim", "leased",
     "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
     "transactions", "retention", "views", "doctor",
 )  # fmt: skip

@@ -102,8 +102,9 @@ class _Run:
                 waited, stalled = False, 0
                 continue
             if lease.reason == "busy":
-                # with messages parked on the way there is more to find; else somebody holds the partition
-                before, lag = lag, self._c.stats(self._topic, self._group).lag
+                # with messages parked or passed over there is more to find; else somebody holds the partition
+                stats = self._c.stats(self._topic, self._group)
+                before, lag = lag, stats.lag + stats.waiting
                 stalled = stalled + 1 if lag >= before else 0
                 if stalled < BUSY:
                     continue

@@ -188,6 +188,8 @@ class Worker:
 
     def _wait(self, reason: str, detail: str | None) -> None:
         self._say(reason if detail is None else f"{reason}: {detail}")
+        if reason == "busy" and detail is not None:
+            return  # nothing of what it has looked at is bound, and there is more
         if reason == "busy":
             # others are at it: come back soon, but not all at once
             self._wake.wait(random.uniform(0.002, BUSY))

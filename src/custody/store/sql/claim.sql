@@ -1,11 +1,12 @@
 -- Claim: hands out up to n messages of one partition under one lease.
 
 -- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
--- caller holds its cursor, and copies what has died by it when it needs no other lock.
+-- caller holds its cursor, and copies what has died by it when it needs no other lock. Of a bound group at most p_look messages
+-- are looked at; the reason is `passed` if none of those could be handed out, and there may be more to find behind them.
 CREATE FUNCTION custody.claim_partition(
     p_group custody.groups, p_head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
-    p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL,
-    OUT lease custody.leases, OUT parts int, OUT reason text, OUT died custody.death[]
+    p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_look bigint DEFAULT 10000,
+    OUT lease custody.leases, OUT parts int, OUT reason text, OUT died custody.death[], OUT looked bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,6 +14,7 @@ DECLARE
     v_exclusive constant int := 10000;
     v_ordered   boolean := (p_group).ordering = 'key';
     v_fair      boolean := (p_group).fairness IS NOT NULL;
+    v_bound     boolean := (p_group).matcher IS NOT NULL;
     v_at        custody.frontiers := custody.position((p_group).group_id, (p_head).partition);
     v_live      record;
     v_odd       record;
@@ -21,12 +23,14 @@ DECLARE
     v_tail      bigint := least((custody.tail(p_head)).next_offset, p_until);
     v_fresh     record;
     v_ready     text[] := '{}';
+    v_want      bigint;
     v_retries   int;
     v_oldest    bigint;
     v_all       int8multirange;
 BEGIN
     parts := 0;
     reason := 'empty';
+    looked := 0;
     SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, bool_or(deadline <= p_now) AS expired
     INTO v_live
     FROM custody.leases
@@ -61,7 +65,17 @@ BEGIN
     SELECT '{}'::custody.leases[] AS parts, 0 AS taken, false AS chunked INTO v_returned;
     SELECT '{}'::bigint[] AS taken, false AS capped INTO v_due;
     IF v_odd.returned THEN
-        v_returned := custody.take_returned(p_group, p_head, v_live.held, p_max, p_now);
+        v_want := p_max;
+        LOOP
+            IF v_bound THEN
+                looked := looked + custody.sift_rewound(p_group, p_head, v_want, p_look - looked, p_worker, p_now);
+                v_want := v_want * 4 + 16;
+            END IF;
+            v_returned := custody.take_returned(p_group, p_head, v_live.held, p_max, p_now);
+            -- if all of it was passed over or parked, there may be more to look at behind it
+            EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
+                SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
+        END LOOP;
         v_odd.returned := v_ordered AND EXISTS (
             SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition);
     END IF;
@@ -102,6 +116,14 @@ BEGIN
                         least(p_max - v_retries, (p_group).max_in_flight - v_live.messages - v_retries)::int, p_now);
                 ELSIF reason <> 'empty' THEN
                     NULL;
+                ELSIF v_bound THEN
+                    SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
+                    FROM custody.take_bound(p_group, p_head, v_live.held, v_at.frontier, v_tail,
+                                            least(p_max - v_retries, (p_group).max_in_flight - v_live.messages - v_retries)::int,
+                                            p_look - looked,
+                                            v_odd.blocking OR v_ordered AND (v_returned.taken > 0 OR cardinality(v_due.taken) > 0),
+                                            p_worker, p_now) f;
+                    looked := looked + v_fresh.frontier - v_at.frontier;
                 ELSIF v_odd.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
                     SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
                     FROM custody.take_fresh(p_group, p_head, v_live.held, v_at.frontier, v_tail,
@@ -120,6 +142,9 @@ BEGIN
         SELECT v_all + range_agg(r.held) INTO v_all FROM unnest(v_returned.parts) r;
     END IF;
     IF isempty(v_all) AND v_fresh.frontier = v_at.frontier THEN
+        IF v_bound AND looked >= p_look THEN
+            reason := 'passed';
+        END IF;
         RETURN;
     END IF;
     lease.claim_no := v_at.claim_no + 1;
@@ -127,7 +152,8 @@ BEGIN
     INSERT INTO custody.frontiers VALUES (v_at.group_id, v_at.partition, lease.claim_no, v_fresh.frontier, v_oldest);
     DELETE FROM custody.frontiers WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no = v_at.claim_no;
     IF isempty(v_all) THEN
-        reason := 'busy';       -- messages were parked on the way: there may be more to find behind them
+        -- messages were parked on the way, or passed over: there may be more to find behind them
+        reason := CASE WHEN NOT v_bound THEN 'busy' WHEN v_fresh.frontier < v_tail THEN 'passed' ELSE 'empty' END;
         RETURN;
     END IF;
 
@@ -234,7 +260,8 @@ END $$;
 
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
 -- breaker_open or the cap that was reached), and has the priority in place of a key; the rows after it are its messages, by
--- offset.
+-- offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
+-- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -254,6 +281,9 @@ DECLARE
     v_claim      record;
     v_reason     text := 'empty';
     v_died       custody.death[];
+    v_binding    int;
+    v_look       bigint := greatest(10000, p_max);
+    v_passed     boolean := false;
 BEGIN
     PERFORM custody.require_read_committed();
     SELECT NULL::custody.leases AS lease, 0 AS parts, 'empty' AS reason INTO v_claim;
@@ -299,8 +329,10 @@ BEGIN
     FOR v_round IN 1..2 LOOP
         FOREACH v_partition IN ARRAY v_candidates LOOP
             IF v_round = 1 THEN
-                PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
+                SELECT c.binding_no INTO v_binding FROM custody.cursors c
+                WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
             ELSE
+                v_binding := NULL;
                 PERFORM WHERE custody.await_cursor(v_group.group_id, v_partition);
             END IF;
             IF NOT FOUND THEN
@@ -309,12 +341,15 @@ BEGIN
                 CONTINUE;
             END IF;
             v_tried := true;
+            IF v_binding IS DISTINCT FROM v_group.binding_no THEN      -- the group may have been bound anew since it was read
+                SELECT g.matcher, g.binding_no INTO v_group.matcher, v_group.binding_no FROM custody.groups g WHERE g.group_id = v_group.group_id;
+            END IF;
             SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
             IF v_head.delayed_from IS NOT NULL THEN
                 v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
             END IF;
             v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
-                                               coalesce(p_now, clock_timestamp()));
+                                               coalesce(p_now, clock_timestamp()), p_look => v_look);
             IF v_claim.died IS NOT NULL THEN
                 v_died := v_died || v_claim.died;
             END IF;
@@ -322,7 +357,9 @@ BEGIN
             IF v_claim.reason <> 'empty' THEN
                 v_reason := v_claim.reason;
             END IF;
-            EXIT WHEN v_round = 2;
+            v_look := v_look - v_claim.looked;
+            v_passed := v_passed OR v_reason = 'passed' OR v_look <= 0;
+            EXIT WHEN v_round = 2 OR v_look <= 0;
         END LOOP;
         EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
     END LOOP;
@@ -331,9 +368,13 @@ BEGIN
         PERFORM custody.copy_dead(v_group, v_died, p_now);
     END IF;
     IF v_claim.reason IS NOT NULL THEN
+        IF v_passed THEN
+            v_reason := 'busy';
+        END IF;
         RETURN QUERY SELECT NULL::uuid, NULL::int, NULL::timestamptz, v_reason, NULL::bigint, NULL::timestamptz, NULL::text, NULL::"char",
                             NULL::bytea, NULL::jsonb, NULL::int, NULL::timestamptz,
-                            CASE WHEN v_reason = 'max_parked' THEN custody.most_parked(v_group.group_id) END;
+                            CASE WHEN v_reason = 'max_parked' THEN custody.most_parked(v_group.group_id)
+                                 WHEN v_passed THEN 'what it has looked at is not bound: there is more' END;
         RETURN;
     END IF;
     IF v_group.breaker_state <> 'closed' THEN

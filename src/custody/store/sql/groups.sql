@@ -2,13 +2,15 @@
 
 CREATE FUNCTION custody.create_group(
     p_topic text, p_group text, p_policy jsonb, p_start text DEFAULT 'earliest', p_start_offset bigint DEFAULT NULL,
-    p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false, p_now timestamptz DEFAULT NULL
+    p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false, p_bindings jsonb DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
 ) RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now     timestamptz;
     v_topic   custody.topics;
     v_group   custody.groups;
+    v_bound   record;
     v_head    custody.heads;
     v_start   bigint;
 BEGIN
@@ -16,18 +18,23 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a group', p_group),
             'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     END IF;
+    v_bound := custody.compile_bindings(p_bindings);
+    IF p_bare AND v_bound.bindings IS NOT NULL THEN
+        PERFORM custody.refuse('invalid_argument', 'a bare group cannot be bound: it is a cursor over every message',
+            'Give it a lifecycle, or read only what you need of what you fetch.');
+    END IF;
     -- retention takes this lock too: no segment goes while a group is being placed on it
     v_topic := custody.lock_topic(p_topic);
     v_now := coalesce(p_now, clock_timestamp());
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
         backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes, max_parked,
-        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, created_at)
+        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, bindings, matcher, created_at)
     SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
            x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
            CASE WHEN p_bare THEN 'keep' ELSE coalesce(x.dead_letter, 'keep') END, x.max_in_flight,
            x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20), coalesce(x.breaker_window, '10 s'),
-           coalesce(x.breaker_probe, '5 s'), x.fairness, coalesce(x.tenant_separator, ':'), v_now
+           coalesce(x.breaker_probe, '5 s'), x.fairness, coalesce(x.tenant_separator, ':'), v_bound.bindings, v_bound.matcher, v_now
     FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
     ON CONFLICT (topic_id, name) DO NOTHING
     RETURNING * INTO v_group;

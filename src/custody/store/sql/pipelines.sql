@@ -60,7 +60,8 @@ BEGIN
 END $$;
 
 -- The claim in flight, its leases renewed; else a new one over every partition that has something to give, up to p_max
--- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be something.
+-- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be something;
+-- `passed`: of a bound group, nothing of what was looked at could be handed out, and there is more: claim again at once.
 CREATE FUNCTION custody.claim_batch(
     p_topic text, p_group text, p_epoch bigint, p_max int, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_until bigint[] DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -81,6 +82,9 @@ DECLARE
     v_head       custody.heads;
     v_found      record;
     v_died       custody.death[];
+    v_binding    int;
+    v_look       bigint := greatest(10000, p_max);
+    v_passed     boolean := false;
 BEGIN
     messages := 0;
     SELECT * INTO v_flight FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
@@ -118,11 +122,15 @@ BEGIN
     reason := 'empty';
     v_left := cardinality(v_candidates);
     FOREACH v_partition IN ARRAY coalesce(v_candidates, '{}') LOOP
-        PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
+        SELECT c.binding_no INTO v_binding FROM custody.cursors c
+        WHERE c.group_id = v_group.group_id AND c.partition = v_partition FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             reason := 'busy';
             v_left := v_left - 1;
             CONTINUE;
+        END IF;
+        IF v_binding <> v_group.binding_no THEN      -- the group has been bound anew since it was read
+            SELECT g.matcher, g.binding_no INTO v_group.matcher, v_group.binding_no FROM custody.groups g WHERE g.group_id = v_group.group_id;
         END IF;
         SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
         IF v_head.delayed_from IS NOT NULL THEN
@@ -132,11 +140,14 @@ BEGIN
         v_share := CASE WHEN v_shares IS NULL THEN (p_max - messages) / v_left
                         ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
         v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
-                                           CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due);
+                                           CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due,
+                                           greatest(1, v_look / v_left));
         v_left := v_left - 1;
         IF v_found.died IS NOT NULL THEN
             v_died := v_died || v_found.died;
         END IF;
+        v_look := v_look - v_found.looked;
+        v_passed := v_passed OR v_found.reason = 'passed';
         IF v_found.reason IS NOT NULL THEN
             IF v_found.reason <> 'empty' THEN
                 reason := v_found.reason;
@@ -162,6 +173,8 @@ BEGIN
     END IF;
     IF claim IS NOT NULL THEN
         reason := NULL;
+    ELSIF v_passed THEN
+        reason := 'passed';
     ELSE
         due_in := custody.next_due(p_topic, p_group, p_now);
     END IF;

@@ -65,8 +65,8 @@ BEGIN
             DELETE FROM custody.cases c WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target;
             PERFORM custody.cut_parked(v_group.group_id, v_head.partition, v_back);
             PERFORM custody.cut_returned(v_group.group_id, v_head.partition, v_back);
-            INSERT INTO custody.returned (group_id, partition, ranges, attempts, returned_at)
-            VALUES (v_group.group_id, v_head.partition, v_back, 0, v_now);
+            INSERT INTO custody.returned (group_id, partition, ranges, attempts, rewound, returned_at)
+            VALUES (v_group.group_id, v_head.partition, v_back, 0, true, v_now);
             INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
             VALUES (v_now, 'rewind', v_group.group_id, v_head.partition, v_back, p_actor, p_reason);
         END IF;

@@ -25,7 +25,8 @@ BEGIN
     LOOP
         SELECT * INTO v_row FROM custody.returned
         WHERE group_id = (p_group).group_id AND partition = (p_head).partition ORDER BY lower(ranges) LIMIT 1;
-        EXIT WHEN NOT FOUND OR taken >= p_max OR (v_row.chunk IS NOT NULL AND taken > 0);
+        EXIT WHEN NOT FOUND OR taken >= p_max OR (v_row.chunk IS NOT NULL AND taken > 0)
+            OR (v_row.rewound AND (p_group).matcher IS NOT NULL);      -- to be looked at first: see sift_rewound
         v_piece := custody.first_offsets(v_row.ranges, least(p_max - taken, v_row.chunk));
         IF v_ordered THEN
             -- another row may hold offsets in between: nothing at a higher offset goes before those

@@ -1,0 +1,223 @@
+-- Routing: a group may be bound to a part of the log. What it is not bound to is passed over by the frontier: in no lease,
+-- no range and no case, so it is done, and one row of the journal says which offsets that were.
+
+-- A pattern as a regular expression: `*` is one segment, `>` one or more at the end.
+CREATE FUNCTION custody.pattern_expression(p_pattern text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_segments text[] := string_to_array(p_pattern, '.');
+BEGIN
+    IF length(p_pattern) > 1000 OR '' = ANY (v_segments) OR cardinality(v_segments) = 0 THEN
+        PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', left(p_pattern, 100)),
+            'Write up to 1,000 characters in segments between dots, none of them empty.');
+    ELSIF p_pattern ~ '[^.][*>]|[*>][^.]' OR '>' = ANY (v_segments[:cardinality(v_segments) - 1]) THEN
+        PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', p_pattern),
+            '* stands for one whole segment, and > as the last segment for all that follow: orders.*.created, orders.>');
+    END IF;
+    RETURN (SELECT string_agg(
+                CASE s WHEN '*' THEN '[^.]+' WHEN '>' THEN '[^.]+(?:[.][^.]+)*'
+                       ELSE regexp_replace(s, '([\\^$|?+(){}[\]])', '\\\1', 'g') END, '[.]' ORDER BY n)
+            FROM unnest(v_segments) WITH ORDINALITY x (s, n));
+END $$;
+
+-- Bindings as they are kept, and as the log is searched with them: patterns with the same conditions are one expression.
+-- PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling.
+CREATE FUNCTION custody.compile_bindings(p_bindings jsonb, OUT bindings jsonb, OUT matcher jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_help constant text := 'Give a list, each a pattern or an object with a pattern, with headers (text by name), or with both.';
+    v_one  jsonb;
+BEGIN
+    IF p_bindings IS NULL OR p_bindings IN ('null', '[]') THEN
+        RETURN;
+    ELSIF jsonb_typeof(p_bindings) <> 'array' THEN
+        PERFORM custody.refuse('invalid_argument', 'bindings are a list', v_help);
+    ELSIF jsonb_array_length(p_bindings) > 100 THEN
+        PERFORM custody.refuse('invalid_argument', 'a group has at most 100 bindings', 'Use patterns that cover more, or more groups.');
+    END IF;
+    bindings := '[]';
+    FOR v_one IN SELECT CASE jsonb_typeof(b) WHEN 'string' THEN jsonb_build_object('pattern', b) ELSE b END FROM jsonb_array_elements(p_bindings) b LOOP
+        IF jsonb_typeof(v_one) = 'object' AND v_one -> 'pattern' = 'null' THEN
+            v_one := v_one - 'pattern';
+        END IF;
+        IF jsonb_typeof(v_one) = 'object' AND v_one -> 'headers' IN ('null', '{}') THEN
+            v_one := v_one - 'headers';
+        END IF;
+        IF jsonb_typeof(v_one) <> 'object' OR v_one = '{}' OR v_one - 'pattern' - 'headers' <> '{}'
+            OR jsonb_typeof(v_one -> 'pattern') <> 'string' OR jsonb_typeof(v_one -> 'headers') <> 'object'
+            OR EXISTS (SELECT FROM jsonb_each(CASE WHEN jsonb_typeof(v_one -> 'headers') = 'object' THEN v_one -> 'headers' END) h
+                       WHERE jsonb_typeof(h.value) <> 'string')
+        THEN
+            PERFORM custody.refuse('invalid_argument', format('%s is not a binding', left(v_one::text, 200)), v_help);
+        END IF;
+        bindings := bindings || v_one;
+    END LOOP;
+    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('headers', x.headers, 'expression', '^(?:' || x.expressions || ')$')))
+    INTO matcher
+    FROM (SELECT b -> 'headers' AS headers, string_agg(custody.pattern_expression(b ->> 'pattern'), '|') AS expressions
+          FROM (SELECT DISTINCT b FROM jsonb_array_elements(bindings) b) d
+          GROUP BY b -> 'headers', b ? 'pattern') x;
+    IF jsonb_array_length(matcher) > 20 THEN
+        PERFORM custody.refuse('invalid_argument', 'the bindings of a group have at most 20 different header conditions',
+            'Use fewer conditions, or more groups.');
+    END IF;
+    BEGIN
+        PERFORM '' ~ (m ->> 'expression') FROM jsonb_array_elements(matcher) m;
+    EXCEPTION WHEN invalid_regular_expression THEN
+        PERFORM custody.refuse('invalid_argument', 'the bindings are too much for one expression', 'Use fewer or shorter patterns.');
+    END;
+END $$;
+
+-- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is. Null
+-- or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
+CREATE FUNCTION custody.bind(p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS custody.groups
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group custody.groups;
+    v_bound record;
+BEGIN
+    PERFORM custody.require_read_committed();
+    v_group := custody.lifecycle_group(p_topic, p_group);
+    v_bound := custody.compile_bindings(p_bindings);
+    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id ORDER BY partition FOR UPDATE;
+    UPDATE custody.groups SET bindings = v_bound.bindings, matcher = v_bound.matcher, binding_no = binding_no + 1
+    WHERE group_id = v_group.group_id RETURNING * INTO v_group;
+    IF NOT FOUND THEN
+        PERFORM custody.group_named(p_topic, p_group);      -- it was deleted meanwhile
+    END IF;
+    UPDATE custody.cursors SET binding_no = v_group.binding_no WHERE group_id = v_group.group_id;
+    INSERT INTO custody.journal (at, kind, group_id, worker, detail)
+    VALUES (coalesce(p_now, clock_timestamp()), 'policy', v_group.group_id, p_actor, jsonb_build_object('bindings', v_bound.bindings));
+    RETURN v_group;
+END $$;
+
+-- The condition on a message `e` of the log. All that comes from a user is quoted.
+CREATE FUNCTION custody.bound_condition(p_matcher jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT string_agg(concat_ws(' AND ',
+        CASE WHEN m ? 'headers' THEN format('e.headers @> %L', m -> 'headers') END,
+        CASE WHEN m ? 'expression' THEN format('(e.headers ->> ''x-custody-routing-key'') ~ %L', m ->> 'expression') END), ' OR ')
+    FROM jsonb_array_elements(p_matcher) m
+$$;
+
+-- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came.
+CREATE FUNCTION custody.look(
+    p_head custody.heads, p_matcher jsonb, p_set int8multirange, p_want bigint,
+    OUT offsets bigint[], OUT keys text[], OUT looked int8multirange
+)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_condition text := custody.bound_condition(p_matcher);
+    v_source    record;
+    v_found     record;
+BEGIN
+    offsets := '{}';
+    keys := '{}';
+    looked := p_set;
+    FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
+        -- nested as in keys_of: rows come by offset, and LIMIT stops the reading
+        EXECUTE format(
+            'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
+                 SELECT e."offset", e.key FROM unnest($1) r,
+                 LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e
+                 WHERE %s LIMIT $2) m',
+            v_source.source, v_condition)
+        INTO v_found
+        USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_want - cardinality(offsets);
+        CONTINUE WHEN v_found.offsets IS NULL;
+        offsets := offsets || v_found.offsets;
+        keys := keys || v_found.keys;
+        IF cardinality(offsets) >= p_want THEN
+            looked := p_set * int8multirange(int8range(NULL, offsets[cardinality(offsets)] + 1));
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION custody.journal_pass(p_group_id int, p_partition int, p_passed int8multirange, p_worker text, p_now timestamptz) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker)
+    SELECT p_now, 'pass', p_group_id, p_partition, p_passed, p_worker WHERE NOT isempty(p_passed)
+$$;
+
+-- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are looked at under the
+-- lock, so the frontier may move without anything being taken. With p_blocking the keys are looked at as in take_fresh.
+CREATE FUNCTION custody.take_bound(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
+    p_look bigint, p_blocking boolean, p_worker text, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_end     constant bigint := least(p_until, p_frontier + p_look);
+    v_left    bigint := p_max;
+    v_want    bigint := CASE WHEN p_blocking THEN p_max + p_max / 4 + 16 ELSE p_max END;
+    v_found   record;
+    v_busy    text[];
+    v_blocked text[];
+    v_parked  record;
+    v_free    bigint[];
+    v_cut     bigint;
+    v_passed  int8multirange := '{}';
+BEGIN
+    taken := '{}';
+    frontier := p_frontier;
+    WHILE frontier < v_end AND v_left * 2 > p_max LOOP
+        v_found := custody.look(p_head, (p_group).matcher, int8multirange(int8range(frontier, v_end)), v_want);
+        v_cut := upper(v_found.looked);
+        v_free := v_found.offsets;
+        IF p_blocking AND cardinality(v_free) > 0 THEN
+            v_busy := '{}';
+            IF p_in_flight IS NOT NULL THEN
+                v_busy := custody.keys_in_flight(p_head, p_in_flight, v_found.keys);
+            END IF;
+            SELECT v_busy || coalesce(array_agg(h.key), '{}') INTO v_blocked
+            FROM custody.open_heads((p_group).group_id, (p_head).partition,
+                                    (SELECT array_agg(DISTINCT k) FROM unnest(v_found.keys) k WHERE k IS NOT NULL)) h;
+            SELECT coalesce(array_agg(m.o ORDER BY m.o), '{}') INTO v_free
+            FROM unnest(v_found.offsets, v_found.keys) m (o, k) WHERE m.k IS NULL OR NOT m.k IN (SELECT unnest(v_blocked));
+            IF cardinality(v_free) > v_left THEN
+                v_cut := v_free[v_left] + 1;
+                v_free := v_free[:v_left];
+            END IF;
+            SELECT array_agg(m.o ORDER BY m.o) AS offsets, array_agg(m.k ORDER BY m.o) AS keys INTO v_parked
+            FROM unnest(v_found.offsets, v_found.keys) m (o, k) WHERE m.o < v_cut AND m.k IN (SELECT unnest(v_blocked));
+            IF v_parked.offsets IS NOT NULL THEN
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
+                PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
+            END IF;
+            v_want := v_want * 4;       -- if it goes on: most of them were blocked
+        END IF;
+        v_passed := v_passed + (int8multirange(int8range(frontier, v_cut)) - custody.offsets_set(v_found.offsets));
+        taken := taken + custody.offsets_set(v_free);
+        v_left := v_left - cardinality(v_free);
+        frontier := v_cut;
+    END LOOP;
+    PERFORM custody.journal_pass((p_group).group_id, (p_head).partition, v_passed, p_worker, p_now);
+END $$;
+
+-- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is not
+-- bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
+CREATE FUNCTION custody.sift_rewound(p_group custody.groups, p_head custody.heads, p_want bigint, p_look bigint, p_worker text, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_row   custody.returned;
+    v_found record;
+    v_bound int8multirange;
+BEGIN
+    SELECT * INTO v_row FROM custody.returned
+    WHERE group_id = (p_group).group_id AND partition = (p_head).partition ORDER BY lower(ranges) LIMIT 1;
+    IF NOT FOUND OR NOT v_row.rewound OR p_look <= 0 THEN
+        RETURN 0;
+    END IF;
+    v_found := custody.look(p_head, (p_group).matcher, custody.first_offsets(v_row.ranges, p_look), p_want);
+    v_bound := custody.offsets_set(v_found.offsets);
+    PERFORM custody.cut_returned(v_row.group_id, v_row.partition, v_found.looked);
+    IF NOT isempty(v_bound) THEN
+        INSERT INTO custody.returned (group_id, partition, ranges, attempts, returned_at)
+        VALUES (v_row.group_id, v_row.partition, v_bound, v_row.attempts, v_row.returned_at);
+    END IF;
+    PERFORM custody.journal_pass(v_row.group_id, v_row.partition, v_found.looked - v_bound, p_worker, p_now);
+    RETURN custody.cardinality(v_found.looked);
+END $$;
