@@ -1,4 +1,4 @@
-"""custody groups: list, create, describe, update, delete."""
+"""custody groups: list, create, describe, update, bind, delete."""
 
 from __future__ import annotations
 
@@ -119,3 +119,47 @@ def test_a_group_is_deleted_only_when_confirmed(cli: Run, quick: Run, live: Cust
     assert len(live.groups("orders")) == 1
     assert quick("groups", "delete", "orders", "stock", "-y").out == "deleted group stock of topic orders\n"
     assert live.groups("orders") == []
+
+
+@pytest.mark.req("V11")
+def test_what_a_group_gets(cli: Run, quick: Run, live: Custody, explained) -> None:
+    live.create_topic("orders")
+    created = cli(
+        *("groups", "create", "orders", "eu", "--bind", "orders.eu.*", "--bind", "stock.>", "--bind-header", "vip=yes"),
+        "--json",
+    ).document
+    explained(created)
+    vip = {"vip": "yes"}
+    assert created["bindings"] == [{"pattern": "orders.eu.*", "headers": vip}, {"pattern": "stock.>", "headers": vip}]
+    assert (
+        "bound to            orders.eu.* and vip=yes; stock.> and vip=yes"
+        in quick("groups", "describe", "orders", "eu").out
+    )
+    quick("publish", "orders", "1", "--routing-key", "orders.eu.created", "-H", "vip=yes")
+    quick("publish", "orders", "2", "--routing-key", "orders.us.created", "-H", "vip=yes")
+    quick(
+        *("publish", "orders", "--envelope", '{"payload": 3, "routing_key": "stock.a.b", "headers": {"vip": "yes"}}'),
+        *("--routing-key", "other"),
+    )
+    consumed = quick("consume", "orders", "eu", "--max", "9").out
+    assert "routing=orders.eu.created  vip=yes  1" in consumed
+    assert "routing=stock.a.b  vip=yes  3" in consumed
+    assert "orders.us" not in consumed
+    assert "passed over: the group is not bound to it" in quick("trace", "orders", "0", "1").out
+
+    bound = quick("groups", "bind", "orders", "eu", "--bind-header", "vip=no", "--json").document
+    assert bound["bindings"] == [{"pattern": None, "headers": {"vip": "no"}}]
+    assert "vip=no" in quick("groups", "list", "orders").out
+    assert quick("groups", "bind", "orders", "eu", "--everything", "--json").document["bindings"] == []
+    assert "everything" in quick("groups", "list", "orders").out
+
+
+@pytest.mark.req("V11")
+def test_bad_bindings_and_routing_keys_are_refused(quick: Run, live: Custody) -> None:
+    live.create_topic("orders")
+    live.create_group("orders", "eu")
+    assert "is not a pattern" in quick("groups", "bind", "orders", "eu", "--bind", "a*", code=2).err
+    assert "give --bind" in quick("groups", "bind", "orders", "eu", code=2).err
+    assert "give --bind" in quick("groups", "bind", "orders", "eu", "--bind", "a", "--everything", code=2).err
+    assert "is not a routing key" in quick("publish", "orders", "1", "--routing-key", "a.*", code=1).err
+    assert live.topic("orders").message_count == 0

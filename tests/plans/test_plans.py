@@ -159,3 +159,22 @@ def test_a_filter_on_the_status_prunes_the_other_branches(big: psycopg.Connectio
     assert "leases" not in plan
     assert "returned" not in plan
     assert "parked" not in plan
+
+
+@pytest.mark.req("V11", "N1")
+def test_a_claim_of_a_bound_group_looks_at_a_bounded_stretch(big: psycopg.Connection) -> None:
+    big.execute("SELECT custody.bind('big', 'plain', %s)", ('["orders.*", {"headers": {"region": "eu"}}]',))
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 100)")
+    assert (len(rows), rows[0][3]) == (1, "busy")
+    log = {name: read for name, read in done.items() if name.startswith("log_")}
+    assert all(scanned == 0 and fetched <= 10_100 for scanned, fetched in log.values()), log
+    assert_bounded({name: read for name, read in done.items() if name not in log}, 10)
+
+
+@pytest.mark.req("V11", "N1")
+def test_a_claim_of_a_bound_group_stops_where_it_has_enough(big: psycopg.Connection) -> None:
+    big.execute('UPDATE custody.log SET headers = \'{"x-custody-routing-key": "orders.eu"}\' WHERE "offset" < 500')
+    big.execute("SELECT custody.bind('big', 'plain', %s)", ('["orders.*"]',))
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 100)")
+    assert len(rows) == 101
+    assert_bounded(done, 250)  # looked at once, and read once

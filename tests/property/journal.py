@@ -54,6 +54,8 @@ class Journal:
     def _apply(self, entry: Entry) -> None:
         target, count = JOURNAL[entry.kind]
         actor = Actor.OPERATOR if entry.kind in BY_OPERATOR else Actor.WORKER
+        if entry.kind == "pass":
+            actor = Actor.BINDING
         for offset in entry.offsets():
             message = self.messages[offset]
             if target is not None and entry.kind != "start":

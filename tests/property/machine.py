@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.property.journal import Journal
 from tests.property.model import Death, Filter, Model, Rules, Said
-from tests.property.steps import KEY, steps
+from tests.property.steps import KEY, rebinding, steps
 from tests.property.tables import Connection, Reader
 from tests.property.verbs import GROUP, Verbs
 
@@ -25,10 +25,13 @@ _names = itertools.count()
 class Lifecycle(Verbs, RuleBasedStateMachine):
     """Random steps; after each of them all that can be known is compared."""
 
-    def __init__(self, c: custody.Custody, db: Connection, clock: Clock, rules: Rules, scale: int = 1) -> None:
+    def __init__(
+        self, c: custody.Custody, db: Connection, clock: Clock, rules: Rules, scale: int = 1, bound: str | None = None
+    ) -> None:
         super().__init__()
         self.c, self.db, self.clock, self.terms, self.scale = c, db, clock, rules, scale
         self.topic = f"topic-{next(_names)}"
+        self.bound = bound
         self.sound = False
 
     @initialize(keys=st.lists(KEY, min_size=10, max_size=40))
@@ -40,6 +43,8 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
         self.copies: list[Death] = []
         self.reader = Reader(self.db, self.topic, GROUP)
         self.tables = self.reader.read(self.clock())
+        if self.bound is not None:
+            self.bind(self.bound)
         self.publish(keys)
 
     @rule(step=steps)
@@ -139,3 +144,11 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
             for offset, place in self.tables.messages.items()
             if place.where not in ("resolved", "fresh")
         )
+
+
+class Bound(Lifecycle):
+    """The same of a group that is bound, and bound anew, to a part of the log."""
+
+    @rule(step=rebinding)
+    def rebind(self, step: tuple[str, dict[str, Any]]) -> None:
+        self.do(step)

@@ -50,6 +50,8 @@ class Delivery:
     key: str | None
     published_at: datetime
     run_at: datetime
+    routed: str | None = None
+    """The routing key."""
     state: State = State.READY
     attempts: int = 0
     failures: int = 0
@@ -126,13 +128,29 @@ class Model:
     """Those that are to be copied, in the order in which they happened."""
     replayed: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """By the offset of the copy: the offset that it got, and whether its message was still dead."""
+    bound: frozenset[str | None] | None = None
+    """The routing keys that the group gets; None: every message."""
+    seen: set[int] = field(default_factory=set)
+    """What a claim has looked at since it was published or rewound: a binding changes nothing for these."""
 
-    def publish(self, keys: Iterable[str | None], now: datetime) -> range:
+    def publish(self, keys: Iterable[str | None], now: datetime, routed: Sequence[str | None] | None = None) -> range:
         """Appends the messages; returns the offsets that they must get."""
         first = len(self.messages)
         for offset, key in enumerate(keys, first):
-            self.messages.append(Delivery(offset, key, now, now))
+            self.messages.append(Delivery(offset, key, now, now, routed[offset - first] if routed else None))
         return range(first, len(self.messages))
+
+    def unwanted(self, message: Delivery) -> bool:
+        """Whether the group is not bound to a message, and has not got it before it was bound so."""
+        return self.bound is not None and message.routed not in self.bound and message.offset not in self.seen
+
+    def passed(self, offsets: Iterable[int]) -> None:
+        """Judges what a claim has passed over, then takes it over."""
+        for offset in offsets:
+            message = self.messages[offset]
+            assert self.unwanted(message), f"offset {offset} was passed over, and is {message}"
+            assert message.state is State.READY, f"offset {offset} was passed over, and is {message.state}"
+            message.state = State.DONE
 
     def states(self, now: datetime) -> list[State]:
         """As every reader must see them: expired at the deadline, folded or not."""
@@ -194,6 +212,7 @@ class Model:
             for other in self.messages
             if other.key == message.key
             and (other.offset in flying or (other.offset < message.offset and not other.resolved))
+            and not self.unwanted(other)
         }
 
     def _flying(self, now: datetime) -> set[int]:
@@ -205,7 +224,10 @@ class Model:
         return [
             message.offset
             for message in self.messages
-            if message.state is State.READY and message.run_at <= now and not self._blockers(message, flying)
+            if message.state is State.READY
+            and message.run_at <= now
+            and not self.unwanted(message)
+            and not self._blockers(message, flying)
         ]
 
     def claim(
@@ -221,6 +243,8 @@ class Model:
             assert given.key == message.key, f"offset {given.offset} came with key {given.key!r}, not {message.key!r}"
             assert message.state is State.READY, f"offset {given.offset} was handed out, and is {message.state}"
             assert message.run_at <= now, f"offset {given.offset} was handed out before it was due"
+            assert given.routing_key == message.routed, f"offset {given.offset} came with {given.routing_key!r}"
+            assert not self.unwanted(message), f"offset {given.offset} was handed out, and is not bound"
             assert given.attempt == message.attempts + 1, f"offset {given.offset}: attempt {given.attempt}"
             blockers = self._blockers(message, flying) - set(offsets)
             assert not blockers, f"offset {given.offset} of key {given.key!r} was handed out before {sorted(blockers)}"
@@ -348,7 +372,7 @@ class Model:
         resolved = message.state is State.DEAD
         if resolved:
             self.skip(message.offset)
-        (offset,) = self.publish([message.key], now)
+        (offset,) = self.publish([message.key], now, [message.routed])
         self.replayed[copy] = offset, resolved
         return offset, False, resolved
 

@@ -59,10 +59,16 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "update": {"max_attempts": st.integers(1, 4), "hold": st.booleans(), "copies": st.booleans(), "fair": FAIR},
     "replay": {"pick": st.integers(0, 30)},
     "pause": {},
+    "bind": {"name": st.sampled_from((None, "one", "star", "rest", "header", "none"))},
 }
 OFTEN = ("claim", "publish", "ack_some", "nack_some") * 2
 OFTEN += ("claim", "claim_many", "ack_all", "settle_mixed", "advance")
 SOMETIMES = tuple(name for name in VERBS if name not in OFTEN)
+# of a group that is bound: beside the others, and more often
+REBINDING = ("bind", "rewind", "claim_many", "publish")
+rebinding = st.sampled_from(REBINDING).flatmap(
+    lambda name: st.tuples(st.just(name), st.fixed_dictionaries(VERBS[name]))
+)
 # each run has its own selection of the rarer verbs: with all of them at once no state would last
 chosen = st.shared(st.lists(st.sampled_from(SOMETIMES), unique=True, max_size=8), key="verbs")
 steps = chosen.flatmap(lambda some: st.sampled_from((*OFTEN, *some))).flatmap(

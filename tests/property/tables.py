@@ -31,6 +31,9 @@ SELECT lease_id, held, remaining, of_cases, attempt, deadline FROM custody.lease
 WHERE group_id = %(group)s AND partition = %(partition)s
 """
 _RETURNED = "SELECT ranges, attempts FROM custody.returned WHERE group_id = %(group)s AND partition = %(partition)s"
+_REWOUND = """
+SELECT ranges FROM custody.returned WHERE group_id = %(group)s AND partition = %(partition)s AND rewound
+"""
 _CASES = """
 SELECT "offset", key, state, held, attempts, failures FROM custody.cases
 WHERE group_id = %(group)s AND partition = %(partition)s
@@ -123,6 +126,10 @@ class Reader:
 
     def frontier(self) -> int:
         return int(self._rows(_FRONTIER)[0][0])
+
+    def rewound(self) -> set[int]:
+        """What a rewind has brought back and no claim has looked at since."""
+        return {offset for (ranges,) in self._rows(_REWOUND) for offset in _offsets(ranges)}
 
     def deliveries(self) -> list[tuple[int, State, int]]:
         """What the view says: offset, status and attempts of each row."""

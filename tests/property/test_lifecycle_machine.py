@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from tests.property.machine import Lifecycle
+from tests.property.machine import Bound, Lifecycle
 from tests.property.model import Rules
 from tests.property.tables import Connection
 
@@ -36,13 +36,21 @@ MODES = {
 
 
 def run(
-    c: custody.Custody, db: Connection, clock: Clock, rules: Rules, *, examples: int, steps: int, scale: int = 1
+    c: custody.Custody,
+    db: Connection,
+    clock: Clock,
+    rules: Rules,
+    *,
+    examples: int,
+    steps: int,
+    scale: int = 1,
+    bound: str | None = None,
 ) -> None:
     start = clock()
 
     def machine() -> Lifecycle:
         clock.time = start
-        return Lifecycle(c, db, clock, rules, scale)
+        return (Lifecycle if bound is None else Bound)(c, db, clock, rules, scale, bound)
 
     run_state_machine_as_test(
         machine,  # type: ignore[arg-type]  # whatever makes one will do
@@ -65,6 +73,14 @@ def test_random_verbs(c: custody.Custody, db: Connection, clock: Clock, mode: st
     run(c, db, clock, MODES[mode], examples=EXAMPLES, steps=STEPS)
 
 
+@pytest.mark.core
+@pytest.mark.req("V11", "K2", "N2")
+@pytest.mark.parametrize("mode", MODES)
+def test_random_verbs_of_a_bound_group(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
+    """The same while bindings change and what was passed over comes back by rewinds."""
+    run(c, db, clock, MODES[mode], examples=EXAMPLES, steps=STEPS, bound="star")
+
+
 @pytest.mark.req("C1", "C4")
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock: Clock, ordering: str) -> None:
@@ -79,3 +95,4 @@ def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock:
 def test_random_verbs_at_length(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
     """The same for many more and longer runs."""
     run(c, db, clock, MODES[mode], examples=EXAMPLES * 20, steps=STEPS * 2)
+    run(c, db, clock, MODES[mode], examples=EXAMPLES * 10, steps=STEPS * 2, bound="star")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from uuid import UUID
 
 import pytest
+from tests.property.journal import Journal
 from tests.property.model import Filter, Model, Rules, Said, Verdict
 from tests.property.tables import Reader, Tables
 
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 GROUP = "group"
 SEPARATOR = "-"
 """In keys, after the name of the tenant."""
+ROUTED = ("orders.eu.created", "orders.us.created", None, "orders.eu.paid", "stock")
+BINDINGS: dict[str | None, tuple[list[custody.Binding | str], frozenset[str | None] | None]] = {
+    None: ([], None),
+    "one": (["stock"], frozenset({"stock"})),
+    "star": (["orders.*.created"], frozenset({"orders.eu.created", "orders.us.created"})),
+    "rest": (["orders.>", "stock"], frozenset(ROUTED) - {None}),
+    "header": (
+        [custody.Binding("orders.>", headers={"x-custody-routing-key": "orders.eu.paid"})],
+        frozenset({"orders.eu.paid"}),
+    ),
+    "none": (["nothing.*"], frozenset()),
+}
 EXCLUSIVE = 10_000
 """Beyond so many messages in flight an ordered partition is busy for others."""
 
@@ -38,6 +51,7 @@ class Verbs:
     topic: str
     model: Model
     reader: Reader
+    journal: Journal
     tables: Tables
     """As they were after the step before."""
 
@@ -59,8 +73,11 @@ class Verbs:
     def publish(self, keys: list[str | None]) -> None:
         if self.scale > 1:  # many keys, too
             keys = [key and f"{key}{n % 10}" for n in range(self.scale) for key in keys]
-        receipts = self.c.publish_many(self.topic, [custody.Outgoing(key, key=key) for key in keys])
-        assert [receipt.offset for receipt in receipts] == list(self.model.publish(keys, self.clock()))
+        # routing keys in turn, so that those of a message's own key differ
+        routed = [ROUTED[(len(self.model.messages) + n) % len(ROUTED)] for n in range(len(keys))]
+        messages = [custody.Outgoing(key, key=key, routing_key=to) for key, to in zip(keys, routed, strict=True)]
+        receipts = self.c.publish_many(self.topic, messages)
+        assert [receipt.offset for receipt in receipts] == list(self.model.publish(keys, self.clock(), routed))
 
     def advance(self, seconds: int) -> None:
         self.clock.move(seconds)
@@ -78,9 +95,14 @@ class Verbs:
         """A claim hands out only what it may, and is empty only if nothing may be handed out."""
         for _ in range(5):
             frontier = self.reader.frontier()
+            self._look(frontier)
             lease = self.c.claim(self.topic, GROUP, max_messages=most, visibility_timeout=visibility)
             now = self.clock()
             self.model.fold(now)
+            for entry in self.reader.journal(after=self.journal.last):
+                if entry.kind == "pass":
+                    self.model.passed(offset for offset in entry.offsets() if offset not in self.model.seen)
+                    self.model.seen.update(entry.offsets())
             if lease:
                 deadline = now + timedelta(seconds=visibility)
                 assert lease.deadline == deadline
@@ -109,6 +131,16 @@ class Verbs:
             assert lease.reason == "empty"
         assert not eligible, f"the claim was {lease.reason}, but {eligible} could be handed out"
         return None
+
+    def _look(self, frontier: int) -> None:
+        """What a binding still decides about: what is fresh, and what was rewound."""
+        unseen = self.reader.rewound() | set(range(frontier, len(self.model.messages)))
+        self.model.seen = set(range(len(self.model.messages))) - unseen
+
+    def bind(self, name: str | None) -> None:
+        """New bindings hold for what comes, and for what is rewound; what was looked at stays as it is."""
+        bindings, self.model.bound = BINDINGS[name]
+        assert len(self.c.bind(self.topic, GROUP, bindings).bindings) == len(bindings)
 
     # settles
 

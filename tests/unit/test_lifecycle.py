@@ -18,6 +18,7 @@ EVERY_PAIR = [(source, target) for source in State for target in State]
 # who makes the entry, and the states in which it finds the messages; an entry without a move is left out
 MADE_BY = {
     "claim": (Actor.WORKER, {READY}),
+    "pass": (Actor.BINDING, {READY}),
     "ack": (Actor.WORKER, {PROCESSING}),
     "nack": (Actor.WORKER, {PROCESSING}),
     "dead": (Actor.WORKER, {PROCESSING}),
@@ -49,6 +50,12 @@ def test_a_worker_makes_only_its_four_moves(source: State, target: State) -> Non
 @pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
 def test_an_operator_makes_those_and_five_more(source: State, target: State) -> None:
     assert source.can_become(target, Actor.OPERATOR) is ((source, target) in BY_WORKER | BY_OPERATOR)
+
+
+@pytest.mark.req("V11")
+@pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
+def test_what_is_not_bound_is_passed_over_and_nothing_else(source: State, target: State) -> None:
+    assert source.can_become(target, Actor.BINDING) is ((source, target) == (READY, DONE))
 
 
 @pytest.mark.parametrize("state", State)
