@@ -325,6 +325,21 @@ def test_the_error_names_the_remedy() -> None:
         Binding("orders*")
 
 
+def test_a_group_is_bound_or_fair_but_not_both(c: Custody) -> None:
+    c.create_topic(TOPIC)
+    fair = Policy(ordering="key", fairness="key")
+    with pytest.raises(InvalidArgument, match="bound and fair"):
+        c.create_group(TOPIC, GROUP, fair, bindings=["in"])
+    c.create_group(TOPIC, GROUP, fair)
+    with pytest.raises(InvalidArgument, match="bound and fair"):
+        c.bind(TOPIC, GROUP, ["in"])
+    assert c.group(TOPIC, GROUP).bindings == ()
+    c.update_group(TOPIC, GROUP, Policy(ordering="key"))
+    c.bind(TOPIC, GROUP, ["in"])
+    with pytest.raises(InvalidArgument, match="bound and fair"):
+        c.update_group(TOPIC, GROUP, fair)
+
+
 def test_a_rewound_stretch_behind_what_was_released_and_is_blocked_is_found(c: Custody) -> None:
     """What came back otherwise lies before the rewound stretch, and all of it has to be parked."""
     c.create_topic(TOPIC)

@@ -33,6 +33,7 @@ MODES = {
     "fair, capped": Rules(ordered=True, fairness="key", max_in_flight=8),
     "fair, little parked": Rules(ordered=True, fairness="tenant", max_parked=5),
 }
+BINDABLE = [mode for mode, rules in MODES.items() if rules.fairness is None]
 
 
 def run(
@@ -75,7 +76,7 @@ def test_random_verbs(c: custody.Custody, db: Connection, clock: Clock, mode: st
 
 @pytest.mark.core
 @pytest.mark.req("V11", "K2", "N2")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", BINDABLE)
 def test_random_verbs_of_a_bound_group(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
     """The same while bindings change and what was passed over comes back by rewinds."""
     run(c, db, clock, MODES[mode], examples=EXAMPLES, steps=STEPS, bound="star")
@@ -95,4 +96,5 @@ def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock:
 def test_random_verbs_at_length(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
     """The same for many more and longer runs."""
     run(c, db, clock, MODES[mode], examples=EXAMPLES * 20, steps=STEPS * 2)
-    run(c, db, clock, MODES[mode], examples=EXAMPLES * 10, steps=STEPS * 2, bound="star")
+    if mode in BINDABLE:
+        run(c, db, clock, MODES[mode], examples=EXAMPLES * 10, steps=STEPS * 2, bound="star")

@@ -14,7 +14,7 @@ from tests.property.model import Filter, Model, Rules, Said, Verdict
 from tests.property.tables import Reader, Tables
 
 import custody
-from custody.errors import LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
+from custody.errors import InvalidArgument, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
 from custody.lifecycle import State
 from custody.model import Settled
 from custody.outcomes import Kind
@@ -139,6 +139,10 @@ class Verbs:
 
     def bind(self, name: str | None) -> None:
         """New bindings hold for what comes, and for what is rewound; what was looked at stays as it is."""
+        if self.terms.fairness is not None and name is not None:
+            with pytest.raises(InvalidArgument, match="bound and fair"):
+                self.c.bind(self.topic, GROUP, BINDINGS[name][0])
+            return
         bindings, self.model.bound = BINDINGS[name]
         assert len(self.c.bind(self.topic, GROUP, bindings).bindings) == len(bindings)
 

@@ -44,6 +44,7 @@ BEGIN
     ELSIF v_group.dead_letter = 'topic' THEN
         PERFORM custody.dead_letter_topic(v_topic, v_now);
     END IF;
+    PERFORM custody.require_one_look(v_group);
     FOR v_head IN SELECT * FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition LOOP
         v_start := CASE p_start
             WHEN 'earliest' THEN v_head.first_offset
@@ -105,6 +106,7 @@ BEGIN
     FROM jsonb_populate_record(v_group, p_policy) x
     WHERE g.group_id = v_group.group_id
     RETURNING g.* INTO v_group;
+    PERFORM custody.require_one_look(v_group);
     IF v_group.breaker_rate IS NULL AND v_group.breaker_state <> 'closed' THEN
         PERFORM custody.set_breaker(v_group, 'closed', NULL, v_now);
         SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id;

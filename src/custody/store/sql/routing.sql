@@ -68,6 +68,16 @@ BEGIN
     END;
 END $$;
 
+-- A fair claim looks far ahead for other keys, a bound one for messages that match: together they have no bound on either.
+CREATE FUNCTION custody.require_one_look(p_group custody.groups) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF (p_group).fairness IS NOT NULL AND (p_group).bindings IS NOT NULL THEN
+        PERFORM custody.refuse('invalid_argument', format('group %L cannot be bound and fair at once', (p_group).name),
+            'Bind it to everything, or leave its fairness out; a pipeline can pass on to a topic of their own what the group is bound to.');
+    END IF;
+END $$;
+
 -- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is. Null
 -- or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
 CREATE FUNCTION custody.bind(p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
@@ -86,6 +96,7 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM custody.group_named(p_topic, p_group);      -- it was deleted meanwhile
     END IF;
+    PERFORM custody.require_one_look(v_group);
     UPDATE custody.cursors SET binding_no = v_group.binding_no WHERE group_id = v_group.group_id;
     INSERT INTO custody.journal (at, kind, group_id, worker, detail)
     VALUES (coalesce(p_now, clock_timestamp()), 'policy', v_group.group_id, p_actor, jsonb_build_object('bindings', v_bound.bindings));
@@ -184,7 +195,7 @@ BEGIN
             FROM unnest(v_found.offsets, v_found.keys) m (o, k) WHERE m.o < v_cut AND m.k IN (SELECT unnest(v_blocked));
             IF v_parked.offsets IS NOT NULL THEN
                 PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
-                PERFORM custody.await((p_group).group_id, (p_head).partition, v_busy);
+                PERFORM custody.await(p_group, (p_head).partition, v_busy);
             END IF;
             v_want := v_want * 4;       -- if it goes on: most of them were blocked
         END IF;
