@@ -26,7 +26,7 @@ FUNCTIONS = (
     "guards", "ranges", "topics", "priorities", "read", "reads", "stats", "delays", "publish", "producers", "groups",
     "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim", "leased",
     "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
-    "transactions", "retention", "views", "doctor",
+    "transactions", "retention", "passing", "upkeep", "journal", "growth", "views", "doctor",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 

@@ -20,10 +20,7 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'expected_offset needs messages of one partition',
             'Publish to one partition at a time, and name it.');
     END IF;
-    IF p_of <> v_topic.partitions THEN
-        PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_topic.partitions, p_of),
-            'Place the messages anew.');
-    ELSIF p_priorities <> (v_topic.starvation_limit IS NOT NULL) THEN
+    IF p_priorities <> (v_topic.starvation_limit IS NOT NULL) THEN
         PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic), 'Place the messages anew.');
     END IF;
     FOR v_head IN
@@ -31,6 +28,11 @@ BEGIN
         ORDER BY h.partition FOR UPDATE
     LOOP
         v_seen := v_seen + 1;
+        -- as the locked row says it: the topic may have grown while this call waited
+        IF p_of <> v_head.partitions THEN
+            PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
+                'Place the messages anew.');
+        END IF;
         IF v_head.delayed_from IS NOT NULL THEN
             v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
         END IF;
@@ -116,5 +118,5 @@ BEGIN
     RETURN QUERY
     SELECT r.partition, r."offset"
     FROM custody.publish(p_topic, ARRAY[v_partition], ARRAY[p_key], ARRAY['j'], ARRAY[convert_to(p_payload::text, 'UTF8')],
-                         ARRAY[p_headers::text]) r;
+                         ARRAY[p_headers::text], p_of => v_topic.partitions) r;
 END $$;

@@ -61,8 +61,8 @@ BEGIN
         PERFORM custody.refuse('topic_exists', format('topic %L exists already', p_topic), 'Use it, or choose another name.');
     END IF;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
-    INSERT INTO custody.heads (topic_id, partition, segment_id)
-    SELECT v_topic.topic_id, p, v_segment FROM generate_series(0, p_partitions - 1) p;
+    INSERT INTO custody.heads (topic_id, partition, segment_id, partitions)
+    SELECT v_topic.topic_id, p, v_segment, p_partitions FROM generate_series(0, p_partitions - 1) p;
     INSERT INTO custody.segment_bounds (segment_id, partition, first_offset)
     SELECT v_segment, p, 0 FROM generate_series(0, p_partitions - 1) p;
     RETURN v_topic;

@@ -101,11 +101,20 @@ CREATE VIEW custody.history AS
 SELECT j.entry, j.at, t.name AS topic, g.name AS consumer_group, j.partition, j.offsets, j.kind, j.lease_id, j.worker, j.error, j.detail
 FROM custody.journal j JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id);
 
--- Everything that happened to one message, in every group or in one.
+-- Everything that happened to one message, in every group or in one. Where the journal does not go back to its publication, the
+-- first row says so: what follows is not the whole story.
 CREATE FUNCTION custody.trace(p_topic text, p_partition int, p_offset bigint, p_group text DEFAULT NULL)
 RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text, lease_id uuid, detail jsonb)
 LANGUAGE sql STABLE AS $$
-    SELECT h.at, h.consumer_group, h.kind,
+    (SELECT s.dropped_until, coalesce(p_group, '*'), 'forgotten', NULL::bigint, NULL::text, 'what happened before was dropped from the journal',
+            NULL::uuid, NULL::jsonb
+     FROM custody.journal_settings s, custody.topics t JOIN custody.heads h USING (topic_id)
+     WHERE t.name = p_topic AND h.partition = p_partition AND s.dropped_until IS NOT NULL AND p_offset >= 0
+       AND p_offset < (custody.tail(h)).next_offset
+       AND NOT EXISTS (SELECT FROM custody.events_in(h, int8multirange(int8range(p_offset, p_offset + 1))) e
+                       WHERE e.published_at > s.dropped_until))
+    UNION ALL
+    (SELECT h.at, h.consumer_group, h.kind,
            -- deliveries since the last redrive or rewind, less those given back
            CASE WHEN h.kind IN ('claim', 'ack', 'nack', 'dead', 'expire', 'extend') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
@@ -114,5 +123,5 @@ LANGUAGE sql STABLE AS $$
     FROM (SELECT x.*, count(*) FILTER (WHERE x.kind IN ('redrive', 'rewind')) OVER (PARTITION BY x.consumer_group ORDER BY x.entry) AS life
           FROM custody.history x
           WHERE x.topic = p_topic AND x.partition = p_partition AND x.offsets @> p_offset AND (p_group IS NULL OR x.consumer_group = p_group)) h
-    ORDER BY h.entry
+    ORDER BY h.entry)
 $$;

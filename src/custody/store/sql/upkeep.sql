@@ -1,0 +1,202 @@
+-- What a topic keeps, and the upkeep that sees to it. No process has to run: workers, pipelines and `custody maintain` do a step
+-- at a time, each in a transaction of its own, and none of them waits for long.
+
+CREATE FUNCTION custody.set_retention(
+    p_topic text, p_time interval DEFAULT NULL, p_bytes bigint DEFAULT NULL, p_segment_time interval DEFAULT NULL,
+    p_segment_bytes bigint DEFAULT NULL, p_drop_unresolved boolean DEFAULT false
+) RETURNS custody.topics
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic custody.topics := custody.lock_topic(p_topic);
+BEGIN
+    IF p_time <= '0' OR p_bytes <= 0 OR p_segment_time <= '0' OR p_segment_bytes <= 0 THEN
+        PERFORM custody.refuse('invalid_argument', 'times and sizes of a retention are positive', 'Leave out what shall not count.');
+    ELSIF p_time IS NULL AND p_bytes IS NULL AND (p_segment_time IS NOT NULL OR p_segment_bytes IS NOT NULL OR p_drop_unresolved) THEN
+        PERFORM custody.refuse('invalid_argument', 'a retention needs a time or a size');
+    END IF;
+    UPDATE custody.topics t SET
+        retention_time = p_time, retention_bytes = p_bytes, drop_unresolved = p_drop_unresolved,
+        -- a tenth of what is kept, within reason: a segment is a table, and the granularity of what goes
+        segment_time = coalesce(p_segment_time, greatest(p_time / 10, '1 minute')),
+        segment_bytes = coalesce(p_segment_bytes, greatest(p_bytes / 10, 1048576))
+    WHERE t.topic_id = v_topic.topic_id
+    RETURNING t.* INTO v_topic;
+    RETURN v_topic;
+END $$;
+
+CREATE FUNCTION custody.segment_bytes(p_segment_id int) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(pg_total_relation_size(to_regclass('custody.log_' || p_segment_id)), 0)
+$$;
+
+CREATE FUNCTION custody.segment_messages(p_segment custody.segments) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(coalesce(custody.segment_end(p_segment, h.partition), (custody.tail(h)).next_offset) - b.first_offset), 0)::bigint
+    FROM custody.heads h JOIN custody.segment_bounds b ON b.segment_id = (p_segment).segment_id AND b.partition = h.partition
+    WHERE h.topic_id = (p_segment).topic_id
+$$;
+
+-- What one step did: sealed, dropped, held (by whom), or busy: somebody had what it needed, so it gave up at once.
+CREATE TYPE custody.upkeep AS (
+    topic text, did text, segment int, messages bigint, bytes bigint, kept bigint, lost bigint,
+    held_group text, held_partition int, held_offset bigint
+);
+
+-- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped.
+CREATE FUNCTION custody.maintain(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now     timestamptz := coalesce(p_now, clock_timestamp());
+    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_segment custody.segments;
+    v_holder  record;
+    v_done    custody.upkeep;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF v_topic.retention_time IS NULL AND v_topic.retention_bytes IS NULL THEN
+        RETURN;
+    END IF;
+    v_done.topic := p_topic;
+    SELECT * INTO v_segment FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at IS NULL;
+    v_done.segment := v_segment.segment_id;
+    v_done.bytes := custody.segment_bytes(v_segment.segment_id);
+    IF v_done.bytes >= v_topic.segment_bytes OR v_segment.created_at <= v_now - v_topic.segment_time THEN
+        v_done.messages := custody.segment_messages(v_segment);
+        IF v_done.messages > 0 THEN
+            v_done.did := custody.seal_if_open(v_topic, v_segment, v_now);
+            RETURN NEXT v_done;
+            RETURN;
+        END IF;
+    END IF;
+    SELECT * INTO v_segment FROM custody.segments s
+    WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL AND s.sealed_at IS NOT NULL ORDER BY s.segment_id LIMIT 1;
+    IF NOT FOUND OR NOT coalesce(v_segment.sealed_at <= v_now - v_topic.retention_time, false) AND NOT coalesce(v_topic.retention_bytes < (
+            SELECT sum(custody.segment_bytes(s.segment_id)) FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL), false)
+    THEN
+        RETURN;
+    END IF;
+    v_done.segment := v_segment.segment_id;
+    v_done.bytes := custody.segment_bytes(v_segment.segment_id);
+    v_done.messages := custody.segment_messages(v_segment);
+    -- a look without locks: a group that is stuck for a week must not cost the others a lock every half minute
+    SELECT * INTO v_holder FROM custody.segment_holder(v_segment, false);
+    IF v_holder.held_group IS NULL OR v_topic.drop_unresolved THEN
+        SELECT r.did, r.kept, r.lost, r.held_group, r.held_partition, r.held_offset
+        INTO v_done.did, v_done.kept, v_done.lost, v_done.held_group, v_done.held_partition, v_done.held_offset
+        FROM custody.drop_if_free(v_topic, v_segment, p_now) r;
+        IF v_done.did IS NULL THEN
+            RETURN;     -- somebody else has dropped it
+        END IF;
+    ELSE
+        v_done.did := 'held';
+        v_done.held_group := v_holder.held_group;
+        v_done.held_partition := v_holder.held_partition;
+        v_done.held_offset := v_holder.held_offset;
+    END IF;
+    RETURN NEXT v_done;
+END $$;
+
+-- The topic's row, unless somebody has it: those who maintain it do not wait for one another.
+CREATE FUNCTION custody.try_topic(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM custody.topics WHERE topic_id = p_topic_id FOR NO KEY UPDATE SKIP LOCKED;
+    RETURN FOUND;
+END $$;
+
+CREATE FUNCTION custody.seal_if_open(p_topic custody.topics, p_segment custody.segments, p_now timestamptz) RETURNS text
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+BEGIN
+    IF NOT custody.try_topic((p_topic).topic_id) THEN
+        RETURN 'busy';
+    ELSIF EXISTS (SELECT FROM custody.segments WHERE segment_id = (p_segment).segment_id AND sealed_at IS NULL) THEN
+        PERFORM custody.seal_segment((p_topic).name, p_now);
+    END IF;
+    RETURN 'sealed';
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN 'busy';
+END $$;
+
+-- The tables are taken before the rows: while it waits for a long reader of the log, if only for a moment, no claim and no publish
+-- waits for it.
+CREATE FUNCTION custody.drop_if_free(
+    p_topic custody.topics, p_segment custody.segments, p_now timestamptz, OUT did text, OUT kept bigint, OUT lost bigint,
+    OUT held_group text, OUT held_partition int, OUT held_offset bigint
+)
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+BEGIN
+    kept := 0;
+    lost := 0;
+    IF NOT custody.try_topic((p_topic).topic_id) THEN
+        did := 'busy';
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM custody.segments WHERE segment_id = (p_segment).segment_id AND dropped_at IS NULL) THEN
+        RETURN;
+    END IF;
+    EXECUTE format('LOCK TABLE custody.log, custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
+    PERFORM custody.lock_cursors_and_heads((p_topic).topic_id);
+    IF (p_topic).drop_unresolved THEN
+        PERFORM custody.fold_segment(p_segment, coalesce(p_now, clock_timestamp()));
+    END IF;
+    SELECT * INTO held_group, held_partition, held_offset FROM custody.segment_holder(p_segment, (p_topic).drop_unresolved);
+    IF held_group IS NOT NULL THEN
+        did := 'held';
+        RETURN;
+    END IF;
+    IF (p_topic).drop_unresolved THEN
+        lost := custody.pass_segment(p_segment, coalesce(p_now, clock_timestamp()));
+    END IF;
+    kept := custody.remove_segment(p_segment, p_now);
+    did := 'dropped';
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    did := 'busy';
+END $$;
+
+-- The topics that have a retention.
+CREATE FUNCTION custody.maintained_topics() RETURNS SETOF text
+LANGUAGE sql STABLE AS $$
+    SELECT name FROM custody.topics WHERE retention_time IS NOT NULL OR retention_bytes IS NOT NULL ORDER BY name
+$$;
+
+-- The segments of a topic that are there, oldest first, and what holds the oldest one, or would hold it once it is sealed.
+CREATE FUNCTION custody.describe_segments(p_topic text)
+RETURNS TABLE (
+    segment int, created_at timestamptz, sealed_at timestamptz, messages bigint, bytes bigint, from_time timestamptz, until_time timestamptz,
+    held_group text, held_partition int, held_offset bigint
+)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_topic   custody.topics := custody.topic_named(p_topic);
+    v_segment custody.segments;
+    v_first   boolean := true;
+BEGIN
+    FOR v_segment IN SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL ORDER BY s.segment_id LOOP
+        segment := v_segment.segment_id;
+        created_at := v_segment.created_at;
+        sealed_at := v_segment.sealed_at;
+        messages := custody.segment_messages(v_segment);
+        bytes := custody.segment_bytes(segment);
+        EXECUTE format(
+            'SELECT min(f.published_at), max(l.published_at)
+             FROM custody.heads h
+             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition ORDER BY "offset" LIMIT 1) f
+             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition ORDER BY "offset" DESC LIMIT 1) l
+             WHERE h.topic_id = $1', segment) INTO from_time, until_time USING v_topic.topic_id;
+        held_group := NULL;
+        held_partition := NULL;
+        held_offset := NULL;
+        IF v_first AND v_segment.sealed_at IS NOT NULL THEN
+            SELECT x.held_group, x.held_partition, x.held_offset INTO held_group, held_partition, held_offset
+            FROM custody.segment_holder(v_segment, v_topic.drop_unresolved) x;
+        END IF;
+        v_first := false;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- How many events of dead messages are kept aside for a topic, and their size.
+CREATE FUNCTION custody.kept_aside(p_topic text, OUT events bigint, OUT bytes bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT count(*), coalesce(sum(pg_column_size(k.*)), 0)::bigint
+    FROM custody.kept_events k WHERE k.topic_id = (custody.topic_named(p_topic)).topic_id
+$$;
