@@ -9,6 +9,7 @@ from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
 from custody.policy import Breaker, Constant, Exponential, Linear, Policy
 from custody.routing import Binding
+from custody.retention import Retention
 
 __all__ = [
     "connect",
@@ -20,6 +21,7 @@ __all__ = [
     "Constant",
     "Breaker",
     "Binding",
+    "Retention",
     "Outgoing",
     "Receipt",
     "Delayed",

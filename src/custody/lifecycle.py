@@ -36,7 +36,7 @@ _BY_WORKER: dict[State, frozenset[State]] = {
     State.DEAD: frozenset(),
 }
 _BY_OPERATOR: dict[State, frozenset[State]] = {
-    State.READY: frozenset({State.DONE}),  # skip
+    State.READY: frozenset({State.DONE}),  # skip; retention, where the topic allows it
     State.PROCESSING: frozenset({State.READY}),  # rewind over a lease in flight
     State.DONE: frozenset({State.READY}),  # rewind
     State.DEAD: frozenset({State.READY, State.DONE}),  # redrive; discard, replay
@@ -62,6 +62,7 @@ JOURNAL: dict[str, tuple[State | None, int | None]] = {
     "free": (None, None),
     "discard": (State.DONE, None),
     "replay": (State.DONE, None),
+    "drop": (State.DONE, None),  # by retention, where the topic lets it pass what is unresolved
     # these are about a group: they name no message, and a bare group's commit is about its position
     "pause": (None, None),
     "resume": (None, None),

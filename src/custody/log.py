@@ -16,6 +16,7 @@ from custody.errors import InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
 from custody.policy import Duration, seconds
 from custody.routing import ROUTING_KEY, require_routing_key
+from custody.retention import Retention
 from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Connection, Database
 
@@ -121,18 +122,27 @@ def create_topic(
     max_depth: int | None,
     priorities: bool,
     starvation_limit: Duration | None,
+    retention: Retention | None = None,
     now: datetime | None,
 ) -> None:
     limit = None if starvation_limit is None else timedelta(seconds=seconds(starvation_limit))
-    db.call(
-        "create_topic",
-        topic=name,
-        partitions=partitions,
-        max_depth=max_depth,
-        priorities=priorities,
-        starvation_limit=limit,
-        now=now,
-    )
+    with db.transaction() as connection:
+        db.call(
+            "create_topic",
+            on=connection,
+            topic=name,
+            partitions=partitions,
+            max_depth=max_depth,
+            priorities=priorities,
+            starvation_limit=limit,
+            now=now,
+        )
+        if retention is not None:
+            db.call("set_retention", on=connection, topic=name, **retention.columns())
+
+
+def grow_topic(db: Database, name: str, *, partitions: int, now: datetime | None) -> None:
+    db.call("grow_topic", topic=name, partitions=partitions, now=now)
 
 
 def delete_topic(db: Database, name: str) -> None:
@@ -149,6 +159,7 @@ def describe_topic(db: Database, row: Mapping[str, Any]) -> Topic:
         first_offsets=tuple(first for _, first, _ in bounds),
         tails=tuple(tail for _, _, tail in bounds),
         starvation_limit=row["starvation_limit"],
+        retention=Retention.from_columns(row),
     )
 
 

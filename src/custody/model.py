@@ -13,6 +13,7 @@ import msgspec
 from custody.lanes import Priority
 from custody.policy import Duration, Policy
 from custody.routing import ROUTING_KEY, Binding
+from custody.retention import Retention
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
@@ -114,6 +115,8 @@ class Topic:
     created_at: datetime
     tails: tuple[int, ...]
     first_offsets: tuple[int, ...]
+    retention: Retention | None = None
+    """None: everything is kept."""
     starvation_limit: timedelta | None = None
     """After so long what waits goes first. None: the topic has no priorities."""
 
@@ -124,6 +127,73 @@ class Topic:
     @property
     def message_count(self) -> int:
         return sum(tail - first for tail, first in zip(self.tails, self.first_offsets, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of a topic over all its partitions, which goes as a whole. The last one is open: `sealed_at` is None.
+
+    `held_group` has not resolved `held_partition`/`held_offset`, and so keeps the oldest segment from being dropped.
+    """
+
+    segment: int
+    created_at: datetime
+    sealed_at: datetime | None
+    messages: int
+    bytes: int
+    from_time: datetime | None
+    until_time: datetime | None
+    held_group: str | None
+    held_partition: int | None
+    held_offset: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Events of dead letters whose segments are gone."""
+
+    events: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalPart:
+    """A part of the journal, one table. The last one is open: `sealed_at` is None."""
+
+    part: int
+    created_at: datetime
+    sealed_at: datetime | None
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """What the journal keeps (None: everything), until when it has been dropped, and its parts."""
+
+    keep_time: timedelta | None
+    keep_size: int | None
+    dropped_until: datetime | None
+    parts: tuple[JournalPart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upkeep:
+    """What upkeep did to a segment, or, without a topic, to a part of the journal.
+
+    `did` is sealed, dropped, held (by the group that is named) or busy. `kept` dead letters were kept aside; `lost`
+    deliveries were given up, where the topic allows it.
+    """
+
+    topic: str | None
+    did: str
+    segment: int
+    messages: int | None
+    bytes: int
+    kept: int | None
+    lost: int | None
+    held_group: str | None
+    held_partition: int | None
+    held_offset: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from custody.cli import (
     doctor,
     groups,
     inspect,
+    keeping,
     operate,
     pipeline,
     publish,
@@ -105,6 +106,8 @@ def command() -> Callable[..., Any]:
     app.add_typer(transactions.app, name="transactions")
     app.command()(inspect.trace)
     app.command()(inspect.stats)
+    app.command()(keeping.maintain)
+    app.command()(keeping.journal)
     app.command()(demo.demo)
     app.command()(doctor.migrate)
     app.command()(doctor.doctor)

@@ -12,6 +12,7 @@ import typer
 from custody.errors import CustodyError
 from custody.policy import BACKOFFS, Backoff, Breaker, did_you_mean, seconds
 from custody.routing import Binding
+from custody.retention import size_in_bytes
 
 Start = str | int | datetime
 T = TypeVar("T")
@@ -33,6 +34,13 @@ def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
 def duration(text: str) -> str:
     """A duration such as 30s, checked and left as it is."""
     seconds(text)
+    return text
+
+
+@_usage
+def size(text: str) -> str:
+    """A size such as 10GB, checked and left as it is."""
+    size_in_bytes(text)
     return text
 
 

@@ -38,6 +38,8 @@ WORDS = {
     "free": "its key was let go on",
     "discard": "discarded",
     "commit": "done by the group's position",
+    "drop": "given up by retention: counts as done",
+    "forgotten": "older history is gone",
 }
 
 

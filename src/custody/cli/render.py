@@ -54,7 +54,16 @@ def plain(value: Any) -> Any:
     return value
 
 
-_DURATIONS = {"visibility_timeout", "handler_timeout", "initial", "cap", "window", "probe_after"}
+_DURATIONS = {
+    "visibility_timeout",
+    "handler_timeout",
+    "initial",
+    "cap",
+    "window",
+    "probe_after",
+    "time",
+    "segment_time",
+}
 
 
 def _seconds(name: str, value: Any) -> Any:
@@ -125,6 +134,14 @@ def span(value: float | timedelta | None) -> str:
         if number < limit:
             return f"{number / size:.3g} {unit}"
     return f"{number / 86400:.3g} d"
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: `512 kB`, `3.4 MB`, `2.5 GB`."""
+    for limit, unit, unit_size in ((2**20, "kB", 2**10), (2**30, "MB", 2**20), (2**40, "GB", 2**30)):
+        if count < limit:
+            return f"{count / unit_size:.3g} {unit}"
+    return f"{count / 2**40:.3g} TB"
 
 
 def payload(value: Any) -> str:

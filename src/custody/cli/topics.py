@@ -1,4 +1,4 @@
-"""`custody topics`: list, create, describe, delete."""
+"""`custody topics`: list, create, describe, retain, grow, delete."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from custody.cli import arguments, render
+from custody.cli import arguments, keeping, render
 from custody.cli.arguments import Topic, Yes
 from custody.cli.door import counted, door_of
+from custody.cli.keeping import DropUnresolved, RetentionSize, RetentionTime, SegmentSize, SegmentTime
 from custody.lanes import priority_of
 
-app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, delete.")
+app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
 
 
 @app.command("list")
@@ -57,9 +58,15 @@ def create(
             help="With --priorities: what waits for longer goes first (else after 1m).",
         ),
     ] = None,
+    retention_time: RetentionTime = None,
+    retention_size: RetentionSize = None,
+    segment_time: SegmentTime = None,
+    segment_size: SegmentSize = None,
+    drop_unresolved: DropUnresolved = False,
 ) -> None:
     """Create a topic."""
     door = door_of(ctx)
+    retention = keeping.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
     with door.connect() as c:
         made = c.create_topic(
             topic,
@@ -67,6 +74,7 @@ def create(
             max_depth=max_depth,
             priorities=priorities,
             starvation_limit=starvation_limit,
+            retention=retention,
         )
     if door.json:
         door.emit(made)
@@ -76,13 +84,15 @@ def create(
 
 @app.command()
 def describe(ctx: typer.Context, topic: Topic) -> None:
-    """One topic: its partitions and groups."""
+    """One topic: its partitions, groups, retention and segments, and what holds the oldest of them."""
     door = door_of(ctx)
     with door.connect() as c:
         found = c.topic(topic)
         groups = c.groups(topic)
+        segments = c.segments(topic)
+        kept = c.kept_aside(topic)
     if door.json:
-        door.emit({"topic": found, "groups": groups})
+        door.emit({"topic": found, "groups": groups, "segments": segments, "kept_dead_letters": kept})
         return
     door.facts(
         {
@@ -96,6 +106,9 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             ),
             "messages": found.message_count,
             "groups": ", ".join(group.name for group in groups) or None,
+            "retention": keeping.described(found.retention),
+            "size": render.size(sum(segment.bytes for segment in segments)),
+            "dead letters kept aside": kept.events,
         }
     )
     bounds = enumerate(zip(found.first_offsets, found.tails, strict=True))
@@ -105,6 +118,45 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
         for partition, (first, tail) in bounds
     ]
     door.table(["partition", *lane, "first offset", "next offset", "messages"], rows, empty="")
+    keeping.show_segments(door, segments)
+
+
+@app.command()
+def retain(
+    ctx: typer.Context,
+    topic: Topic,
+    retention_time: RetentionTime = None,
+    retention_size: RetentionSize = None,
+    segment_time: SegmentTime = None,
+    segment_size: SegmentSize = None,
+    drop_unresolved: DropUnresolved = False,
+    everything: Annotated[bool, typer.Option("--everything", help="Keep everything from now on.")] = False,
+) -> None:
+    """Say how much of a topic is kept, by time and size. Whole segments go, oldest first."""
+    door = door_of(ctx)
+    retention = keeping.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
+    if everything == (retention is not None):
+        raise typer.BadParameter("say what to keep: --retention-time or --retention-size, or --everything")
+    with door.connect() as c:
+        found = c.set_retention(topic, retention)
+    if door.json:
+        door.emit(found)
+    door.say(f"topic {topic}: {keeping.described(found.retention)}")
+
+
+@app.command()
+def grow(
+    ctx: typer.Context,
+    topic: Topic,
+    partitions: Annotated[int, typer.Argument(min=1, help="How many partitions it shall have.")],
+) -> None:
+    """Give a topic more partitions. Refused while a group that is ordered by key has anything unresolved."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        found = c.grow_topic(topic, partitions=partitions)
+    if door.json:
+        door.emit(found)
+    door.say(f"topic {topic} has {counted(found.partitions, 'partition')}")
 
 
 @app.command()

@@ -10,6 +10,7 @@ from uuid import UUID
 from custody import claim, pipelines
 from custody.claim import Lease
 from custody.engine.grouping import Grouping
+from custody.engine.keeping import Keeping
 from custody.model import Settled
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Driver, Figures, Pass
@@ -22,7 +23,7 @@ from custody.worker.calling import Handler
 from custody.worker.signals import stopped_by_signals
 
 
-class Consuming(Grouping):
+class Consuming(Grouping, Keeping):
     """Claims and what becomes of them."""
 
     def claim(

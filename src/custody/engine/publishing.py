@@ -13,6 +13,7 @@ from custody.errors import InvalidArgument, NoPriorities, TopicChanged
 from custody.lanes import Priority
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.policy import Duration
+from custody.retention import Retention
 
 Placed = TypeVar("Placed", Receipt, Delayed)
 
@@ -28,6 +29,7 @@ class Publishing(Base):
         max_depth: int | None = None,
         priorities: bool = False,
         starvation_limit: Duration | None = None,
+        retention: Retention | None = None,
     ) -> Topic:
         """A new topic. `max_depth` caps what the slowest group has not resolved, for each partition.
 
@@ -41,6 +43,7 @@ class Publishing(Base):
             max_depth=max_depth,
             priorities=priorities,
             starvation_limit=starvation_limit,
+            retention=retention,
             now=self._now(),
         )
         self._layouts.pop(name, None)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from custody.spark.keeping import Kept
 from custody.spark.pipeline import Pipeline
 from custody.spark.working import Batches, parsed
 from custody.spark.writing import Writing
+from custody.upkeep import keep_up
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +227,8 @@ class Driving:
         try:
             # before the query: a first claim may be taken before it is there
             threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
+            maintain = partial(self._c.maintain, driver.topic)
+            threading.Thread(target=keep_up, args=[maintain, ended], name="custody upkeep", daemon=True).start()
             # a URI: as a bare path it would be looked for on Spark's default file system
             query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
             while query.isActive and not self._stop.is_set() and self._fenced is None:

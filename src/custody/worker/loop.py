@@ -1,7 +1,8 @@
 """The worker's loop: claims what it can handle, keeps the leases alive, and stops without losing anything.
 
 Threads: the caller's claims; `concurrency` threads run handlers; one settles in batches; one extends leases; one
-listens for hints. A crash of any kind costs the visibility timeout and nothing else: all truth is in the database.
+listens for hints; one drops what retention lets go. A crash of any kind costs the visibility timeout and nothing
+else: all truth is in the database.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
@@ -24,6 +26,7 @@ from custody.errors import CustodyError, LeaseLost, NotFound, Transient
 from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
 from custody.policy import Duration, seconds
+from custody.upkeep import EVERY, keep_up
 from custody.worker.calling import Caller, Handler
 from custody.worker.hand import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
@@ -46,6 +49,7 @@ class Verbs(Protocol):
     def extend(self, lease_id: UUID, timeout: Duration) -> datetime: ...
     def next_due(self, topic: str, group: str) -> float | None: ...
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]: ...
+    def maintain(self, topic: str | None) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,7 @@ class Worker:
         visibility_timeout: Duration | None = None,
         poll: Duration = "1s",
         grace: Duration = "30s",
+        upkeep: Duration = EVERY,
     ) -> None:
         policy = verbs.group(topic, group).policy
         if policy is None:
@@ -87,7 +92,7 @@ class Worker:
         self._handler_timeout = None if policy.handler_timeout is None else seconds(policy.handler_timeout)
         self._visibility = seconds(visibility_timeout or policy.visibility_timeout)
         self._concurrency, self._fixed_size = concurrency, max_messages
-        self._poll, self._grace = seconds(poll), seconds(grace)
+        self._poll, self._grace, self._upkeep = seconds(poll), seconds(grace), seconds(upkeep)
         self._counts: Counter[str] = Counter()
         self._wake, self._stopping, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._tracks: queue.SimpleQueue[Track | None] = queue.SimpleQueue()
@@ -116,6 +121,10 @@ class Worker:
             self._add_hand()
         keeper = threading.Thread(target=self._keep, name="custody-keeper", daemon=True)
         keeper.start()
+        maintain = partial(self._verbs.maintain, self._topic)
+        threading.Thread(
+            target=keep_up, args=[maintain, self._ended, self._upkeep], name="custody-upkeep", daemon=True
+        ).start()
         try:
             self._claim_until_stopped()
         finally:

@@ -11,6 +11,9 @@ BEGIN
     IF p_partitions IS NULL OR p_partitions NOT BETWEEN 1 AND 4096 THEN
         PERFORM custody.refuse('invalid_argument', format('a topic cannot have %s partitions', coalesce(p_partitions::text, 'NULL')),
             'Give a number from 1 to 4096.');
+    ELSIF v_topic.starvation_limit IS NOT NULL THEN
+        PERFORM custody.refuse('conflict', format('topic %L has priorities, and cannot grow', p_topic),
+            'Make another topic with as many partitions as you want, and let a pipeline copy the messages.');
     ELSIF p_partitions < v_topic.partitions THEN
         PERFORM custody.refuse('conflict', format('topic %L has %s partitions, and cannot have fewer', p_topic, v_topic.partitions),
             'Make another topic with as many as you want, and let a pipeline copy the messages.');

@@ -1,0 +1,150 @@
+"""`custody maintain`, `custody journal`, and what `custody topics` says and sets of retention."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.door import Door, counted, door_of
+from custody.model import JournalPart, Segment, Upkeep
+from custody.policy import seconds
+from custody.retention import Retention, size_in_bytes
+
+if TYPE_CHECKING:
+    from custody import Custody
+
+_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
+_SIZE = {"parser": arguments.size, "metavar": "SIZE"}
+RetentionTime = Annotated[Any, typer.Option(help="Keep messages that long: 7d.", **_DURATION)]
+RetentionSize = Annotated[Any, typer.Option(help="Keep no more than that: 10GB.", **_SIZE)]
+SegmentTime = Annotated[Any, typer.Option(help="End a segment after that time (default: a tenth).", **_DURATION)]
+SegmentSize = Annotated[Any, typer.Option(help="End a segment at that size (default: a tenth).", **_SIZE)]
+DropUnresolved = Annotated[
+    bool, typer.Option("--drop-unresolved", help="Let retention pass what groups have not resolved.")
+]
+
+
+def retention_of(
+    retention_time: str | None,
+    retention_size: str | None,
+    segment_time: str | None,
+    segment_size: str | None,
+    drop_unresolved: bool,
+) -> Retention | None:
+    """The retention that the options say; None if they say nothing."""
+    if retention_time is None and retention_size is None:
+        if segment_time is not None or segment_size is not None or drop_unresolved:
+            raise typer.BadParameter("a retention needs --retention-time or --retention-size")
+        return None
+    return Retention(
+        time=retention_time,
+        size=retention_size,
+        segment_time=segment_time,
+        segment_size=segment_size,
+        drop_unresolved=drop_unresolved,
+    )
+
+
+def described(retention: Retention | None) -> str:
+    """A retention in words."""
+    if retention is None:
+        return "everything is kept"
+    kept = [] if retention.time is None else [render.span(seconds(retention.time))]
+    kept += [] if retention.size is None else [_size(size_in_bytes(retention.size))]
+    text = " and at most ".join(kept) if retention.time is not None else f"at most {kept[0]}"
+    return text + (", unresolved messages too" if retention.drop_unresolved else "")
+
+
+def _size(count: int) -> str:
+    return render.size(count)
+
+
+def show_segments(door: Door, segments: list[Segment]) -> None:
+    rows = [
+        [s.segment, "open" if s.sealed_at is None else "sealed", s.messages, _size(s.bytes), s.from_time, s.until_time]
+        for s in segments
+    ]
+    door.table(["segment", "", "messages", "size", "from", "until"], rows, empty="")
+    held = segments[0] if segments else None
+    if held is not None and held.held_group is not None:
+        where = f"partition {held.held_partition}, offset {held.held_offset}"
+        print(f"segment {held.segment} is held by group {held.held_group}: {where} is not resolved")
+
+
+def maintain(
+    ctx: typer.Context,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic (default: all).")] = None,
+    every: Annotated[Any, typer.Option(help="Go on, so often; else once.", **_DURATION)] = None,
+) -> None:
+    """Drop what retention lets go, of topics and the journal. Workers and pipelines do it by themselves."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        while True:
+            _round(door, c, topic, repeated=every is not None)
+            if every is None:
+                return
+            time.sleep(seconds(every))
+
+
+def _round(door: Door, c: Custody, topic: str | None, *, repeated: bool) -> None:
+    done = c.maintain(topic)
+    if door.json:
+        if done or not repeated:
+            door.emit(done)
+        return
+    for one in done:
+        print(sentence(one), flush=True)
+    if not done and not repeated:
+        door.say("There is nothing to do.")
+
+
+def sentence(one: Upkeep) -> str:
+    """What upkeep did, for people."""
+    what = f"{one.topic}: segment {one.segment}" if one.topic is not None else f"journal: part {one.segment}"
+    contents = _size(one.bytes) + ("" if one.messages is None else f", {counted(one.messages, 'message')}")
+    if one.did == "held":
+        return (
+            f"{what} ({contents}) is held by group {one.held_group}: "
+            f"partition {one.held_partition}, offset {one.held_offset} is not resolved"
+        )
+    if one.did == "busy":
+        return f"{what} is in use: it is tried again next time"
+    text = f"{what} {one.did} ({contents})"
+    text += f", {counted(one.kept, 'dead letter')} kept aside" if one.kept else ""
+    return text + (f", {counted(one.lost, 'unresolved delivery')} given up" if one.lost else "")
+
+
+def journal(
+    ctx: typer.Context,
+    keep_time: Annotated[Any, typer.Option(help="Keep the journal that long: 30d.", **_DURATION)] = None,
+    keep_size: Annotated[Any, typer.Option(help="Keep no more of it than that: 5GB.", **_SIZE)] = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep all of it from now on.")] = False,
+) -> None:
+    """The journal, the history of all messages: its size, its parts, and how much of it is kept."""
+    door = door_of(ctx)
+    if keep_all and (keep_time is not None or keep_size is not None):
+        raise typer.BadParameter("--keep-all excludes --keep-time and --keep-size")
+    with door.connect() as c:
+        if keep_all or keep_time is not None or keep_size is not None:
+            c.set_journal_retention(time=keep_time, size=keep_size)
+        found = c.journal()
+    if door.json:
+        door.emit(found)
+        return
+    retention = None if found.keep_time is None and found.keep_size is None else (found.keep_time, found.keep_size)
+    kept = "everything is kept" if retention is None else described(Retention(time=retention[0], size=retention[1]))
+    door.facts({"kept": kept, "size": _size(sum(p.bytes for p in found.parts)), "dropped until": found.dropped_until})
+    door.table(["part", "", "size", "since", "until"], [_part_row(part) for part in found.parts], empty="")
+
+
+def _part_row(part: JournalPart) -> list[object]:
+    return [
+        part.part,
+        "open" if part.sealed_at is None else "sealed",
+        _size(part.bytes),
+        part.created_at,
+        part.sealed_at,
+    ]

@@ -1,0 +1,97 @@
+"""Upkeep: segments end and go by their topic's retention, parts of the journal by its own. A step, a transaction."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from custody.errors import CustodyError, TopicNotFound
+from custody.model import JournalPart, Kept, Segment, Upkeep
+from custody.policy import Duration
+from custody.retention import Retention, Size, keep_time, size_in_bytes
+from custody.store.postgres import Database
+
+logger = logging.getLogger(__name__)
+
+EVERY = 30.0  # seconds between two rounds of a process that runs anyway
+TRIES = 3
+PAUSE = 0.05
+
+
+def set_retention(db: Database, topic: str, retention: Retention | None) -> None:
+    db.call("set_retention", topic=topic, **({} if retention is None else retention.columns()))
+
+
+def set_journal_retention(db: Database, *, time: Duration | None, size: Size | None) -> None:
+    seconds = keep_time("time", time)
+    db.call(
+        "set_journal_retention",
+        time=None if seconds is None else f"{seconds} s",
+        bytes=None if size is None else size_in_bytes(size),
+    )
+
+
+def maintain(db: Database, topic: str | None, *, now: Callable[[], datetime | None]) -> list[Upkeep]:
+    """All that is due, of one topic or of all, and of the journal. Returns what was done, and what could not be."""
+    topics = [topic] if topic is not None else [name for (name,) in db.call("maintained_topics")]
+    done: list[Upkeep] = []
+    for name in topics:
+        try:
+            done += _steps(lambda name=name: db.call_dicts("maintain", topic=name, now=now()))  # type: ignore[misc]
+        except TopicNotFound:
+            if topic is not None:
+                raise
+    done += _steps(lambda: db.call_dicts("maintain_journal", now=now()))
+    return done
+
+
+def _steps(step: Callable[[], list[dict[str, Any]]]) -> list[Upkeep]:
+    """Step after step while there is something to do; who is in the way is given a few moments."""
+    done: list[Upkeep] = []
+    tries = 0
+    while rows := step():
+        found = Upkeep(**rows[0])
+        if found.did == "busy":
+            tries += 1
+            if tries < TRIES:
+                time.sleep(PAUSE * tries * random.uniform(0.5, 1.5))
+                continue
+        if found.did != "opened":  # half of a seal
+            done.append(found)
+        if found.did in ("held", "busy"):
+            break
+    return done
+
+
+def keep_up(maintain: Callable[[], object], ended: threading.Event, every: float = EVERY) -> None:
+    """Runs in a thread of a worker or a pipeline, until that has ended. What goes wrong is logged, and tried again."""
+    while not ended.wait(every * random.uniform(0.5, 1)):
+        try:
+            maintain()
+        except CustodyError as error:
+            logger.warning("the upkeep of the log was put off: %s", error)
+        except Exception:
+            logger.exception("the upkeep of the log failed")
+
+
+def segments(db: Database, topic: str) -> list[Segment]:
+    return [Segment(**row) for row in db.call_dicts("describe_segments", topic=topic)]
+
+
+def kept(db: Database, topic: str) -> Kept:
+    return Kept(**db.call_dicts("kept_aside", topic=topic)[0])
+
+
+def journal_parts(db: Database) -> list[JournalPart]:
+    return [JournalPart(**row) for row in db.call_dicts("describe_journal")]
+
+
+def journal_retention(db: Database) -> tuple[Any, int | None, datetime | None]:
+    """The time and the size that the journal keeps, and until when it has been dropped."""
+    row = db.select("journal_settings", order=["one"])[0]
+    return row["retention_time"], row["retention_bytes"], row["dropped_until"]
