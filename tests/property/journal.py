@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from custody.lifecycle import JOURNAL, Actor, State
 
-BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "replay", "free"})
-"""The kinds of entries that an operator causes; everything else is a worker's."""
+BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "replay", "free", "drop"})
+"""The kinds of entries that an operator causes, or a retention of his; everything else is a worker's."""
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,8 @@ class Model:
     """The routing keys that the group gets; None: every message."""
     seen: set[int] = field(default_factory=set)
     """What a claim has looked at since it was published or rewound: a binding changes nothing for these."""
+    first: int = 0
+    """Where the log begins: retention has dropped what is before."""
 
     def publish(self, keys: Iterable[str | None], now: datetime, routed: Sequence[str | None] | None = None) -> range:
         """Appends the messages; returns the offsets that they must get."""
@@ -361,7 +363,16 @@ class Model:
                 lease.deadlines.pop(message.offset, None)
 
     def offset_at(self, time: datetime) -> int:
-        return next((m.offset for m in self.messages if m.published_at >= time), len(self.messages))
+        return next((m.offset for m in self.messages[self.first :] if m.published_at >= time), len(self.messages))
+
+    def retain(self, first: int) -> int:
+        """The log begins there now. What was unresolved is done by it, but for dead letters; returns how much that was."""
+        lost = [m for m in self.messages[self.first : first] if m.state not in (State.DONE, State.DEAD)]
+        for message in lost:
+            assert message.state is State.READY, f"retention took what is in flight: {message}"
+            message.state = State.DONE
+        self.first = first
+        return len(lost)
 
     def replay(self, copy: int, now: datetime) -> tuple[int, bool, bool]:
         """What a replay of that copy must answer: the offset, whether it is a repeat, and whether it was still dead."""

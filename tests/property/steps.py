@@ -60,6 +60,8 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "replay": {"pick": st.integers(0, 30)},
     "pause": {},
     "bind": {"name": st.sampled_from((None, "one", "star", "rest", "header", "none"))},
+    "seal": {},
+    "retain": {"unresolved": st.sampled_from((False, False, True)), "seal": st.sampled_from((True, True, False))},
 }
 OFTEN = ("claim", "publish", "ack_some", "nack_some") * 2
 OFTEN += ("claim", "claim_many", "ack_all", "settle_mixed", "advance")

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from tests.property.journal import Journal
 from tests.property.model import Filter, Model, Rules, Said, Verdict
-from tests.property.tables import Reader, Tables
+from tests.property.tables import Connection, Reader, Tables
 
 import custody
 from custody.errors import InvalidArgument, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
@@ -45,6 +45,7 @@ class Verbs:
     """One group on one partition, in a topic of its own. `scale` multiplies what is published and claimed in bulk."""
 
     c: custody.Custody
+    db: Connection
     clock: Clock
     terms: Rules
     scale: int
@@ -298,7 +299,7 @@ class Verbs:
         """To so many messages before the frontier; there is no rewinding forward, nor before the first offset."""
         frontier = self.tables.frontier
         target = frontier - back
-        if 0 <= target <= frontier:
+        if self.model.first <= target <= frontier:
             rewound = self.c.rewind(self.topic, GROUP, to_offset=target, partition=0)
             assert [(r.target, r.messages) for r in rewound] == [(target, back)]
             self.model.rewind(target, self.clock())
@@ -344,6 +345,34 @@ class Verbs:
             self.terms = replace(self.terms, fairness=fair)
         self.c.update_group(self.topic, GROUP, self.policy())
         self.model.rules = self.terms
+
+    # retention
+
+    def seal(self) -> None:
+        self.db.execute("SELECT custody.seal_segment(%s, %s)", [self.topic, self.clock()])
+
+    def retain(self, unresolved: bool, seal: bool) -> None:
+        """Everything sealed goes, up to what the group has not resolved; if the topic says so, up to what is in flight."""
+        if seal:
+            self.seal()
+        rules = custody.Retention(time="500ms", segment_time="1000h", drop_unresolved=unresolved)
+        self.c.set_retention(self.topic, rules)
+        self.clock.move(1)
+        steps = self.c.maintain(self.topic)
+        self.c.set_retention(self.topic, None)
+        if unresolved and steps:
+            self.model.fold(self.clock())
+        (first,) = self.c.topic(self.topic).first_offsets
+        open_before = [m.offset for m in self.model.messages[self.model.first :] if not m.resolved]
+        assert sum(step.messages or 0 for step in steps if step.did == "dropped") == first - self.model.first
+        lost = self.model.retain(first)
+        assert sum(step.lost or 0 for step in steps) == lost
+        assert unresolved or not lost, f"{lost} unresolved messages are gone"
+        held = [step.held_offset for step in steps if step.did == "held"]
+        if held and unresolved:
+            assert self.model.messages[held[0] or 0].state is State.PROCESSING
+        elif held:
+            assert held == open_before[:1], "another one is the first that is not resolved"
 
     def pause(self) -> None:
         """A paused group hands out nothing."""

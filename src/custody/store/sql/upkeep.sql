@@ -42,14 +42,14 @@ CREATE TYPE custody.upkeep AS (
     held_group text, held_partition int, held_offset bigint
 );
 
--- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped.
+-- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped. It waits for nobody
+-- longer than its time-out, and nobody longer than that for it.
 CREATE FUNCTION custody.maintain(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
     v_now     timestamptz := coalesce(p_now, clock_timestamp());
     v_topic   custody.topics := custody.topic_named(p_topic);
     v_segment custody.segments;
-    v_holder  record;
     v_done    custody.upkeep;
 BEGIN
     PERFORM custody.require_read_committed();
@@ -57,99 +57,76 @@ BEGIN
         RETURN;
     END IF;
     v_done.topic := p_topic;
-    SELECT * INTO v_segment FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at IS NULL;
-    v_done.segment := v_segment.segment_id;
-    v_done.bytes := custody.segment_bytes(v_segment.segment_id);
-    IF v_done.bytes >= v_topic.segment_bytes OR v_segment.created_at <= v_now - v_topic.segment_time THEN
-        v_done.messages := custody.segment_messages(v_segment);
-        IF v_done.messages > 0 THEN
-            v_done.did := custody.seal_if_open(v_topic, v_segment, v_now);
-            RETURN NEXT v_done;
+    BEGIN
+        -- those who maintain a topic do not wait for one another, nor for those who place a group on it
+        PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RAISE lock_not_available;
+        END IF;
+        SELECT * INTO v_segment FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at IS NULL;
+        v_done.segment := v_segment.segment_id;
+        v_done.bytes := custody.segment_bytes(v_segment.segment_id);
+        IF v_done.bytes >= v_topic.segment_bytes OR v_segment.created_at <= v_now - v_topic.segment_time THEN
+            v_done.messages := custody.segment_messages(v_segment);
+            IF v_done.messages > 0 THEN
+                PERFORM custody.seal_segment(p_topic, p_now);
+                v_done.did := 'sealed';
+                RETURN NEXT v_done;
+                RETURN;
+            END IF;
+        END IF;
+        SELECT * INTO v_segment FROM custody.segments s
+        WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL AND s.sealed_at IS NOT NULL ORDER BY s.segment_id LIMIT 1;
+        IF NOT FOUND OR NOT custody.beyond_retention(v_topic, v_segment, v_now) THEN
             RETURN;
         END IF;
-    END IF;
-    SELECT * INTO v_segment FROM custody.segments s
-    WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL AND s.sealed_at IS NOT NULL ORDER BY s.segment_id LIMIT 1;
-    IF NOT FOUND OR NOT coalesce(v_segment.sealed_at <= v_now - v_topic.retention_time, false) AND NOT coalesce(v_topic.retention_bytes < (
-            SELECT sum(custody.segment_bytes(s.segment_id)) FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL), false)
-    THEN
-        RETURN;
-    END IF;
-    v_done.segment := v_segment.segment_id;
-    v_done.bytes := custody.segment_bytes(v_segment.segment_id);
-    v_done.messages := custody.segment_messages(v_segment);
-    -- a look without locks: a group that is stuck for a week must not cost the others a lock every half minute
-    SELECT * INTO v_holder FROM custody.segment_holder(v_segment, false);
-    IF v_holder.held_group IS NULL OR v_topic.drop_unresolved THEN
-        SELECT r.did, r.kept, r.lost, r.held_group, r.held_partition, r.held_offset
-        INTO v_done.did, v_done.kept, v_done.lost, v_done.held_group, v_done.held_partition, v_done.held_offset
-        FROM custody.drop_if_free(v_topic, v_segment, p_now) r;
-        IF v_done.did IS NULL THEN
-            RETURN;     -- somebody else has dropped it
-        END IF;
-    ELSE
-        v_done.did := 'held';
-        v_done.held_group := v_holder.held_group;
-        v_done.held_partition := v_holder.held_partition;
-        v_done.held_offset := v_holder.held_offset;
-    END IF;
+        v_done.segment := v_segment.segment_id;
+        v_done.bytes := custody.segment_bytes(v_segment.segment_id);
+        v_done.messages := custody.segment_messages(v_segment);
+        v_done := custody.drop_unless_held(v_topic, v_segment, v_done, p_now);
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        v_done.did := 'busy';
+    END;
     RETURN NEXT v_done;
 END $$;
 
--- The topic's row, unless somebody has it: those who maintain it do not wait for one another.
-CREATE FUNCTION custody.try_topic(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM 1 FROM custody.topics WHERE topic_id = p_topic_id FOR NO KEY UPDATE SKIP LOCKED;
-    RETURN FOUND;
-END $$;
-
-CREATE FUNCTION custody.seal_if_open(p_topic custody.topics, p_segment custody.segments, p_now timestamptz) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
-BEGIN
-    IF NOT custody.try_topic((p_topic).topic_id) THEN
-        RETURN 'busy';
-    ELSIF EXISTS (SELECT FROM custody.segments WHERE segment_id = (p_segment).segment_id AND sealed_at IS NULL) THEN
-        PERFORM custody.seal_segment((p_topic).name, p_now);
-    END IF;
-    RETURN 'sealed';
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-    RETURN 'busy';
-END $$;
+-- A segment was sealed after its newest message was published: when it has been sealed for so long, all of it is older.
+CREATE FUNCTION custody.beyond_retention(p_topic custody.topics, p_segment custody.segments, p_now timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce((p_segment).sealed_at <= p_now - (p_topic).retention_time, false)
+        OR coalesce((p_topic).retention_bytes < (SELECT sum(custody.segment_bytes(s.segment_id)) FROM custody.segments s
+                                                 WHERE s.topic_id = (p_topic).topic_id AND s.dropped_at IS NULL), false)
+$$;
 
 -- The tables are taken before the rows: while it waits for a long reader of the log, if only for a moment, no claim and no publish
 -- waits for it.
-CREATE FUNCTION custody.drop_if_free(
-    p_topic custody.topics, p_segment custody.segments, p_now timestamptz, OUT did text, OUT kept bigint, OUT lost bigint,
-    OUT held_group text, OUT held_partition int, OUT held_offset bigint
-)
-LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+CREATE FUNCTION custody.drop_unless_held(p_topic custody.topics, p_segment custody.segments, p_done custody.upkeep, p_now timestamptz)
+RETURNS custody.upkeep
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_holder record;
 BEGIN
-    kept := 0;
-    lost := 0;
-    IF NOT custody.try_topic((p_topic).topic_id) THEN
-        did := 'busy';
-        RETURN;
-    ELSIF NOT EXISTS (SELECT FROM custody.segments WHERE segment_id = (p_segment).segment_id AND dropped_at IS NULL) THEN
-        RETURN;
+    -- first a look without locks: a group that is stuck for a week must not cost the others a lock every half minute
+    SELECT * INTO v_holder FROM custody.segment_holder(p_segment, false);
+    IF v_holder.held_group IS NULL OR (p_topic).drop_unresolved THEN
+        EXECUTE format('LOCK TABLE custody.log, custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
+        PERFORM custody.lock_cursors_and_heads((p_topic).topic_id);
+        IF (p_topic).drop_unresolved THEN
+            PERFORM custody.fold_segment(p_segment, coalesce(p_now, clock_timestamp()));
+        END IF;
+        SELECT * INTO v_holder FROM custody.segment_holder(p_segment, (p_topic).drop_unresolved);
     END IF;
-    EXECUTE format('LOCK TABLE custody.log, custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
-    PERFORM custody.lock_cursors_and_heads((p_topic).topic_id);
-    IF (p_topic).drop_unresolved THEN
-        PERFORM custody.fold_segment(p_segment, coalesce(p_now, clock_timestamp()));
+    IF v_holder.held_group IS NOT NULL THEN
+        p_done.did := 'held';
+        p_done.held_group := v_holder.held_group;
+        p_done.held_partition := v_holder.held_partition;
+        p_done.held_offset := v_holder.held_offset;
+        RETURN p_done;
     END IF;
-    SELECT * INTO held_group, held_partition, held_offset FROM custody.segment_holder(p_segment, (p_topic).drop_unresolved);
-    IF held_group IS NOT NULL THEN
-        did := 'held';
-        RETURN;
-    END IF;
-    IF (p_topic).drop_unresolved THEN
-        lost := custody.pass_segment(p_segment, coalesce(p_now, clock_timestamp()));
-    END IF;
-    kept := custody.remove_segment(p_segment, p_now);
-    did := 'dropped';
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-    did := 'busy';
+    p_done.lost := CASE WHEN (p_topic).drop_unresolved THEN custody.pass_segment(p_segment, coalesce(p_now, clock_timestamp())) ELSE 0 END;
+    p_done.kept := custody.remove_segment(p_segment, p_now);
+    p_done.did := 'dropped';
+    RETURN p_done;
 END $$;
 
 -- The topics that have a retention.
