@@ -1,4 +1,4 @@
-"""Messages flow through a topic whose retention drops segments: disk use stays bounded, and nothing is lost on the way."""
+"""Messages flow through a topic whose retention drops segments: disk use stays bounded, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Flow:
 
     count: int
     by_consumer: bool
-    """The consumer maintains after each batch, else a thread does: the bounds of a small run must not hang on timing."""
+    """The consumer maintains after each batch, else a thread does: a small run must not hang on timing."""
     took: list[float] = field(default_factory=list)
     log: list[int] = field(default_factory=list)
     journal: list[int] = field(default_factory=list)

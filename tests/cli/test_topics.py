@@ -35,6 +35,7 @@ def test_a_topic_is_created_listed_and_described(cli: Run, quick: Run, live: Cus
         "created_at": live.topic("orders").created_at.isoformat(),
         "tails": [0, 1],
         "first_offsets": [0, 0],
+        "retention": None,
         "message_count": 1,
         "priorities": False,
         "starvation_limit": None,
@@ -45,7 +46,7 @@ def test_a_topic_is_created_listed_and_described(cli: Run, quick: Run, live: Cus
     explained(described)
     assert described["topic"] == document
     assert [group["name"] for group in described["groups"]] == ["stock"]
-    assert "groups     stock" in quick("topics", "describe", "orders").out
+    assert "groups                   stock" in quick("topics", "describe", "orders").out
 
 
 def test_a_topic_is_deleted_only_when_confirmed(cli: Run, quick: Run, live: Custody) -> None:

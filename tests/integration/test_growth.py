@@ -149,6 +149,21 @@ def test_a_publisher_that_waited_for_the_growth_places_anew(c: Custody, database
 
 
 @pytest.mark.req("V13")
+def test_delayed_messages_move_with_their_keys(c: Custody, clock: Clock) -> None:
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering="key"))
+    for key in KEYS:
+        c.publish(TOPIC, "delayed", key=key, delay="1h")
+    c.grow_topic(TOPIC, partitions=8)
+    publish(c)
+    assert len(drain(c)) == 20
+    clock.move(3600)
+    seen = drain(c)
+    assert {(m.key, m.partition) for m in seen} == {(key, partition_for(key, 8)) for key in KEYS}
+    assert {m.payload for m in seen} == {"delayed"}
+
+
+@pytest.mark.req("V13")
 def test_an_idle_worker_finds_messages_of_a_new_partition(c: Custody, database_url: str) -> None:
     c.create_topic(TOPIC)
     c.create_group(TOPIC, GROUP, Policy(ordering="key"))

@@ -366,7 +366,7 @@ class Model:
         return next((m.offset for m in self.messages[self.first :] if m.published_at >= time), len(self.messages))
 
     def retain(self, first: int) -> int:
-        """The log begins there now. What was unresolved is done by it, but for dead letters; returns how much that was."""
+        """The log begins there now. What was unresolved is done by it, but for dead letters; returns how many."""
         lost = [m for m in self.messages[self.first : first] if m.state not in (State.DONE, State.DEAD)]
         for message in lost:
             assert message.state is State.READY, f"retention took what is in flight: {message}"

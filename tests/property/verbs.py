@@ -352,7 +352,7 @@ class Verbs:
         self.db.execute("SELECT custody.seal_segment(%s, %s)", [self.topic, self.clock()])
 
     def retain(self, unresolved: bool, seal: bool) -> None:
-        """Everything sealed goes, up to what the group has not resolved; if the topic says so, up to what is in flight."""
+        """All that is sealed goes, up to what is not resolved; if the topic says so, up to what is in flight."""
         if seal:
             self.seal()
         rules = custody.Retention(time="500ms", segment_time="1000h", drop_unresolved=unresolved)

@@ -45,6 +45,12 @@ BEGIN
     WHERE s.topic_id = v_topic.topic_id AND s.sealed_at IS NULL;
     INSERT INTO custody.segment_bounds (segment_id, partition, first_offset)
     SELECT h.segment_id, h.partition, 0 FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition >= v_topic.partitions;
+    -- delayed messages move with their keys; one whose partition was named stays
+    UPDATE custody.delayed d SET partition = custody.partition_for(d.key, p_partitions)
+    WHERE d.topic_id = v_topic.topic_id AND d.partition = custody.partition_for(d.key, v_topic.partitions);
+    UPDATE custody.heads h SET delayed_from = least(h.delayed_from, w.earliest)
+    FROM (SELECT d.partition, min(d.deliver_at) AS earliest FROM custody.delayed d WHERE d.topic_id = v_topic.topic_id GROUP BY d.partition) w
+    WHERE h.topic_id = v_topic.topic_id AND h.partition = w.partition;
     -- in this order: a claim that finds a cursor finds the rest
     INSERT INTO custody.frontiers
     SELECT g.group_id, n, 0, 0, 1 FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n WHERE g.topic_id = v_topic.topic_id;
