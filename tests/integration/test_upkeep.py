@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -238,6 +239,9 @@ def test_settings_are_kept_and_shown(c: Custody) -> None:
     small = c.set_retention(TOPIC, Retention(size="2MB")).retention
     assert small is not None
     assert (small.segment_size, small.segment_time) == (2**20, None)
+    plain = c.set_retention(TOPIC, Retention(time="2h")).retention
+    assert plain is not None
+    assert (plain.size, plain.segment_size, plain.segment_time) == (None, None, timedelta(minutes=12))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ BEGIN
         RETURN;
     END IF;
     v_done.bytes := custody.part_bytes(v_last.part);
-    IF (v_done.bytes >= greatest(v_settings.retention_bytes / 10, 1048576) OR v_last.created_at <= v_now - greatest(v_settings.retention_time / 10, '1 minute'))
+    IF (v_settings.retention_bytes IS NOT NULL AND v_done.bytes >= greatest(v_settings.retention_bytes / 10, 1048576)
+        OR v_settings.retention_time IS NOT NULL AND v_last.created_at <= v_now - greatest(v_settings.retention_time / 10, '1 minute'))
         AND EXISTS (SELECT FROM custody.journal WHERE entry >= custody.part_start(v_last.part))
     THEN
         v_done.did := custody.open_part(v_last.part + 1, v_now);

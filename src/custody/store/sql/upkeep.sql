@@ -17,8 +17,8 @@ BEGIN
     UPDATE custody.topics t SET
         retention_time = p_time, retention_bytes = p_bytes, drop_unresolved = p_drop_unresolved,
         -- a tenth of what is kept, within reason: a segment is a table, and the granularity of what goes
-        segment_time = coalesce(p_segment_time, greatest(p_time / 10, '1 minute')),
-        segment_bytes = coalesce(p_segment_bytes, greatest(p_bytes / 10, 1048576))
+        segment_time = coalesce(p_segment_time, CASE WHEN p_time IS NOT NULL THEN greatest(p_time / 10, '1 minute') END),
+        segment_bytes = coalesce(p_segment_bytes, CASE WHEN p_bytes IS NOT NULL THEN greatest(p_bytes / 10, 1048576) END)
     WHERE t.topic_id = v_topic.topic_id
     RETURNING t.* INTO v_topic;
     RETURN v_topic;
