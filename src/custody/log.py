@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from custody import lanes
-from custody.errors import InvalidArgument, InvalidPayload
+from custody.errors import Busy, InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
 from custody.policy import Duration, seconds
 from custody.routing import ROUTING_KEY, require_routing_key
 from custody.retention import Retention
 from custody.store.append import copy_rows, row_tail
-from custody.store.postgres import Connection, Database
+from custody.store.postgres import Connection, Database, Row
 
 COPY_FROM = 64
 """From this many messages on a batch goes in by COPY: three more round trips, but cheaper for each row."""
@@ -149,8 +149,17 @@ def delete_topic(db: Database, name: str) -> None:
     db.call("delete_topic", topic=name)
 
 
+def _bounds(db: Database, topic: str) -> list[Row]:
+    for _ in range(3):
+        try:
+            return db.call("partitions", topic=topic)
+        except Busy:  # the segment that it looked into was sealed and dropped at that moment
+            continue
+    return db.call("partitions", topic=topic)
+
+
 def describe_topic(db: Database, row: Mapping[str, Any]) -> Topic:
-    bounds = db.call("partitions", topic=row["name"])
+    bounds = _bounds(db, row["name"])
     return Topic(
         name=row["name"],
         partitions=row["partitions"],

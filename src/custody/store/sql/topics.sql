@@ -95,7 +95,11 @@ BEGIN
     IF next_offset IS NULL THEN
         next_offset := (p_head).segment_start;
         IF next_offset > (p_head).first_offset THEN
-            SELECT published_at INTO newest FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
+            BEGIN
+                SELECT published_at INTO newest FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
+            EXCEPTION WHEN undefined_table THEN
+                newest := NULL;     -- dropped meanwhile: then the caller has no lock, and does not ask for the time
+            END;
         END IF;
     END IF;
 END $$;
