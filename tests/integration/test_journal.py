@@ -145,6 +145,24 @@ def test_a_long_reader_puts_the_drop_off(c: Custody, clock: Clock) -> None:
     assert "dropped" in did(c)
 
 
+@pytest.mark.req("V13")
+def test_steps_within_one_transaction_or_rolled_back_lose_no_entry(c: Custody, db: Any, clock: Clock) -> None:
+    start(c, 3)
+    c.set_journal_retention(time="10h")
+    clock.move(HOUR)
+    step = "SELECT did FROM custody.maintain_journal(%s)"
+    with db.transaction():
+        assert db.execute(step, [clock()]).fetchall() == [("opened",)]
+        assert db.execute(step, [clock()]).fetchall() == [("busy",)], "nobody else can see that part yet"
+        assert len(c.claim(TOPIC, GROUP)) == 1
+    with db.transaction(force_rollback=True):
+        assert db.execute(step, [clock()]).fetchall() == [("sealed",)]
+    assert len(c.claim(TOPIC, GROUP)) == 1
+    assert max(entries(db)) >= PART, "the sequence has moved on nevertheless"
+    assert did(c) == []
+    assert [part.sealed_at is None for part in c.journal().parts] == [False, True]
+
+
 def test_bad_settings_are_refused(c: Custody, db: Any) -> None:
     before = c.journal()
     for bad in ({"time": 0}, {"size": 0}, {"size": "much"}, {"time": "-1s"}):

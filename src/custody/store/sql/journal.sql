@@ -49,6 +49,8 @@ BEGIN
         RETURN NEXT v_done;
         RETURN;
     END IF;
+    -- a sequence moves on for good, even if the transaction that moved it is rolled back
+    UPDATE custody.journal_parts SET sealed_at = v_now WHERE part < v_last.part AND sealed_at IS NULL;
     v_done.bytes := custody.part_bytes(v_last.part);
     IF (v_settings.retention_bytes IS NOT NULL AND v_done.bytes >= greatest(v_settings.retention_bytes / 10, 1048576)
         OR v_settings.retention_time IS NOT NULL AND v_last.created_at <= v_now - greatest(v_settings.retention_time / 10, '1 minute'))
@@ -79,7 +81,7 @@ BEGIN
     EXECUTE format('CREATE TABLE custody.journal_%s (LIKE custody.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', p_part);
     EXECUTE format('ALTER TABLE custody.journal ATTACH PARTITION custody.journal_%s FOR VALUES FROM (%s) TO (%s)',
                    p_part, custody.part_start(p_part), custody.part_start(p_part + 1));
-    INSERT INTO custody.journal_parts VALUES (p_part, p_now, NULL);
+    INSERT INTO custody.journal_parts (part, created_at) VALUES (p_part, p_now);
     RETURN 'opened';
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN 'busy';
@@ -95,6 +97,9 @@ DECLARE
                              WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass AND l.pid IS DISTINCT FROM pg_backend_pid()
                                AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 BEGIN
+    IF (SELECT opened_by FROM custody.journal_parts WHERE part = p_part) = pg_current_xact_id_if_assigned() THEN
+        RETURN 'busy';      -- in the transaction that has attached it nobody else knows the part yet
+    END IF;
     FOR v_try IN 1..20 LOOP
         IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.virtualtransaction = ANY (v_before)
                        AND l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass) THEN
@@ -107,9 +112,16 @@ BEGIN
     RETURN 'busy';
 END $$;
 
+-- Everybody writes to the journal, so everybody would wait behind this: it looks first whether somebody keeps it for long.
 CREATE FUNCTION custody.drop_part(p_part custody.journal_parts) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 BEGIN
+    IF EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+               WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass AND l.pid <> pg_backend_pid()
+                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                 AND a.xact_start < clock_timestamp() - interval '50 ms') THEN
+        RETURN 'busy';
+    END IF;
     EXECUTE format('ALTER TABLE custody.journal DETACH PARTITION custody.journal_%s', (p_part).part);
     EXECUTE format('DROP TABLE custody.journal_%s', (p_part).part);
     DELETE FROM custody.journal_parts WHERE part = (p_part).part;

@@ -22,7 +22,8 @@ ALTER TABLE custody.heads ALTER COLUMN partitions SET NOT NULL;
 CREATE TABLE custody.journal_parts (
     part       int PRIMARY KEY CHECK (part >= 0),
     created_at timestamptz NOT NULL,
-    sealed_at  timestamptz                 -- since when new entries go to the next one
+    sealed_at  timestamptz,                -- since when new entries go to the next one
+    opened_by  xid8 NOT NULL DEFAULT pg_current_xact_id()
 );
 CREATE TABLE custody.journal_settings (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -31,7 +32,7 @@ CREATE TABLE custody.journal_settings (
     dropped_until   timestamptz            -- what happened before is no longer known
 );
 INSERT INTO custody.journal_settings DEFAULT VALUES;
-INSERT INTO custody.journal_parts VALUES (0, now(), NULL);
+INSERT INTO custody.journal_parts (part, created_at) VALUES (0, now());
 
 -- The kinds that there are, whichever migrations added them, and one more.
 DO $$
