@@ -41,7 +41,8 @@ DECLARE
                      WHERE conrelid = 'custody.journal'::regclass AND conname = 'journal_kind_check');
 BEGIN
     ALTER TABLE custody.journal DROP CONSTRAINT journal_kind_check;
-    EXECUTE 'ALTER TABLE custody.journal ADD CONSTRAINT journal_kind_check ' || replace(v_check, '''start''::text', '''start''::text, ''drop''::text');
+    EXECUTE 'ALTER TABLE custody.journal ADD CONSTRAINT journal_kind_check ' ||
+        replace(replace(v_check, '''start''::text', '''start''::text, ''drop''::text'), ' NOT VALID', '');
 END $$;
 
 -- Before PostgreSQL 17 the parts of a table cannot share an identity column: a sequence does the same on all versions.
