@@ -225,6 +225,20 @@ def test_what_is_in_flight_is_never_taken_away(c: Custody, clock: Clock) -> None
     assert not c.claim(TOPIC, GROUP)
 
 
+@pytest.mark.req("V7", "V13")
+def test_what_dies_of_its_expired_lease_meanwhile_is_kept_and_copied(c: Custody, clock: Clock) -> None:
+    start(c, 2, Policy(max_attempts=1, dead_letter="topic"))
+    c.claim(TOPIC, GROUP, visibility_timeout="1h")
+    keep(c, time="1h", drop_unresolved=True)
+    clock.move(HOUR)
+    c.maintain(TOPIC)
+    clock.move(HOUR)
+    (step,) = c.maintain(TOPIC)
+    assert (step.did, step.kept, step.lost) == ("dropped", 1, 1)
+    assert [letter.payload for letter in c.dead(TOPIC, GROUP)] == [0]
+    assert [message.payload for message in c.read(f"{TOPIC}-dlq")] == [0]
+
+
 def test_settings_are_kept_and_shown(c: Custody) -> None:
     made = c.create_topic(TOPIC, retention=Retention(time="7d", size="10GB", drop_unresolved=True))
     assert made.retention is not None

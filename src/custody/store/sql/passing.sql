@@ -5,14 +5,18 @@
 CREATE FUNCTION custody.fold_segment(p_segment custody.segments, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_at record;
+    v_at   record;
+    v_died custody.death[];
 BEGIN
     FOR v_at IN
         SELECT g, h, f.oldest_claim FROM custody.groups g JOIN custody.heads h USING (topic_id)
         CROSS JOIN LATERAL custody.position(g.group_id, h.partition) f
         WHERE g.topic_id = (p_segment).topic_id AND NOT g.bare ORDER BY g.group_id, h.partition
     LOOP
-        PERFORM custody.fold_expired(v_at.g, v_at.h, v_at.oldest_claim, p_now);
+        v_died := custody.fold_expired(v_at.g, v_at.h, v_at.oldest_claim, p_now);
+        IF v_died IS NOT NULL THEN
+            PERFORM custody.copy_dead(v_at.g, v_died, p_now);
+        END IF;
     END LOOP;
 END $$;
 
