@@ -8,8 +8,8 @@ from custody.once import forget_once, once
 from custody.opening import connect, migrate
 from custody.outcomes import Dead, Later, Outcome, Retry
 from custody.policy import Breaker, Constant, Exponential, Linear, Policy
-from custody.routing import Binding
 from custody.retention import Retention
+from custody.routing import Binding
 
 __all__ = [
     "connect",

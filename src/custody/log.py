@@ -15,8 +15,8 @@ from custody import lanes
 from custody.errors import Busy, InvalidArgument, InvalidPayload
 from custody.model import Message, Outgoing, Payload, Receipt, Topic
 from custody.policy import Duration, seconds
-from custody.routing import ROUTING_KEY, require_routing_key
 from custody.retention import Retention
+from custody.routing import ROUTING_KEY, require_routing_key
 from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Connection, Database, Row
 

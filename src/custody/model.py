@@ -12,8 +12,8 @@ import msgspec
 
 from custody.lanes import Priority
 from custody.policy import Duration, Policy
-from custody.routing import ROUTING_KEY, Binding
 from custody.retention import Retention
+from custody.routing import ROUTING_KEY, Binding
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""

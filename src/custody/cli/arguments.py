@@ -11,8 +11,8 @@ import typer
 
 from custody.errors import CustodyError
 from custody.policy import BACKOFFS, Backoff, Breaker, did_you_mean, seconds
-from custody.routing import Binding
 from custody.retention import size_in_bytes
+from custody.routing import Binding
 
 Start = str | int | datetime
 T = TypeVar("T")

@@ -52,7 +52,9 @@ BEGIN
     END LOOP;
     IF v_seen < cardinality(p_partitions) THEN
         v_topic := custody.topic_named(p_topic);    -- it may have been deleted while this call waited
-        PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+        IF p_of IS NULL OR p_of = v_topic.partitions THEN
+            PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+        END IF;
         PERFORM custody.refuse('topic_changed', format('topic %L was made anew meanwhile', p_topic), 'Publish again.');
     END IF;
 END $$;
