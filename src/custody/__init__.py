@@ -1,5 +1,7 @@
 """Custody: a durable message log in which every message has a lifecycle."""
 
+from custody import outbox as outbox
+from custody import relay as relay
 from custody.claim import Lease
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost

@@ -5,6 +5,8 @@ CustodyError
 │   ├── DatabaseUnavailable       database_unavailable
 │   ├── QueueFull                 queue_full
 │   ├── StageLost                 stage_lost
+│   ├── PublishFailed             publish_failed
+│   ├── PublisherUnavailable      publisher_unavailable
 │   └── Busy                      busy
 └── Terminal                      the same call will fail again
     ├── InvalidArgument           invalid_argument
@@ -18,7 +20,8 @@ CustodyError
     │   ├── PartitionNotFound     partition_not_found
     │   ├── ProducerNotFound      producer_not_found
     │   ├── DelayNotFound         delay_not_found
-    │   └── TransactionNotFound   transaction_not_found
+    │   ├── TransactionNotFound   transaction_not_found
+    │   └── EventNotFound         event_not_found
     ├── Conflict
     │   ├── TopicExists           topic_exists
     │   ├── TopicChanged          topic_changed
@@ -32,10 +35,12 @@ CustodyError
     │   ├── PipelineFenced        pipeline_fenced
     │   ├── ClaimLost             claim_lost
     │   ├── NotSkippable          not_skippable
+    │   ├── OutboxRefused         outbox_refused
     │   ├── BareGroup             bare_group
     │   └── LifecycleGroup        lifecycle_group
     ├── PipelineRefused           pipeline_refused
     ├── PipelineFailed            pipeline_failed
+    ├── PublishRefused            publish_refused
     ├── OffsetOutOfRange          offset_out_of_range
     ├── IsolationLevel            isolation_level
     ├── SchemaMismatch
@@ -288,6 +293,36 @@ class OffsetOutOfRange(Terminal):
     """The log does not hold that offset."""
 
     code = "offset_out_of_range"
+
+
+class PublishFailed(Transient):
+    """A publisher's attempt failed; the event is tried again later."""
+
+    code = "publish_failed"
+
+
+class PublisherUnavailable(Transient):
+    """What a publisher publishes to cannot be reached: the relay waits, and no event is charged."""
+
+    code = "publisher_unavailable"
+
+
+class PublishRefused(Terminal):
+    """An event that its destination will never take: it is dead at once."""
+
+    code = "publish_refused"
+
+
+class OutboxRefused(Conflict):
+    """What was tried is no move in the life of an outbox event."""
+
+    code = "outbox_refused"
+
+
+class EventNotFound(NotFound):
+    """There is no such event in the outbox."""
+
+    code = "event_not_found"
 
 
 class IsolationLevel(Terminal):

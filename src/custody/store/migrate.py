@@ -23,10 +23,12 @@ RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
+    "refuse",
     "guards", "ranges", "topics", "priorities", "read", "reads", "stats", "delays", "publish", "producers", "groups",
     "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim", "leased",
     "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
     "transactions", "retention", "passing", "upkeep", "journal", "growth", "views", "doctor",
+    "outbox", "outbox_claim", "outbox_operate", "outbox_topics",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 
@@ -54,10 +56,15 @@ def migrations() -> tuple[Migration, ...]:
     )
 
 
+def script_of(*names: str) -> LiteralString:
+    """Files of functions and views as one script."""
+    return "\n".join(_script(f"{name}.sql") for name in names)
+
+
 @cache
 def functions() -> tuple[LiteralString, str]:
     """All functions and views as one script, and its digest."""
-    script = "\n".join(_script(f"{name}.sql") for name in FUNCTIONS)
+    script = script_of(*FUNCTIONS)
     return script, hashlib.sha256(script.encode()).hexdigest()[:16]
 
 
@@ -109,6 +116,11 @@ def check(connection: Connection) -> None:
         raise SchemaOlder(f"the database is at {found}, this code at {wanted()}", remedy)
 
 
+def lock(connection: Connection) -> None:
+    """One at a time may change the schema, until the transaction ends."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+
+
 def migrate(url: str) -> list[int]:
     """Brings a database to this code's schema; does nothing if it is there. Safe to run by several at once.
 
@@ -116,7 +128,7 @@ def migrate(url: str) -> list[int]:
     database that is newer, and one in which objects of a user hang on what has to be made anew.
     """
     with translated(), psycopg.connect(url) as connection:
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        lock(connection)
         connection.execute("SET LOCAL check_function_bodies = off")
         found = state(connection)
         if found is None:
@@ -135,7 +147,7 @@ def migrate(url: str) -> list[int]:
             return []
         pending = [migration for migration in migrations() if migration.version > found.version]
         script, digest = functions()
-        _drop_functions(connection)
+        drop_functions(connection)
         for migration in pending:
             connection.execute(migration.script)
             connection.execute(
@@ -147,7 +159,7 @@ def migrate(url: str) -> list[int]:
         return [migration.version for migration in pending]
 
 
-def _drop_functions(connection: Connection) -> None:
+def drop_functions(connection: Connection) -> None:
     """Removes every view, routine and composite type of the schema: they hold nothing, and all come back.
 
     What a user has built on them would not come back, so that is refused; and nothing is dropped with CASCADE.
@@ -158,6 +170,12 @@ def _drop_functions(connection: Connection) -> None:
             f"objects of yours hang on views or functions that have to be made anew: {', '.join(dependents)}",
             "Drop them, migrate, and create them again. Nothing was changed.",
         )
+    # triggers of our own tables hang on our functions and come back with them
+    for name, table in connection.execute(
+        "SELECT tgname, tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+        "WHERE c.relnamespace = 'custody'::regnamespace AND c.relkind = 'r' AND NOT t.tgisinternal"
+    ).fetchall():
+        connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
     for kind, names in (
         ("VIEW", "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'v' AND relnamespace"),
         ("ROUTINE", "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace"),

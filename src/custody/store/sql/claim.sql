@@ -31,10 +31,15 @@ BEGIN
     parts := 0;
     reason := 'empty';
     looked := 0;
-    SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, bool_or(deadline <= p_now) AS expired
+    SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, bool_or(deadline <= p_now) AS expired,
+           EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition
+                   AND o.status = 'PENDING') AS outbox
     INTO v_live
     FROM custody.leases
     WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim;
+    IF v_live.outbox AND custody.take_outbox(p_head, p_now) > 0 THEN
+        v_tail := least((custody.tail(p_head)).next_offset, p_until);
+    END IF;
     IF v_live.expired THEN
         died := custody.fold_expired(p_group, p_head, v_at.oldest_claim, p_now);
         SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, false AS expired
@@ -237,7 +242,8 @@ LANGUAGE sql VOLATILE AS $$
                             AND s.state = 'waiting') <= p_now, false)
                OR EXISTS (SELECT FROM custody.freed d WHERE d.group_id = c.group_id AND d.partition = c.partition)
                OR EXISTS (SELECT FROM custody.leases l WHERE l.group_id = c.group_id AND l.partition = c.partition
-                          AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now) AS certain,
+                          AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now)
+               OR EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING') AS certain,
                EXISTS (SELECT FROM custody.awaited a WHERE a.group_id = c.group_id AND a.partition = c.partition) AS possible
         FROM custody.cursors c
         JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = c.partition

@@ -1,22 +1,4 @@
--- What every verb leans on: how it refuses, and what it insists on.
-
--- Every refusal carries its stable code as DETAIL; the client turns it into the error of that name.
-CREATE FUNCTION custody.refuse(p_code text, p_message text, p_remedy text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = 'CY000', MESSAGE = p_message, DETAIL = p_code, HINT = coalesce(p_remedy, '');
-END $$;
-
--- A verb decides on what it reads after it has its locks. That needs a new snapshot for each statement.
-CREATE FUNCTION custody.require_read_committed() RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        PERFORM custody.refuse('isolation_level',
-            format('Custody''s verbs cannot run in a %s transaction', current_setting('transaction_isolation')),
-            'Use READ COMMITTED, PostgreSQL''s default, for the transaction that calls Custody.');
-    END IF;
-END $$;
+-- Topics, groups and partitions as verbs are given them: found, or refused.
 
 CREATE FUNCTION custody.topic_named(p_topic text) RETURNS custody.topics
 LANGUAGE plpgsql STABLE AS $$

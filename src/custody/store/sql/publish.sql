@@ -36,6 +36,9 @@ BEGIN
         IF v_head.delayed_from IS NOT NULL THEN
             v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
         END IF;
+        IF EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING') THEN
+            PERFORM custody.take_outbox(v_head, coalesce(p_now, clock_timestamp()));
+        END IF;
         v_tail := custody.tail(v_head);
         IF p_expected <> v_tail.next_offset THEN
             PERFORM custody.refuse('offset_conflict',

@@ -1,0 +1,62 @@
+"""The outbox: an event and a business change that share one transaction and one fate.
+
+`write` is all that an application needs; `Outbox` looks at the events and repairs; `custody.relay` publishes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from custody.log import encode, encode_headers, require_key, require_zone
+from custody.model import Payload
+from custody.outbox.events import Event, Figures, State
+from custody.outbox.operating import Outbox
+from custody.store.joining import joined
+from custody.store.postgres import run_function, translated
+from custody.store.standalone import install
+
+__all__ = ["write", "install", "Outbox", "Event", "State", "Figures"]
+
+
+def write(
+    connection: Any,
+    *,
+    event_type: str,
+    payload: Payload,
+    destination: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    partition_key: str | None = None,
+    ordering_key: str | None = None,
+    available_at: datetime | None = None,
+    event_id: UUID | None = None,
+) -> UUID:
+    """Writes an event in the transaction of the connection (psycopg, or a SQLAlchemy connection or session) and returns
+    its id. The event is there when that transaction commits, and never was if it does not.
+
+    A `destination` without a colon is a topic of the same database, where that has all of Custody; else the relay's
+    publisher of that name (`stdout:`, `https://…`, `billing:invoices`); None is the relay's default. Those who write
+    one `ordering_key` wait for one another until they commit, so that its events are in the order of their commits.
+    """
+    require_key(partition_key)
+    require_key(ordering_key)
+    require_zone(available_at)
+    kind, data = encode(payload)
+    encoded = encode_headers(headers)
+    on = joined(connection)
+    arguments = {
+        "event_type": event_type,
+        "kind": kind.decode(),
+        "payload": data,
+        "destination": destination,
+        "headers": None if encoded is None else encoded.decode(),
+        "partition_key": partition_key,
+        "ordering_key": ordering_key,
+        "available_at": available_at,
+        "event_id": event_id,
+    }
+    with translated():
+        (written,) = run_function(on, "outbox_add", arguments)
+    return UUID(str(written[0]))

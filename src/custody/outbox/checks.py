@@ -1,0 +1,292 @@
+"""The checks of section O: what is said of an outbox, one by one."""
+
+from __future__ import annotations
+
+from custody.outbox.conformance import FIELDS, IMMUTABLE, LEASE, MAX_ATTEMPTS, Trial, moves, must
+from custody.outbox.events import State
+
+
+@must("O1.1", "An event of a transaction that is rolled back was never there")
+def _rolled_back(trial: Trial) -> None:
+    trial.connection.execute("SAVEPOINT business")
+    event = trial.write()
+    trial.connection.execute("ROLLBACK TO SAVEPOINT business")
+    found = trial.connection.execute("SELECT FROM custody.outbox WHERE event_id = %s", [event]).fetchone()
+    assert found is None, "the event is there"
+
+
+@must("O2.1", "An event has all fields")
+def _fields(trial: Trial) -> None:
+    event = trial.write(headers='{"a": "1"}', partition_key="p", ordering_key="o")
+    status, attempts, *times = trial.row(event, *FIELDS)[7:]
+    assert (status, attempts) == ("PENDING", 0)
+    assert times[0] is not None, "available_at is not set"
+
+
+@must("O2.2", "What an event says cannot be changed")
+def _immutable(trial: Trial) -> None:
+    event = trial.write(headers='{"a": "1"}', partition_key="p", ordering_key="o")
+    for column, value in IMMUTABLE.items():
+        statement = f"UPDATE custody.outbox SET {column} = {value} WHERE event_id = %s"
+        assert trial.refused(statement, event), f"{column} was changed"
+
+
+_FREE = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL"
+_SET = {
+    State.PENDING: f"status = 'PENDING', attempts = 0, {_FREE}, published_at = NULL",
+    State.CLAIMED: "status = 'CLAIMED', claimed_at = now(), claimed_by = 'x', expires_at = now(), published_at = NULL",
+    State.PUBLISHED: f"status = 'PUBLISHED', published_at = now(), {_FREE}",
+    State.DEAD: f"status = 'DEAD', {_FREE}, published_at = NULL",
+}
+
+
+@must("O3.1", "The table accepts the six moves and refuses every other")
+def _six_moves(trial: Trial) -> None:
+    accepted = 0
+    for old, new in moves():
+        event = trial.in_state(old)
+        refused = trial.refused(f"UPDATE custody.outbox SET {_SET[new]} WHERE event_id = %s", event)
+        assert refused != old.may_become(new), f"{old} to {new} was {'refused' if refused else 'accepted'}"
+        accepted += not refused
+    assert accepted == 6, f"{accepted} moves were accepted"
+
+
+@must("O3.2", "claimed_at and claimed_by are set exactly when CLAIMED, published_at exactly when PUBLISHED")
+def _fields_of_states(trial: Trial) -> None:
+    for state in State:
+        event = trial.in_state(state)
+        for column in ("claimed_at", "claimed_by", "published_at"):
+            value = trial.row(event, column)[0]
+            of_state = State.PUBLISHED if column == "published_at" else State.CLAIMED
+            assert (value is not None) == (state is of_state), f"{column} of a {state} event is {value}"
+            other = "NULL" if value is not None else "'x'" if column == "claimed_by" else "now()"
+            statement = f"UPDATE custody.outbox SET {column} = {other} WHERE event_id = %s"
+            assert trial.refused(statement, event), f"{column} of a {state} event could be set to {other}"
+
+
+@must("O3.3", "claimed_by cannot change while CLAIMED")
+def _same_owner(trial: Trial) -> None:
+    event = trial.in_state(State.CLAIMED)
+    assert trial.refused("UPDATE custody.outbox SET claimed_by = 'somebody else' WHERE event_id = %s", event)
+
+
+@must("O3.4", "An event begins as PENDING, and none that is open can be deleted")
+def _begins(trial: Trial) -> None:
+    assert trial.refused(
+        "INSERT INTO custody.outbox (event_id, event_type, kind, payload, created_at, available_at, updated_at, "
+        "status, published_at) VALUES (gen_random_uuid(), 'x', 'j', '{}', now(), now(), now(), 'PUBLISHED', now())"
+    ), "an event began as PUBLISHED"
+    for state in (State.PENDING, State.CLAIMED):
+        event = trial.in_state(state)
+        assert trial.refused("DELETE FROM custody.outbox WHERE event_id = %s", event), f"a {state} event was deleted"
+
+
+@must("O4.1", "A claim sets claimed_at and claimed_by, and takes no more than its limit")
+def _claims(trial: Trial) -> None:
+    events = [trial.write() for _ in range(5)]
+    claimed = trial.claim(3)
+    assert list(claimed) == events[:3], f"{len(claimed)} were claimed"
+    assert trial.row(events[0], "claimed_at", "claimed_by") == (trial.now, claimed[events[0]][1])
+    assert [trial.state(event) for event in events[3:]] == ["PENDING", "PENDING"]
+
+
+@must("O4.2", "What is claimed is not claimed again while the claim lasts")
+def _once(trial: Trial) -> None:
+    trial.write()
+    assert len(trial.claim(relay="one")) == 1
+    assert trial.claim(relay="two") == {}
+
+
+@must("O4.3", "Nothing is claimed before its available_at")
+def _available(trial: Trial) -> None:
+    event = trial.write(available_at=trial.now + LEASE)
+    assert trial.claim() == {}
+    trial.move(LEASE.total_seconds())
+    assert list(trial.claim()) == [event]
+
+
+@must("O4.4", "claimed_by names the relay", "SHOULD")
+def _named(trial: Trial) -> None:
+    event = trial.write()
+    assert trial.claim(relay="relay-7")[event][1].startswith("relay-7")
+
+
+@must("O5.1", "A failure adds an attempt, clears the claim and may move available_at")
+def _failure(trial: Trial) -> None:
+    event = trial.write()
+    assert trial.settle(trial.claim()[event], "failed", "no answer") == ["PENDING"]
+    attempts, at, by, available = trial.row(event, "attempts", "claimed_at", "claimed_by", "available_at")
+    assert (attempts, at, by) == (1, None, None)
+    assert available > trial.now, "available_at did not move"
+
+
+@must("O5.2", "A failure keeps its error", "SHOULD")
+def _error(trial: Trial) -> None:
+    event = trial.write()
+    trial.settle(trial.claim()[event], "failed", "no answer")
+    assert trial.row(event, "last_error") == ("no answer",)
+
+
+@must("O5.3", "An expired claim counts as an attempt, and the event is claimed again")
+def _expiry(trial: Trial) -> None:
+    event = trial.write()
+    first = trial.claim(relay="one")[event]
+    trial.move(LEASE.total_seconds())
+    second = trial.claim(relay="two")[event]
+    assert second[1] != first[1]
+    assert trial.row(event, "attempts") == (1,)
+
+
+@must("O5.4", "Expiry is seen on reading, before anybody writes it down")
+def _seen(trial: Trial) -> None:
+    event = trial.in_state(State.CLAIMED)  # a day ago
+    found = trial.connection.execute(
+        "SELECT status, attempts, claimed_by FROM custody.outbox_events WHERE event_id = %s", [event]
+    ).fetchone()
+    assert found == ("PENDING", 1, None), f"it reads as {found}"
+
+
+@must("O6.1", "At the last attempt an event is DEAD, by failure and by expiry, and its claim is cleared")
+def _attempts(trial: Trial) -> None:
+    failing, expiring = trial.write(), trial.write()
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        claimed = trial.claim()
+        assert set(claimed) == {failing, expiring}, f"attempt {attempt}"
+        trial.settle(claimed[failing], "failed", "again")
+        trial.move(120)
+    trial.claim()
+    for event in (failing, expiring):
+        assert trial.row(event, "status", "attempts", "claimed_at", "claimed_by") == ("DEAD", MAX_ATTEMPTS, None, None)
+
+
+@must("O6.2", "An event past the age limit is DEAD and not published")
+def _age(trial: Trial) -> None:
+    event = trial.write()
+    trial.move(3600)
+    assert trial.claim(max_age=LEASE) == {}
+    assert trial.state(event) == "DEAD"
+
+
+@must("O6.3", "A terminal error makes an event DEAD at once")
+def _terminal(trial: Trial) -> None:
+    event = trial.write()
+    assert trial.settle(trial.claim()[event], "dead", "never") == ["DEAD"]
+    assert trial.row(event, "attempts", "last_error") == (1, "never")
+
+
+@must("O6.4", "The operator can end an event, whether it waits or is claimed")
+def _operator(trial: Trial) -> None:
+    events = [trial.in_state(State.CLAIMED), trial.in_state(State.PENDING)]
+    assert len(trial.call("outbox_kill", ids=events, actor="verify", now=trial.now)) == 2
+    assert {trial.state(event) for event in events} == {"DEAD"}
+
+
+@must("O6.5", "What is DEAD or PUBLISHED is never claimed by itself")
+def _final(trial: Trial) -> None:
+    trial.in_state(State.DEAD)
+    trial.in_state(State.PUBLISHED)
+    trial.move(3600)
+    assert trial.claim() == {}
+
+
+@must("O7.1", "A relay whose claim has expired finalises nothing")
+def _too_late(trial: Trial) -> None:
+    event = trial.write()
+    claimed = trial.claim()[event]
+    trial.move(LEASE.total_seconds())
+    assert trial.settle(claimed, "published") == [], "at the deadline it was finalised"
+    assert trial.state(event) == "CLAIMED"
+
+
+@must("O7.2", "A relay whose event another one has finalises nothing")
+def _lost(trial: Trial) -> None:
+    event = trial.write()
+    first = trial.claim(relay="one")[event]
+    trial.move(LEASE.total_seconds())
+    second = trial.claim(relay="two")[event]
+    for outcome in ("published", "failed", "dead", "released"):
+        assert trial.settle(first, outcome) == [], f"it was {outcome}"
+    assert trial.settle(second, "published") == ["PUBLISHED"]
+    assert trial.row(event, "published_at") == (trial.now,)
+
+
+@must("O10.1", "Of an ordering_key nothing is claimed past an earlier event that waits or that another relay has")
+def _order(trial: Trial) -> None:
+    first, second, third = (trial.write(ordering_key="k") for _ in range(3))
+    claimed = trial.claim(1, relay="one")
+    assert list(claimed) == [first]
+    assert trial.claim(relay="two") == {}, "the second was claimed beside the first"
+    trial.settle(claimed[first], "failed")
+    assert trial.claim() == {}, "the second was claimed during the first one's backoff"
+    trial.move(60)
+    assert list(trial.claim()) == [first, second, third]
+
+
+@must("O10.2", "Other keys, and events without one, go on")
+def _others(trial: Trial) -> None:
+    blocked = trial.write(ordering_key="k")
+    trial.settle(trial.claim()[blocked], "failed")
+    trial.write(ordering_key="k")
+    free = [trial.write(ordering_key="other"), trial.write()]
+    assert list(trial.claim()) == free
+
+
+@must("O10.3", "A DEAD event lets the later ones of its key go on, or holds them if the relay is told so")
+def _dead_key(trial: Trial) -> None:
+    first = trial.write(ordering_key="k")
+    trial.settle(trial.claim()[first], "dead")
+    second = trial.write(ordering_key="k")
+    assert trial.claim(hold=True) == {}
+    assert list(trial.claim(hold=False)) == [second]
+
+
+@must("O11.1", "A replay brings back what is DEAD or PUBLISHED: attempts 0, published_at cleared, last_error kept")
+def _replay(trial: Trial) -> None:
+    for state in (State.DEAD, State.PUBLISHED):
+        event = trial.in_state(state)
+        trial.call("outbox_replay", states=[str(state)], ids=[event], actor="verify", now=trial.now)
+        status, attempts, published, error = trial.row(event, "status", "attempts", "published_at", "last_error")
+        assert (status, attempts, published) == ("PENDING", 0, None)
+        assert error == ("an error" if state is State.DEAD else None)
+
+
+@must("O11.2", "A replay of many keeps the order of a key")
+def _replayed_order(trial: Trial) -> None:
+    events = [trial.write(ordering_key="k") for _ in range(3)]
+    for claimed in trial.claim().values():
+        trial.settle(claimed, "published")
+    trial.call("outbox_replay", states=["PUBLISHED"], ids=events[::-1], actor="verify", now=trial.now)
+    assert list(trial.claim()) == events
+
+
+@must("O11.3", "A dry run changes nothing, and a replay leaves a record")
+def _audited(trial: Trial) -> None:
+    event = trial.in_state(State.DEAD)
+    before = trial.connection.execute("SELECT count(*) FROM custody.outbox_audit").fetchone()
+    assert trial.call("outbox_replay", ids=[event], dry_run=True) == [(event,)]
+    assert trial.state(event) == "DEAD"
+    assert trial.connection.execute("SELECT count(*) FROM custody.outbox_audit").fetchone() == before
+    trial.call("outbox_replay", ids=[event], actor="verify", reason="why", now=trial.now)
+    record = trial.connection.execute(
+        "SELECT actor, action, reason, events FROM custody.outbox_audit ORDER BY entry DESC LIMIT 1"
+    ).fetchone()
+    assert record == ("verify", "replay", "why", 1), f"the record is {record}"
+
+
+@must("O12.1", "Backlog, the age of the oldest, claimed, dead and published are counted for each destination")
+def _figures(trial: Trial) -> None:
+    begun = trial.now
+    trial.in_state(State.DEAD)
+    trial.in_state(State.PUBLISHED)
+    trial.in_state(State.CLAIMED)
+    trial.in_state(State.PENDING)
+    rows = trial.call("outbox_stats", now=trial.now)
+    (found,) = [row[1:8] for row in rows if row[0] == trial.destination]
+    assert found == (1, 1, 0, 1, 1, begun, 1), f"the figures are {found}"
+
+
+@must("O12.2", "An event that is given back because its publisher is down has spent no attempt")
+def _released(trial: Trial) -> None:
+    event = trial.write()
+    trial.settle(trial.claim()[event], "released", "down")
+    assert trial.row(event, "status", "attempts", "last_error") == ("PENDING", 0, "down")

@@ -1,0 +1,85 @@
+"""What an outbox holds: events, their states, and figures about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from custody.log import decode
+from custody.model import Payload
+
+
+class State(StrEnum):
+    """The states of an event. PUBLISHED and DEAD are left by a replay only."""
+
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    PUBLISHED = "PUBLISHED"
+    DEAD = "DEAD"
+
+    def may_become(self, other: State) -> bool:
+        return other in _MOVES[self]
+
+
+_MOVES: Mapping[State, frozenset[State]] = {
+    State.PENDING: frozenset({State.CLAIMED}),
+    State.CLAIMED: frozenset({State.PUBLISHED, State.PENDING, State.DEAD}),
+    State.PUBLISHED: frozenset({State.PENDING}),
+    State.DEAD: frozenset({State.PENDING}),
+}
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event as an operator sees it: a claim past its deadline counts as expired, written down or not."""
+
+    id: int
+    event_id: UUID
+    event_type: str
+    destination: str | None
+    payload: Payload
+    headers: dict[str, str]
+    partition_key: str | None
+    ordering_key: str | None
+    created_at: datetime
+    status: State
+    attempts: int
+    available_at: datetime
+    claimed_at: datetime | None
+    claimed_by: str | None
+    expires_at: datetime | None
+    published_at: datetime | None
+    updated_at: datetime
+    last_error: str | None
+    replays: int
+
+
+_KINDS = {"json": "j", "text": "t", "bytes": "b"}
+
+
+def event_of(row: Mapping[str, Any]) -> Event:
+    values = {**row, "status": State(row["status"]), "headers": row["headers"] or {}}
+    values["payload"] = decode(_KINDS[values.pop("payload_kind")], values.pop("payload_bytes"))
+    return Event(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """How one destination stands. `published_recently` and `died_recently` are of the last minute, unless another time
+    was asked for; `failures` are the attempts that what is not published has cost so far."""
+
+    destination: str | None
+    backlog: int
+    due: int
+    retrying: int
+    claimed: int
+    dead: int
+    oldest_pending: datetime | None
+    published_recently: int
+    died_recently: int
+    failures: int

@@ -1,0 +1,157 @@
+"""What an operator asks of an outbox and does to it, in a database with all of Custody or with the outbox alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from custody.errors import EventNotFound
+from custody.outbox.conformance import Finding, findings
+from custody.outbox.events import Event, Figures, State, event_of
+from custody.policy import Duration, seconds
+from custody.store import standalone
+from custody.store.postgres import Database
+
+
+class Outbox:
+    """The outbox of a database. Close it, or use it as a context manager."""
+
+    def __init__(
+        self, url: str, *, actor: str | None = None, clock: Callable[[], datetime] | None = None, pool_size: int = 4
+    ) -> None:
+        self._db = Database(url, pool_size=pool_size)
+        self._actor, self._clock = actor, clock
+        try:
+            with self._db.connection() as connection:
+                self.alone = not standalone.check(connection)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+    def events(self, *, limit: int | None = 1000, **which: Any) -> list[Event]:
+        """The events that a filter picks, oldest first; see `replay` for the filters. Changes nothing."""
+        rows = self._db.call_dicts("outbox_chosen", limit=limit, **_filter(**which))
+        return [event_of(row) for row in rows]
+
+    def event(self, event_id: UUID) -> Event:
+        """One event, or `EventNotFound`."""
+        found = self.events(ids=[event_id])
+        if not found:
+            raise EventNotFound(
+                f"the outbox has no event {event_id}", "It may have been pruned; look at the list of events."
+            )
+        return found[0]
+
+    def replay(
+        self,
+        *,
+        states: Sequence[State | str] = (State.DEAD,),
+        limit: int | None = None,
+        dry_run: bool = False,
+        reason: str | None = None,
+        **which: Any,
+    ) -> list[UUID]:
+        """Events that are DEAD or PUBLISHED go out again, in the order of their keys and with a fresh budget.
+
+        The filters are `states`, `ids`, `since` and `until` (the time of the last change), `event_type`, `destination`,
+        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes.
+        """
+        rows = self._db.call(
+            "outbox_replay",
+            limit=limit,
+            dry_run=dry_run,
+            actor=self._actor,
+            reason=reason,
+            now=self._now(),
+            **_filter(states=states, **which),
+        )
+        return [event_id for (event_id,) in rows]
+
+    def kill(self, ids: Sequence[UUID], *, dry_run: bool = False, reason: str | None = None) -> list[UUID]:
+        """Gives events up: DEAD at once, whatever a relay is doing with them. Returns those that were open."""
+        rows = self._db.call(
+            "outbox_kill", ids=list(ids), actor=self._actor, reason=reason, dry_run=dry_run, now=self._now()
+        )
+        return [event_id for (event_id,) in rows]
+
+    def prune(
+        self,
+        older_than: Duration,
+        *,
+        states: Sequence[State | str] = (State.PUBLISHED,),
+        dry_run: bool = False,
+        reason: str | None = None,
+    ) -> int:
+        """Removes events that have been published (or dead, if asked) for that long. Returns how many."""
+        rows = self._db.call(
+            "outbox_prune",
+            before=self._before(older_than),
+            states=[str(state) for state in states],
+            dry_run=dry_run,
+            actor=self._actor,
+            reason=reason,
+            now=self._now(),
+        )
+        return int(rows[0][0])
+
+    def forget(self, older_than: Duration) -> int:
+        """Forgets which events of other databases came here that long ago. Returns how many."""
+        return int(self._db.call("outbox_forget", before=self._before(older_than))[0][0])
+
+    def _before(self, older_than: Duration) -> datetime:
+        now: datetime = self._now() or self._db.call("outbox_clock")[0][0]
+        return now - timedelta(seconds=seconds(older_than))
+
+    def stats(self, window: Duration = "1m") -> list[Figures]:
+        """Backlog, age, rate and failures of each destination."""
+        rows = self._db.call_dicts("outbox_stats", window=timedelta(seconds=seconds(window)), now=self._now())
+        return [Figures(**row) for row in rows]
+
+    def audit(self, *, limit: int = 1000) -> list[dict[str, Any]]:
+        """What operators did, oldest first."""
+        return self._db.select("outbox_audit", order=["entry"], limit=limit)
+
+    def verify(self) -> list[Finding]:
+        """Tries what an outbox has to do and to refuse, on an event of its own, and takes all of it back."""
+        with self._db.connection() as connection:
+            return findings(connection)
+
+
+def _filter(
+    *,
+    states: Sequence[State | str] | None = None,
+    ids: Sequence[UUID] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    event_type: str | None = None,
+    destination: str | None = None,
+    ordering_key: str | None = None,
+    error: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "states": None if states is None else [str(state) for state in states],
+        "from": since,
+        "until": until,
+        "type": event_type,
+        "destination": destination,
+        "ordering_key": ordering_key,
+        "error": error,
+        "ids": None if ids is None else list(ids),
+    }

@@ -1,0 +1,156 @@
+"""One claim of a relay on its way: events are published by several threads, a key by one of them in order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from custody.errors import PublisherUnavailable, PublishRefused
+from custody.relay.publisher import Claimed, Publisher
+from custody.relay.registry import Registry
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one event: published, failed, dead, released, or lost (the claim ran out before it was begun)."""
+
+    event: Claimed
+    outcome: str
+    error: str | None = None
+
+
+class Batch:
+    """The events of one claim. `results` yields what came of each, as it comes."""
+
+    def __init__(
+        self,
+        claim: str,
+        events: Sequence[Claimed],
+        registry: Registry,
+        *,
+        deadline: float,
+        stopping: Callable[[], bool],
+        hold: bool = False,
+    ) -> None:
+        self.claim, self.events = claim, sorted(events, key=lambda event: event.id)
+        self.deadline = deadline
+        self.down: dict[str, str] = {}
+        self._registry, self._stopping, self._hold = registry, stopping, hold
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+
+    def start(self, threads: Executor) -> None:
+        by_destination: dict[str, list[Claimed]] = {}
+        for event in self.events:
+            by_destination.setdefault(event.destination, []).append(event)
+        for destination, events in by_destination.items():
+            publisher = self._registry.of(destination)
+            if publisher.whole_batches:
+                threads.submit(self._publish_whole, publisher, events)
+            else:
+                for track in _tracks(events):
+                    threads.submit(self._publish_track, publisher, track)
+
+    def results(self, every: float) -> Iterator[list[Result]]:
+        """What has come since the last time, at least so often, until there is one for each event."""
+        missing = len(self.events)
+        while missing:
+            found: list[Result] = []
+            until = time.monotonic() + every
+            while missing > len(found) and (left := until - time.monotonic()) > 0:
+                try:
+                    found.append(self._results.get(timeout=left))
+                except queue.Empty:
+                    break
+            missing -= len(found)
+            yield found
+
+    def _say(self, event: Claimed, outcome: str, error: str | None = None) -> None:
+        self._results.put(Result(event, outcome, error))
+
+    def _begins(self, event: Claimed) -> bool:
+        """Whether the event may be sent now; if not, says what becomes of it."""
+        if time.monotonic() >= self.deadline:
+            self._say(event, "lost")  # another relay may have it by now
+        elif event.destination in self.down:
+            self._say(event, "released", self.down[event.destination])
+        elif self._stopping():
+            self._say(event, "released")
+        else:
+            return True
+        return False
+
+    def _publish_track(self, publisher: Publisher, track: Sequence[Claimed]) -> None:
+        """In order; after the first that did not arrive the rest is given back."""
+        for place, event in enumerate(track):
+            if not self._begins(event):
+                stopped = True
+            else:
+                stopped = not self._attempt(publisher, event)
+            if stopped:
+                for later in track[place + 1 :]:
+                    self._say(later, "lost" if time.monotonic() >= self.deadline else "released")
+                return
+
+    def _attempt(self, publisher: Publisher, event: Claimed) -> bool:
+        """One attempt for one event. True if its key goes on."""
+        try:
+            publisher.publish(event)
+        except PublisherUnavailable as error:
+            self._unavailable(event.destination, error)
+            self._say(event, "released", str(error))
+            return False
+        except PublishRefused as error:
+            self._say(event, "dead", str(error))
+            return not self._hold
+        except Exception as error:
+            self._say(event, "failed", f"{type(error).__name__}: {error}")
+            return False
+        self._say(event, "published")
+        return True
+
+    def _unavailable(self, destination: str, error: Exception) -> None:
+        with self._guard:
+            self.down.setdefault(destination, str(error))
+
+    def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
+        """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
+        if not self._begins(events[0]):
+            for later in events[1:]:
+                self._say(later, "lost" if time.monotonic() >= self.deadline else "released")
+            return
+        try:
+            publisher.publish_many(events)
+        except PublisherUnavailable as error:
+            self._unavailable(events[0].destination, error)
+            for event in events:
+                self._say(event, "released", str(error))
+        except Exception as error:
+            if len(events) == 1:
+                outcome = "dead" if isinstance(error, PublishRefused) else "failed"
+                self._say(events[0], outcome, f"{type(error).__name__}: {error}")
+                return
+            for track in _tracks(events):
+                self._publish_track(publisher, track)
+        else:
+            for event in events:
+                self._say(event, "published")
+
+
+def _tracks(events: Sequence[Claimed]) -> list[list[Claimed]]:
+    """The events of a key together, each other one by itself."""
+    found: list[list[Claimed]] = []
+    of_key: dict[str, list[Claimed]] = {}
+    for event in events:
+        if event.ordering_key is None:
+            found.append([event])
+        elif event.ordering_key in of_key:
+            of_key[event.ordering_key].append(event)
+        else:
+            of_key[event.ordering_key] = [event]
+            found.append(of_key[event.ordering_key])
+    return found

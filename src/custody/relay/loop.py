@@ -1,0 +1,319 @@
+"""The relay's loop: claims events of the outbox, has them published, and settles what it still holds.
+
+Any number of relays may run on one outbox. A crash at any point costs the lease and an attempt: all truth is in the
+database. What was published and not settled is published again, under the same event_id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from custody.errors import DatabaseUnavailable, InvalidArgument, Transient
+from custody.policy import Backoff, Duration, Exponential, seconds
+from custody.relay.batch import Batch, Result
+from custody.relay.pausing import Outages, delay
+from custody.relay.publisher import Claimed
+from custody.relay.registry import Publishers, Registry
+from custody.store import standalone
+from custody.store.postgres import Database
+
+logger = logging.getLogger(__name__)
+
+SETTLE_EVERY = 0.5  # seconds after which what has been published is settled, though the rest of the batch still runs
+
+
+class HasDatabase(Protocol):
+    """An open Custody."""
+
+    @property
+    def database_url(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a relay did. `moved` events went into topics of the same database; `lost` ones had expired when their
+    outcome was known, and others have them; `released` ones were given back without an attempt."""
+
+    published: int
+    failed: int
+    dead: int
+    released: int
+    lost: int
+    moved: int
+
+
+class Relay:
+    """Publishes the events of an outbox. Run it in a thread of yours and `stop()` it, or see `custody relay run`.
+
+    `publishers` are by the name before a destination's colon; '' serves events without a destination. An event is
+    tried `max_attempts` times and for no longer than `max_age`; the lease of a claim is renewed while it is worked on.
+    With `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
+    """
+
+    def __init__(
+        self,
+        source: str | HasDatabase,
+        publishers: Publishers | None = None,
+        *,
+        batch: int = 100,
+        lease: Duration = "30s",
+        max_attempts: int = 10,
+        max_age: Duration | None = None,
+        backoff: Backoff | None = None,
+        outage_backoff: Backoff | None = None,
+        on_dead: Literal["release", "hold"] = "release",
+        concurrency: int = 8,
+        poll: Duration = "200ms",
+        name: str | None = None,
+        built_in: bool = True,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        if batch < 1 or concurrency < 1 or max_attempts < 1:
+            raise InvalidArgument("batch, concurrency and max_attempts are at least 1")
+        if on_dead not in ("release", "hold"):
+            raise InvalidArgument(f"on_dead cannot be {on_dead!r}", "It is release or hold.")
+        if seconds(lease) < 0.001:
+            raise InvalidArgument("the lease is at least a millisecond")
+        self._batch, self._lease, self._max_attempts = batch, seconds(lease), max_attempts
+        self._max_age = None if max_age is None else timedelta(seconds=seconds(max_age))
+        self._backoff = backoff or Exponential("1s", cap="5m", jitter=0.2)
+        self._hold, self._concurrency, self._poll = on_dead == "hold", concurrency, seconds(poll)
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._clock = clock
+        self.outages = Outages(outage_backoff)
+        self._registry = Registry(publishers or {}, built_in=built_in)
+        self._stopping = threading.Event()
+        self._counts: Counter[str] = Counter()
+        self._after, self._wrapped = 0, 0.0
+        self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
+        with self._db.connection() as connection:
+            self._whole = standalone.check(connection)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="custody-publisher")
+
+    def stop(self) -> None:
+        """Ends the relay gracefully: what is being published is finished and settled, the rest is given back."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """For who calls `run_once` by hand; `run` and `drain` do it themselves."""
+        self._threads.shutdown(wait=True)
+        self._registry.close()
+        self._db.close()
+
+    @property
+    def summary(self) -> Summary:
+        names = ("published", "failed", "dead", "released", "lost", "moved")
+        return Summary(**{name: self._counts[name] for name in names})
+
+    def run(self) -> Summary:
+        """Relays until `stop`. Survives a restart of the database."""
+        return self._loop(lambda: False)
+
+    def drain(self, timeout: Duration | None = None) -> Summary:
+        """Relays until nothing is left that this relay could publish, retries included, or the time is over."""
+        until = None if timeout is None else time.monotonic() + seconds(timeout)
+
+        def ended() -> bool:
+            if until is not None and time.monotonic() >= until:
+                return True
+            return bool(self._db.call("outbox_left", names=self._registry.names)[0][0] == 0)
+
+        return self._loop(ended)
+
+    def _loop(self, ended: Callable[[], bool]) -> Summary:
+        pause = 0.1
+        warned: set[str] = set()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    handled = self.run_once()
+                    pause = 0.1
+                    if handled == 0:
+                        self._warn_unserved(warned)
+                        if ended():
+                            break
+                        self._stopping.wait(self._poll)
+                except Transient as error:
+                    logger.warning("the outbox: %s", error)
+                    self._stopping.wait(pause)
+                    pause = min(pause * 2, 5.0)
+        finally:
+            self.close()
+        return self.summary
+
+    def run_once(self) -> int:
+        """One round: topics of this database, destinations that were down, and one batch. Returns how many events."""
+        handled = self._move() if self._whole else 0
+        for destination in self.outages.due():
+            handled += self._probe(destination)
+        if time.monotonic() - self._wrapped > max(self._poll, 0.05):
+            self._after, self._wrapped = 0, time.monotonic()  # retries lie behind what was scanned
+        while True:
+            batch, scanned = self._claim(self._batch, after=self._after, excepted=self.outages.down)
+            self._after = scanned or 0
+            if batch is not None:
+                self._publish(batch)
+                return handled + len(batch.events)
+            if scanned is None or self._stopping.is_set():
+                return handled
+
+    def _move(self) -> int:
+        """What is meant for topics of this database: into the log."""
+        moved = 0
+        topics = set()
+        for _, topic_id, partition in self._db.call("outbox_partitions"):
+            count = self._db.call("move_outbox", topic_id=topic_id, partition=partition, now=self._now())[0][0]
+            if count:
+                moved += count
+                topics.add(topic_id)
+        if topics:
+            self._db.call("hint", topics=sorted(topics))
+        self._counts["moved"] += moved
+        return moved
+
+    def _probe(self, destination: str) -> int:
+        """One event for a destination that was down. Without any there is nothing to wait for."""
+        after: int | None = 0
+        while after is not None:
+            batch, after = self._claim(1, after=after, only=[destination])
+            if batch is not None:
+                self._publish(batch)
+                return 1
+        self.outages.over(destination)
+        return 0
+
+    def _claim(
+        self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
+    ) -> tuple[Batch | None, int | None]:
+        began = time.monotonic()
+        first, *rows = self._db.call_dicts(
+            "outbox_claim",
+            relay=self.name,
+            max=most,
+            lease=timedelta(seconds=self._lease),
+            max_attempts=self._max_attempts,
+            max_age=self._max_age,
+            names=self._registry.names,
+            excepted=list(excepted) or None,
+            only=None if only is None else list(only),
+            hold=self._hold,
+            after=after,
+            now=self._now(),
+        )
+        if not rows:
+            return None, first["scanned"]
+        events = [_claimed(row) for row in rows]
+        # a margin: it is the database that decides, and it may be ahead
+        deadline = began + self._lease * 0.95
+        claim = rows[0]["claimed_by"]
+        stopping = self._stopping.is_set
+        batch = Batch(claim, events, self._registry, deadline=deadline, stopping=stopping, hold=self._hold)
+        return batch, first["scanned"]
+
+    def _publish(self, batch: Batch) -> None:
+        batch.start(self._threads)
+        kept = time.monotonic()
+        waiting = {event.id for event in batch.events}
+        for results in batch.results(min(SETTLE_EVERY, self._lease / 4)):
+            if results:
+                self._settle(batch, results)
+                waiting -= {result.event.id for result in results}
+            if waiting and time.monotonic() - kept > self._lease / 3:
+                kept = time.monotonic()
+                self._extend(batch, sorted(waiting))
+        for destination in {event.destination for event in batch.events}:
+            if destination in batch.down:
+                wait = self.outages.failed(destination)
+                logger.warning("%s is down, tried again in %.1f s: %s", destination, wait, batch.down[destination])
+            elif self.outages.over(destination):
+                logger.warning("%s is back", destination)
+
+    def _extend(self, batch: Batch, ids: list[int]) -> None:
+        began = time.monotonic()
+        lease = timedelta(seconds=self._lease)
+        try:
+            held = self._db.call("outbox_extend", claim=batch.claim, ids=ids, lease=lease, now=self._now())[0][0]
+        except Transient as error:
+            logger.warning("the claim could not be extended: %s", error)
+            return
+        if held == len(ids):
+            batch.deadline = began + self._lease * 0.95
+
+    def _settle(self, batch: Batch, results: Sequence[Result]) -> None:
+        told = [result for result in results if result.outcome != "lost"]
+        self._counts["lost"] += len(results) - len(told)
+        if not told:
+            return
+        arguments: dict[str, Any] = {
+            "claim": batch.claim,
+            "ids": [result.event.id for result in told],
+            "outcomes": [result.outcome for result in told],
+            "errors": [None if result.error is None else result.error.replace("\0", "")[:10_000] for result in told],
+            "delays": [delay(self._backoff, result.event.attempts + 1) for result in told],
+            "max_attempts": self._max_attempts,
+            "max_age": self._max_age,
+            "now": self._now(),
+        }
+        settled: Mapping[int, str] = dict(self._settled(arguments, batch))
+        for result in told:
+            state = settled.get(result.event.id)
+            if state is None:
+                self._counts["lost"] += 1
+                logger.warning("event %s: the claim was lost before it was settled", result.event.event_id)
+            else:
+                self._counts[result.outcome if result.outcome != "failed" or state != "DEAD" else "dead"] += 1
+                if state == "DEAD":
+                    logger.error("event %s is dead: %s", result.event.event_id, result.error)
+
+    def _settled(self, arguments: dict[str, Any], batch: Batch) -> list[tuple[Any, ...]]:
+        """Tries for as long as the claim lasts: what is not settled would be published again."""
+        pause = 0.05
+        while True:
+            try:
+                return self._db.call("outbox_settle", **arguments)
+            except DatabaseUnavailable:
+                if time.monotonic() + pause > batch.deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    def _warn_unserved(self, warned: set[str]) -> None:
+        for destination, events in self._db.call("outbox_unserved", names=self._registry.names):
+            if destination not in warned:
+                warned.add(destination)
+                shown = destination or "the default"
+                logger.warning("%d events wait for %s, and this relay has no publisher for it", events, shown)
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+
+def _claimed(row: Mapping[str, Any]) -> Claimed:
+    return Claimed(
+        id=row["id"],
+        event_id=row["event_id"],
+        event_type=row["event_type"],
+        destination=row["destination"],
+        kind=_text(row["kind"]),
+        data=bytes(row["payload"]),
+        headers=row["headers"] or {},
+        partition_key=row["partition_key"],
+        ordering_key=row["ordering_key"],
+        created_at=row["created_at"],
+        attempts=row["attempts"],
+        replays=row["replays"],
+    )
+
+
+def _text(kind: str | bytes) -> str:
+    return kind.decode() if isinstance(kind, bytes) else kind

@@ -1,0 +1,109 @@
+"""What a publisher is: it takes an event somewhere else, one attempt for each call, and says what came of it.
+
+A publisher is used by several threads at once. It passes payload and headers on as they are. It returns when the event
+has arrived, and raises `PublishFailed` (or anything else) when it is to be tried again, `PublishRefused` when that
+would be useless, and `PublisherUnavailable` when its destination cannot be reached: then the relay waits, and nothing
+is charged.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import IO
+from uuid import UUID
+
+import msgspec
+
+from custody.log import decode
+from custody.model import Payload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """An event as a publisher gets it. `data` are the bytes that were written; `payload` is what they mean."""
+
+    id: int
+    event_id: UUID
+    event_type: str
+    destination: str
+    kind: str
+    data: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    created_at: datetime
+    attempts: int = 0
+    replays: int = 0
+
+    @cached_property
+    def payload(self) -> Payload:
+        return decode(self.kind, self.data)
+
+    @property
+    def key(self) -> str | None:
+        """What keeps events together at their destination."""
+        return self.ordering_key if self.ordering_key is not None else self.partition_key
+
+    @property
+    def address(self) -> str:
+        """What stands behind the colon of the destination."""
+        return self.destination.partition(":")[2]
+
+
+class Publisher:
+    """Subclass it and write `publish`."""
+
+    whole_batches = False
+    """True if `publish_many` takes all events or none, in one go: then the relay calls it with all that it has."""
+
+    def publish(self, event: Claimed) -> None:
+        """One attempt. Returns when the event has arrived."""
+        raise NotImplementedError
+
+    def publish_many(self, events: Sequence[Claimed]) -> None:
+        """One attempt for all of them, in this order; if it raises none of them has arrived."""
+        for event in events:
+            self.publish(event)
+
+    def close(self) -> None:
+        """The relay has ended."""
+
+
+class FunctionPublisher(Publisher):
+    """Any function of one event."""
+
+    def __init__(self, function: Callable[[Claimed], object]) -> None:
+        self._function = function
+
+    def publish(self, event: Claimed) -> None:
+        self._function(event)
+
+
+class StdoutPublisher(Publisher):
+    """One JSON document on a line for each event."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def publish(self, event: Claimed) -> None:
+        document = {
+            "event_id": event.event_id,
+            "event_type": event.event_type,
+            "destination": event.destination,
+            "key": event.key,
+            "headers": event.headers,
+            "created_at": event.created_at,
+        }
+        if event.kind == "b":
+            document["payload_base64"] = event.data
+        else:
+            document["payload"] = event.payload
+        line = msgspec.json.encode(document).decode()
+        with self._lock:
+            print(line, file=self._stream or sys.stdout, flush=True)

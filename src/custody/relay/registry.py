@@ -1,0 +1,75 @@
+"""Which publisher serves a destination: by the name before its colon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+
+from custody.errors import InvalidArgument
+from custody.policy import did_you_mean
+from custody.relay.elsewhere import CustodyPublisher
+from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
+from custody.relay.webhook import WebhookPublisher
+
+GROUP = "custody.publishers"
+"""Packages name their publishers here: an entry point is a publisher's class, or a function that makes one."""
+
+Publishers = Mapping[str, Publisher | Callable[[Claimed], object] | str]
+
+_BUILT_IN: dict[str, Callable[[], Publisher]] = {
+    "stdout": StdoutPublisher,
+    "http": WebhookPublisher,
+    "https": WebhookPublisher,
+    "custody+postgresql": CustodyPublisher,
+    "custody+postgres": CustodyPublisher,
+}
+
+
+def made(given: Publisher | Callable[[Claimed], object] | str) -> Publisher:
+    """A publisher from what a user gives: one, a function of an event, the URL of a webhook, or a publisher's name."""
+    if isinstance(given, Publisher):
+        return given
+    if not isinstance(given, str):
+        return FunctionPublisher(given)
+    if given.startswith(("http://", "https://")):
+        return WebhookPublisher(given)
+    if given.startswith("custody+"):
+        url, _, topic = given[len("custody+") :].partition("#")
+        return CustodyPublisher(url, topic or None)
+    if given in _BUILT_IN:
+        return _BUILT_IN[given]()
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if given not in installed:
+        raise InvalidArgument(f"there is no publisher {given!r}", did_you_mean(given, sorted({*_BUILT_IN, *installed})))
+    publisher = installed[given].load()()
+    if not isinstance(publisher, Publisher):
+        raise InvalidArgument(
+            f"{given!r} makes a {type(publisher).__name__}", "It has to be a custody.relay.Publisher."
+        )
+    return publisher
+
+
+class Registry:
+    """The publishers of a relay: those given by name ('' for events without a destination), and the built-in ones."""
+
+    def __init__(self, given: Publishers, *, built_in: bool = True) -> None:
+        for name in given:
+            if ":" in name:
+                raise InvalidArgument(f"{name!r} cannot be the name of a publisher", "Leave the colon out.")
+        self._found = {name: made(publisher) for name, publisher in given.items()}
+        if built_in:
+            installed = [point.name for point in entry_points(group=GROUP)]
+            for name in (*_BUILT_IN, *installed):
+                if name not in self._found:
+                    self._found[name] = made(name)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._found)
+
+    def of(self, destination: str) -> Publisher:
+        return self._found[destination.partition(":")[0]]
+
+    def close(self) -> None:
+        for publisher in self._found.values():
+            publisher.close()

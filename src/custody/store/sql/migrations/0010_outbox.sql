@@ -1,0 +1,55 @@
+-- The outbox. It stands on nothing else of the schema, and a database may have it alone (`custody outbox install`) and all of
+-- Custody later: hence IF NOT EXISTS.
+
+CREATE TABLE IF NOT EXISTS custody.outbox (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    event_id      uuid NOT NULL UNIQUE,
+    event_type    text NOT NULL CHECK (event_type <> ''),
+    destination   text NOT NULL DEFAULT '',       -- '': the relay's default publisher
+    kind          "char" NOT NULL CHECK (kind IN ('j', 't', 'b')),
+    payload       bytea NOT NULL,
+    headers       jsonb CHECK (jsonb_typeof(headers) = 'object'),
+    partition_key text,
+    ordering_key  text,
+    created_at    timestamptz NOT NULL,
+    topic_id      int,                            -- where it goes if its destination is a topic of this database
+    partition     int,
+    status        text NOT NULL DEFAULT 'PENDING' CHECK (status IN ('PENDING', 'CLAIMED', 'PUBLISHED', 'DEAD')),
+    attempts      int NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+    available_at  timestamptz NOT NULL,
+    claimed_at    timestamptz CHECK ((claimed_at IS NOT NULL) = (status = 'CLAIMED')),
+    claimed_by    text CHECK ((claimed_by IS NOT NULL) = (status = 'CLAIMED')),
+    expires_at    timestamptz CHECK ((expires_at IS NOT NULL) = (status = 'CLAIMED')),
+    published_at  timestamptz CHECK ((published_at IS NOT NULL) = (status = 'PUBLISHED')),
+    updated_at    timestamptz NOT NULL,
+    last_error    text,
+    replays       int NOT NULL DEFAULT 0 CHECK (replays >= 0),    -- how often it was sent again after it had been published
+    replayed_at   timestamptz,
+    CHECK ((topic_id IS NULL) = (partition IS NULL))
+);
+CREATE INDEX IF NOT EXISTS outbox_pending ON custody.outbox (id) WHERE status = 'PENDING' AND topic_id IS NULL;
+CREATE INDEX IF NOT EXISTS outbox_for_topic ON custody.outbox (topic_id, partition, id) WHERE status = 'PENDING' AND topic_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS outbox_by_key ON custody.outbox (ordering_key, destination, id) WHERE ordering_key IS NOT NULL AND status <> 'PUBLISHED';
+CREATE INDEX IF NOT EXISTS outbox_claimed ON custody.outbox (expires_at) WHERE status = 'CLAIMED';
+CREATE INDEX IF NOT EXISTS outbox_finished ON custody.outbox (status, updated_at) WHERE status IN ('PUBLISHED', 'DEAD');
+
+-- What operators did: replay, prune, kill.
+CREATE TABLE IF NOT EXISTS custody.outbox_audit (
+    entry   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL,
+    actor   text,
+    action  text NOT NULL CHECK (action IN ('replay', 'prune', 'kill')),
+    reason  text,
+    chosen  jsonb NOT NULL,        -- by what the events were chosen
+    events  bigint NOT NULL,
+    ids     bigint[]               -- which they were; null where they are gone
+);
+
+-- Events that relays of other databases have brought here: what makes a repeated delivery leave one message.
+CREATE TABLE IF NOT EXISTS custody.outbox_received (
+    event_id    uuid NOT NULL,
+    replay      int NOT NULL,
+    received_at timestamptz NOT NULL,
+    PRIMARY KEY (event_id, replay)
+);
+CREATE INDEX IF NOT EXISTS outbox_received_by_time ON custody.outbox_received USING brin (received_at);

@@ -1,0 +1,124 @@
+-- The outbox: events written in the caller's own transaction. The table itself refuses what is no move of an event's life.
+
+-- Only called for what is refused: the conditions of the triggers below decide.
+CREATE FUNCTION custody.outbox_refused() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        PERFORM custody.refuse('outbox_refused', format('an event begins as PENDING without attempts, not as %s', NEW.status),
+            'Write it with outbox_write.');
+    ELSIF TG_OP = 'DELETE' THEN
+        PERFORM custody.refuse('outbox_refused', format('event %s is %s and would be lost', OLD.event_id, OLD.status),
+            'Only what is PUBLISHED or DEAD can be removed: see outbox_prune and outbox_kill.');
+    ELSIF OLD.status <> NEW.status THEN
+        PERFORM custody.refuse('outbox_refused', format('event %s cannot go from %s with %s attempts to %s with %s', OLD.event_id,
+                                                        OLD.status, OLD.attempts, NEW.status, NEW.attempts),
+            'The moves are PENDING to CLAIMED; CLAIMED to PUBLISHED, PENDING or DEAD; and back to PENDING by outbox_replay.');
+    END IF;
+    PERFORM custody.refuse('outbox_refused', format('event %s: what was changed does not change in a life as %s', OLD.event_id, OLD.status),
+        'What an event says never changes; who claimed it does not change while it is CLAIMED.');
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER outbox_begins BEFORE INSERT ON custody.outbox FOR EACH ROW
+    WHEN (NEW.status <> 'PENDING' OR NEW.attempts <> 0 OR NEW.replays <> 0)
+    EXECUTE FUNCTION custody.outbox_refused();
+
+CREATE TRIGGER outbox_stays BEFORE DELETE ON custody.outbox FOR EACH ROW
+    WHEN (OLD.status IN ('PENDING', 'CLAIMED'))
+    EXECUTE FUNCTION custody.outbox_refused();
+
+-- Fires for statements that name one of these columns only: no verb does, so none pays for comparing payloads.
+CREATE TRIGGER outbox_says BEFORE UPDATE OF id, event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at
+    ON custody.outbox FOR EACH ROW
+    WHEN (OLD.id <> NEW.id OR OLD.event_id <> NEW.event_id OR OLD.event_type <> NEW.event_type OR OLD.destination <> NEW.destination
+          OR OLD.kind <> NEW.kind OR OLD.payload <> NEW.payload OR OLD.headers IS DISTINCT FROM NEW.headers
+          OR OLD.partition_key IS DISTINCT FROM NEW.partition_key OR OLD.ordering_key IS DISTINCT FROM NEW.ordering_key
+          OR OLD.created_at <> NEW.created_at)
+    EXECUTE FUNCTION custody.outbox_refused();
+
+-- The six moves. A release gives an event back that no attempt was made for; a failure and an expiry count one.
+CREATE TRIGGER outbox_moves BEFORE UPDATE ON custody.outbox FOR EACH ROW
+    WHEN (NOT CASE
+        WHEN OLD.status = NEW.status THEN
+            OLD.attempts = NEW.attempts AND OLD.claimed_by IS NOT DISTINCT FROM NEW.claimed_by
+            AND OLD.claimed_at IS NOT DISTINCT FROM NEW.claimed_at AND OLD.published_at IS NOT DISTINCT FROM NEW.published_at
+        WHEN OLD.status = 'PENDING' THEN NEW.status = 'CLAIMED' AND OLD.attempts = NEW.attempts
+        WHEN OLD.status = 'CLAIMED' AND NEW.status = 'PUBLISHED' THEN OLD.attempts = NEW.attempts
+        WHEN OLD.status = 'CLAIMED' THEN NEW.attempts BETWEEN OLD.attempts AND OLD.attempts + 1
+        ELSE NEW.status = 'PENDING' AND NEW.attempts = 0
+    END)
+    EXECUTE FUNCTION custody.outbox_refused();
+
+-- Writes an event and returns its id. With an ordering_key the transaction first takes the key, so that those who write the
+-- same key commit in the order of their ids; it keeps the key to its end.
+CREATE FUNCTION custody.outbox_add(
+    p_event_type text, p_kind text, p_payload bytea, p_destination text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
+    p_partition_key text DEFAULT NULL, p_ordering_key text DEFAULT NULL, p_available_at timestamptz DEFAULT NULL,
+    p_event_id uuid DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_route record := custody.outbox_route(p_destination, coalesce(p_ordering_key, p_partition_key));
+    v_id    uuid := coalesce(p_event_id, gen_random_uuid());
+BEGIN
+    IF coalesce(p_event_type, '') = '' THEN
+        PERFORM custody.refuse('invalid_argument', 'an event needs a type', 'Give a name for what happened, such as order-placed.');
+    ELSIF p_payload IS NULL THEN
+        PERFORM custody.refuse('invalid_argument', 'an event needs a payload', 'JSON''s null is one: ''null''::jsonb.');
+    ELSIF jsonb_typeof(p_headers) <> 'object' OR EXISTS (
+        SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h WHERE jsonb_typeof(h.value) <> 'string')
+    THEN
+        PERFORM custody.refuse('invalid_argument', 'headers are an object of texts', 'For example {"source": "shop"}.');
+    END IF;
+    IF p_ordering_key IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), hashtext(p_ordering_key));
+    END IF;
+    INSERT INTO custody.outbox
+        (event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at, topic_id, partition,
+         available_at, updated_at)
+    VALUES (v_id, p_event_type, coalesce(p_destination, ''), p_kind::"char", p_payload, p_headers, p_partition_key, p_ordering_key, v_now,
+            v_route.topic_id, v_route.partition, coalesce(p_available_at, v_now), v_now)
+    ON CONFLICT (event_id) DO NOTHING;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('outbox_refused', format('there is an event %s already', v_id), 'Leave event_id out, or give a new one.');
+    END IF;
+    RETURN v_id;
+END $$;
+
+-- The same for plain SQL: a JSON payload.
+CREATE FUNCTION custody.outbox_write(
+    p_event_type text, p_payload jsonb, p_destination text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
+    p_partition_key text DEFAULT NULL, p_ordering_key text DEFAULT NULL, p_available_at timestamptz DEFAULT NULL,
+    p_event_id uuid DEFAULT NULL
+) RETURNS uuid
+LANGUAGE sql VOLATILE AS $$
+    SELECT custody.outbox_add(p_event_type, 'j', convert_to(p_payload::text, 'UTF8'), p_destination, p_headers, p_partition_key,
+                              p_ordering_key, p_available_at, p_event_id)
+$$;
+
+-- Of these events those that may go now: the ones without an ordering_key, and of each key those before which nothing is open
+-- but others of them. An event whose claim is not committed yet looks open here, and holds back what follows it: the caller
+-- has locked its events before, in a statement of its own.
+CREATE FUNCTION custody.outbox_in_order(p_ids bigint[], p_hold boolean DEFAULT false) RETURNS bigint[]
+LANGUAGE sql VOLATILE AS $$
+    WITH mine AS MATERIALIZED (
+        SELECT o.id, o.ordering_key, o.destination FROM unnest(p_ids) i (id) JOIN custody.outbox o USING (id)
+    ), keys AS (
+        SELECT m.ordering_key, m.destination, max(m.id) AS last, count(*) AS events FROM mine m WHERE m.ordering_key IS NOT NULL GROUP BY 1, 2
+    )
+    SELECT coalesce(array_agg(x.id ORDER BY x.id), '{}') FROM (
+        SELECT m.id FROM mine m WHERE m.ordering_key IS NULL
+        UNION ALL
+        SELECT y.id FROM (
+            SELECT e.id, bool_and(m.id IS NOT NULL) OVER (PARTITION BY k.ordering_key, k.destination ORDER BY e.id) AS goes
+            FROM keys k
+            CROSS JOIN LATERAL (
+                SELECT o.id FROM custody.outbox o
+                WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination AND o.status <> 'PUBLISHED'
+                  AND (p_hold OR o.status <> 'DEAD') AND o.id <= k.last
+                ORDER BY o.id LIMIT k.events) e
+            LEFT JOIN mine m ON m.id = e.id) y
+        WHERE y.goes) x
+$$;

@@ -1,0 +1,171 @@
+-- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still holds
+-- it settles.
+
+-- Ends the claims that have expired: each counts as an attempt, and at the limit the event is dead. The deadline decides,
+-- whoever reads; this only writes it down.
+CREATE FUNCTION custody.outbox_expire(p_max_attempts int, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ended bigint;
+BEGIN
+    WITH expired AS (
+        SELECT o.id FROM custody.outbox o WHERE o.status = 'CLAIMED' AND o.expires_at <= p_now
+        ORDER BY o.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
+    )
+    UPDATE custody.outbox o
+    SET status = CASE WHEN o.attempts + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END, attempts = o.attempts + 1,
+        last_error = format('the claim of %s expired', o.claimed_by), claimed_at = NULL, claimed_by = NULL, expires_at = NULL,
+        updated_at = p_now
+    FROM expired e WHERE o.id = e.id;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    RETURN v_ended;
+END $$;
+
+-- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is one of
+-- p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned` where to go on, null
+-- at the end. At most p_window events are looked at, so that a backlog that has to wait costs no more than that.
+-- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too.
+CREATE FUNCTION custody.outbox_claim(
+    p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL, p_names text[] DEFAULT NULL,
+    p_excepted text[] DEFAULT NULL, p_only text[] DEFAULT NULL, p_hold boolean DEFAULT false, p_after bigint DEFAULT 0,
+    p_window int DEFAULT 5000, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (
+    id bigint, event_id uuid, event_type text, destination text, kind "char", payload bytea, headers jsonb, partition_key text,
+    ordering_key text, created_at timestamptz, attempts int, replays int, claimed_by text, expires_at timestamptz, scanned bigint
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+    v_claim text := format('%s/%s', p_relay, gen_random_uuid());
+    v_ids   bigint[];
+    v_old   bigint[];
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_max IS NULL OR p_max < 1 THEN
+        PERFORM custody.refuse('invalid_argument', 'a claim takes at least one event');
+    ELSIF coalesce(p_lease, '0') <= '0' THEN
+        PERFORM custody.refuse('invalid_argument', 'the lease must be positive');
+    END IF;
+    IF (SELECT min(o.expires_at) FROM custody.outbox o WHERE o.status = 'CLAIMED') <= v_now THEN
+        PERFORM custody.outbox_expire(p_max_attempts, v_now);
+    END IF;
+
+    -- chosen without locks, so that what has to wait is not locked in passing
+    SELECT coalesce(array_agg(c.id ORDER BY c.id), '{}'),
+           CASE WHEN count(*) = p_max THEN max(c.id) ELSE min(c.last) END
+    INTO v_ids, scanned
+    FROM (
+        SELECT w.id, NULL::bigint AS last
+        FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at FROM custody.outbox o
+              WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND o.id > p_after ORDER BY o.id LIMIT p_window) w
+        LEFT JOIN LATERAL (
+            SELECT h.status = 'PENDING' AND h.available_at <= v_now AS ready FROM custody.outbox h
+            WHERE h.ordering_key = w.ordering_key AND h.destination = w.destination AND h.status <> 'PUBLISHED' AND (p_hold OR h.status <> 'DEAD')
+            ORDER BY h.id LIMIT 1) first ON true
+        WHERE w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
+          AND (p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names))
+          AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted))
+        LIMIT p_max) c;
+    IF cardinality(v_ids) < p_max THEN
+        SELECT CASE WHEN count(*) = p_window THEN max(w.id) END INTO scanned
+        FROM (SELECT o.id FROM custody.outbox o WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND o.id > p_after ORDER BY o.id LIMIT p_window) w;
+    END IF;
+    v_ids := ARRAY(
+        SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING' AND o.available_at <= v_now
+        ORDER BY o.id FOR UPDATE SKIP LOCKED);
+    RETURN NEXT;
+
+    v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age);
+    IF cardinality(v_old) > 0 THEN
+        PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
+    END IF;
+    v_ids := custody.outbox_in_order(v_ids, p_hold);
+    RETURN QUERY
+    UPDATE custody.outbox o SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, updated_at = v_now
+    WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
+      AND (p_max_age IS NULL OR coalesce(o.replayed_at, o.created_at) > v_now - p_max_age)
+    RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key, o.ordering_key, o.created_at,
+              o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint;
+END $$;
+
+-- Ends events without another attempt: what is PENDING is claimed first, for there is no other way.
+CREATE FUNCTION custody.outbox_bury(p_ids bigint[], p_by text, p_error text, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_buried bigint;
+BEGIN
+    UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = p_by, expires_at = p_now + interval '1 min', updated_at = p_now
+    WHERE id = ANY (p_ids) AND status = 'PENDING';
+    UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = p_now
+    WHERE id = ANY (p_ids) AND status = 'CLAIMED';
+    GET DIAGNOSTICS v_buried = ROW_COUNT;
+    RETURN v_buried;
+END $$;
+
+-- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay unless the
+-- limit or the age is reached); dead (a terminal error); or released (no attempt was made). Returns what each is now; an event
+-- that the claim no longer holds is left out and unchanged.
+CREATE FUNCTION custody.outbox_settle(
+    p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
+    p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (id bigint, status text)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+BEGIN
+    IF NOT p_outcomes <@ ARRAY['published', 'failed', 'dead', 'released'] THEN
+        PERFORM custody.refuse('invalid_argument', 'an event is published, failed, dead or released');
+    END IF;
+    -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
+    PERFORM FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    RETURN QUERY
+    UPDATE custody.outbox o
+    SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
+    FROM unnest(p_ids, p_outcomes) s (id, outcome)
+    WHERE s.outcome = 'published' AND o.id = s.id AND o.status = 'CLAIMED' AND o.claimed_by = p_claim AND o.expires_at > v_now
+    RETURNING o.id, o.status;
+    IF 'published' = ALL (p_outcomes) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    UPDATE custody.outbox o
+    SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
+                          o.attempts + 1 >= p_max_attempts OR coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age)
+                      THEN 'DEAD' ELSE 'PENDING' END,
+        attempts = o.attempts + (s.outcome <> 'released')::int,
+        last_error = coalesce(s.error, o.last_error),
+        available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
+        claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
+    FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay)
+    WHERE s.outcome <> 'published' AND o.id = s.id AND o.status = 'CLAIMED' AND o.claimed_by = p_claim AND o.expires_at > v_now
+    RETURNING o.id, o.status;
+END $$;
+
+-- Keeps a claim for longer; how many events it still holds.
+CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now  timestamptz := coalesce(p_now, clock_timestamp());
+    v_held bigint;
+BEGIN
+    UPDATE custody.outbox SET expires_at = v_now + p_lease, updated_at = v_now
+    WHERE id = ANY (p_ids) AND status = 'CLAIMED' AND claimed_by = p_claim AND expires_at > v_now;
+    GET DIAGNOSTICS v_held = ROW_COUNT;
+    RETURN v_held;
+END $$;
+
+-- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database included.
+CREATE FUNCTION custody.outbox_left(p_names text[]) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT (SELECT count(*) FROM custody.outbox o WHERE o.status = 'PENDING' AND (o.topic_id IS NOT NULL OR split_part(o.destination, ':', 1) = ANY (p_names)))
+         + (SELECT count(*) FROM custody.outbox o WHERE o.status = 'CLAIMED' AND split_part(o.destination, ':', 1) = ANY (p_names))
+$$;
+
+-- The destinations for which something waits and no publisher of these names is there.
+CREATE FUNCTION custody.outbox_unserved(p_names text[]) RETURNS TABLE (destination text, events bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT o.destination, count(*) FROM custody.outbox o
+    WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
+    GROUP BY o.destination ORDER BY 1 LIMIT 100
+$$;

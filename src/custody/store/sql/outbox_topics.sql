@@ -1,0 +1,128 @@
+-- The outbox as the way into the log: from a caller's own transaction, and from other databases.
+
+-- A plain name is a topic of this database; what has a colon, or is nothing, is the relay's. The partition is chosen here.
+CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_id int, OUT partition int)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics;
+BEGIN
+    IF coalesce(p_destination, '') <> '' AND position(':' IN p_destination) = 0 THEN
+        v_topic := custody.topic_named(p_destination);
+        topic_id := v_topic.topic_id;
+        partition := coalesce(custody.partition_for(p_key, v_topic.partitions), floor(random() * v_topic.partitions)::int);
+    END IF;
+END $$;
+
+-- Moves what is committed and due for a partition into the log, in order: one transaction, hence exactly once. Does nothing
+-- while somebody else has the partition's head: that one moves them, or the next. What a topic's max_depth has no room for stays.
+CREATE FUNCTION custody.take_outbox(p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000) RETURNS int
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_head  custody.heads;
+    v_tail  record;
+    v_ids   bigint[];
+    v_moved int;
+BEGIN
+    SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    v_tail := custody.tail(v_head);
+    p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
+    v_ids := custody.outbox_in_order(ARRAY(
+        SELECT o.id FROM custody.outbox o
+        WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= p_now
+        ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED));
+    IF cardinality(v_ids) = 0 THEN
+        RETURN 0;
+    END IF;
+    UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = p_now, updated_at = p_now WHERE id = ANY (v_ids);
+    EXECUTE format(
+        'WITH moved AS (
+             UPDATE custody.outbox SET status = ''PUBLISHED'', published_at = $2, claimed_at = NULL, claimed_by = NULL, expires_at = NULL
+             WHERE id = ANY ($1)
+             RETURNING id, event_id, event_type, kind, payload, headers, coalesce(ordering_key, partition_key) AS key)
+         INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
+         SELECT %1$s, $3, $4 - 1 + row_number() OVER (ORDER BY m.id), $2, m.key, m.kind, m.payload,
+                coalesce(m.headers, ''{}'') || jsonb_build_object(''x-custody-event-id'', m.event_id, ''x-custody-event-type'', m.event_type)
+         FROM moved m ORDER BY m.id', v_head.segment_id)
+    USING v_ids, greatest(p_now, v_tail.newest), v_head.partition, v_tail.next_offset;
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    RETURN v_moved;
+END $$;
+
+-- How many messages more a partition may have: null for any number.
+CREATE FUNCTION custody.room_left(p_head custody.heads, p_next bigint) RETURNS int
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(0, t.max_depth - coalesce(
+        (SELECT max(p_next - f.frontier + custody.cardinality(custody.unresolved(f, true)))
+         FROM custody.groups g CROSS JOIN LATERAL custody.position(g.group_id, (p_head).partition) f WHERE g.topic_id = t.topic_id),
+        p_next - (p_head).first_offset))::int
+    FROM custody.topics t WHERE t.topic_id = (p_head).topic_id
+$$;
+
+-- The partitions for which something is pending, with the topic's name: null if the topic is gone.
+CREATE FUNCTION custody.outbox_partitions() RETURNS TABLE (topic text, topic_id int, partition int)
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    WITH RECURSIVE waiting AS (
+        (SELECT o.topic_id, o.partition FROM custody.outbox o WHERE o.status = 'PENDING' AND o.topic_id IS NOT NULL
+         ORDER BY o.topic_id, o.partition LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM waiting w CROSS JOIN LATERAL (
+            SELECT o.topic_id, o.partition FROM custody.outbox o
+            WHERE o.status = 'PENDING' AND o.topic_id IS NOT NULL AND (o.topic_id, o.partition) > (w.topic_id, w.partition)
+            ORDER BY o.topic_id, o.partition LIMIT 1) n
+    )
+    SELECT t.name, w.topic_id, w.partition FROM waiting w LEFT JOIN custody.topics t USING (topic_id) ORDER BY 2, 3
+$$;
+
+-- Moves what is pending for one partition; for a topic that is gone, ends it.
+CREATE FUNCTION custody.move_outbox(p_topic_id int, p_partition int, p_max int DEFAULT 1000, p_now timestamptz DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now  timestamptz := coalesce(p_now, clock_timestamp());
+    v_head custody.heads;
+BEGIN
+    PERFORM custody.require_read_committed();
+    SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = p_topic_id AND h.partition = p_partition;
+    IF FOUND THEN
+        RETURN custody.take_outbox(v_head, v_now, p_max);
+    END IF;
+    PERFORM custody.outbox_bury(
+        ARRAY(SELECT o.id FROM custody.outbox o WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.status = 'PENDING'
+              ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED),
+        'custody', 'its topic was deleted', v_now);
+    RETURN 0;
+END $$;
+
+-- Publishes events of another database's outbox, each once: what has come before is left out. Returns how many were new.
+CREATE FUNCTION custody.outbox_receive(
+    p_topic text, p_events uuid[], p_replays int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
+    p_now timestamptz DEFAULT NULL
+) RETURNS int
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_turn  int := floor(random() * v_topic.partitions)::int;
+    v_new   record;
+BEGIN
+    PERFORM custody.require_read_committed();
+    -- sorted, so that two who bring the same events wait for one another instead of each for the other
+    WITH added AS (
+        INSERT INTO custody.outbox_received (event_id, replay, received_at)
+        SELECT e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 1, 2
+        ON CONFLICT DO NOTHING
+        RETURNING event_id, replay
+    )
+    SELECT array_agg(coalesce(custody.partition_for(e.key, v_topic.partitions), (v_turn + e.n) % v_topic.partitions)::int ORDER BY e.n) AS partitions,
+           array_agg(e.key ORDER BY e.n) AS keys, array_agg(e.kind ORDER BY e.n) AS kinds, array_agg(e.payload ORDER BY e.n) AS payloads,
+           array_agg(e.headers ORDER BY e.n) AS headers, count(*)::int AS events
+    INTO v_new
+    FROM unnest(p_events, p_replays, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY e (event_id, replay, key, kind, payload, headers, n)
+    JOIN added USING (event_id, replay);
+    IF v_new.events > 0 THEN
+        PERFORM custody.publish(p_topic, v_new.partitions, v_new.keys, v_new.kinds, v_new.payloads, v_new.headers, p_now => p_now,
+                                p_of => v_topic.partitions);
+    END IF;
+    RETURN v_new.events;
+END $$;

@@ -1,0 +1,106 @@
+"""An outbox by itself, and one in a database with all of Custody: the same code has to do for both."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from tests.conftest import Clock, url_of
+
+import custody
+from custody.outbox import Outbox
+from custody.relay import Claimed, Publisher, Relay
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def bare_url(server_url: str) -> Iterator[str]:
+    """A database of a user's own, without anything of Custody."""
+    name = f"custody_bare_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield url_of(server_url, name)
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def alone_url(bare_url: str) -> str:
+    """A database with the outbox alone."""
+    assert custody.outbox.install(bare_url)
+    return bare_url
+
+
+@pytest.fixture(params=["alone", "whole"])
+def outbox_url(request: pytest.FixtureRequest) -> str:
+    """Both kinds of databases, one after the other."""
+    url: str = request.getfixturevalue("alone_url" if request.param == "alone" else "database_url")
+    return url
+
+
+@pytest.fixture
+def outbox(outbox_url: str) -> Iterator[Outbox]:
+    with Outbox(outbox_url, actor="test") as opened:
+        yield opened
+
+
+@pytest.fixture
+def mine(outbox_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of the application: a transaction begins with the first statement."""
+    with psycopg.connect(outbox_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+class Collector(Publisher):
+    """Keeps what it was given, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Claimed] = []
+        self.calls: list[Claimed] = []
+        self.failing: dict[Any, Exception] = {}
+        self.down: Exception | None = None
+
+    def publish(self, event: Claimed) -> None:
+        self.calls.append(event)
+        if self.down is not None:
+            raise self.down
+        if event.payload in self.failing:
+            raise self.failing[event.payload]
+        self.events.append(event)
+
+    @property
+    def payloads(self) -> list[Any]:
+        return [event.payload for event in self.events]
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+def relay(outbox_url: str, collector: Collector, clock: Clock) -> Iterator[Relay]:
+    """A relay whose rounds the test runs by hand, with a clock that it moves."""
+    made = Relay(
+        outbox_url,
+        {"test": collector},
+        name="r1",
+        max_attempts=3,
+        backoff=custody.Constant("10s"),
+        outage_backoff=custody.Constant("0s"),
+        clock=clock,
+    )
+    yield made
+    made.close()
+
+
+def rounds(relay: Relay) -> None:
+    """Rounds until nothing is due."""
+    while relay.run_once():
+        pass

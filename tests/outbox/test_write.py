@@ -1,0 +1,189 @@
+"""Writing an event in the caller's own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+from tests.waiting import wait_for
+
+import custody
+from custody.errors import InvalidArgument, InvalidPayload, OutboxRefused, SchemaMissing, TopicNotFound
+from custody.outbox import Outbox, State
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def engine(outbox_url: str) -> Iterator[Engine]:
+    made = create_engine(outbox_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield made
+    made.dispose()
+
+
+@pytest.mark.req("O1")
+def test_event_and_business_change_share_one_fate(outbox: Outbox, mine: psycopg.Connection[Any]) -> None:
+    mine.execute("CREATE TABLE orders (n int)")
+    mine.commit()
+    for n, end in ((1, mine.commit), (2, mine.rollback)):
+        mine.execute("INSERT INTO orders VALUES (%s)", [n])
+        custody.outbox.write(mine, event_type="placed", payload={"n": n}, destination="test:")
+        assert len(outbox.events()) == (0 if n == 1 else 1)
+        end()
+    assert [event.payload for event in outbox.events()] == [{"n": 1}]
+    assert mine.execute("SELECT n FROM orders").fetchall() == [(1,)]
+
+
+@pytest.mark.req("O1")
+def test_with_sqlalchemy_and_any_row_factory(outbox: Outbox, engine: Engine, outbox_url: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (n int)"))
+        custody.outbox.write(connection, event_type="placed", payload=1)
+    with Session(engine) as session:
+        custody.outbox.write(session, event_type="placed", payload=2)
+        session.rollback()
+        custody.outbox.write(session, event_type="placed", payload=3)
+        session.commit()
+    with psycopg.connect(outbox_url, row_factory=dict_row) as connection:
+        custody.outbox.write(connection, event_type="placed", payload=4)
+    assert [event.payload for event in outbox.events()] == [1, 3, 4]
+
+
+@pytest.mark.req("O2")
+def test_the_fields_of_an_event(outbox: Outbox, mine: psycopg.Connection[Any]) -> None:
+    later = datetime(2040, 1, 1, tzinfo=UTC)
+    given = uuid4()
+    event_id = custody.outbox.write(
+        mine,
+        event_type="placed",
+        payload=b"\x00\xff",
+        destination="test:x",
+        headers={"trace": "1"},
+        partition_key="p",
+        ordering_key="o",
+        available_at=later,
+        event_id=given,
+    )
+    mine.commit()
+    assert event_id == given
+    event = outbox.event(event_id)
+    assert (event.event_type, event.payload, event.destination, event.headers) == (
+        *("placed", b"\x00\xff", "test:x", {"trace": "1"}),
+    )
+    assert (event.partition_key, event.ordering_key, event.available_at) == ("p", "o", later)
+    assert (event.status, event.attempts, event.claimed_at, event.published_at) == (State.PENDING, 0, None, None)
+    with pytest.raises(OutboxRefused, match="already"):
+        custody.outbox.write(mine, event_type="placed", payload=1, event_id=given)
+
+
+def test_from_plain_sql(outbox: Outbox, mine: psycopg.Connection[Any]) -> None:
+    row = mine.execute(
+        "SELECT custody.outbox_write('placed', '{\"n\": 1}', p_destination => 'test:', p_headers => '{\"a\": \"b\"}')"
+    ).fetchone()
+    mine.commit()
+    assert row is not None
+    event = outbox.event(UUID(str(row[0])))
+    assert (event.payload, event.headers, event.destination) == ({"n": 1}, {"a": "b"}, "test:")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"event_type": ""}, InvalidArgument),
+        ({"payload": {1, 2}}, InvalidPayload),
+        ({"headers": {"a": 1}}, InvalidPayload),
+        ({"ordering_key": "a\0b"}, InvalidPayload),
+        ({"available_at": datetime(2030, 1, 1)}, InvalidArgument),  # that it has no zone is the point
+    ],
+    ids=lambda value: str(value),
+)
+def test_bad_input_changes_nothing(
+    outbox: Outbox, mine: psycopg.Connection[Any], wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        custody.outbox.write(mine, **{"event_type": "placed", "payload": 1, **wrong})
+    mine.rollback()
+    assert outbox.events() == []
+
+
+def test_headers_that_are_no_texts_are_refused_in_sql(mine: psycopg.Connection[Any]) -> None:
+    for headers in ("[1]", '{"a": 1}'):
+        with pytest.raises(psycopg.Error, match="object of texts"):
+            mine.execute("SELECT custody.outbox_write('placed', '1', p_headers => %s)", [headers])
+        mine.rollback()
+
+
+@pytest.mark.req("O10")
+def test_writers_of_one_ordering_key_commit_in_the_order_of_their_ids(outbox: Outbox, outbox_url: str) -> None:
+    """The second waits for the first; a writer of another key, or of none, waits for nobody."""
+    with (
+        psycopg.connect(outbox_url) as first,
+        psycopg.connect(outbox_url) as second,
+        psycopg.connect(outbox_url) as third,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        custody.outbox.write(first, event_type="e", payload=1, destination="test:", ordering_key="k")
+        waiting = thread.submit(
+            custody.outbox.write, second, event_type="e", payload=2, destination="test:", ordering_key="k"
+        )
+
+        def waits() -> bool:
+            row = third.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [second.info.backend_pid]).fetchone()
+            third.rollback()
+            return row == (True,)
+
+        wait_for(waits, "the second writer does not wait")
+        custody.outbox.write(third, event_type="e", payload=3, destination="test:", ordering_key="other")
+        custody.outbox.write(third, event_type="e", payload=4, destination="test:")
+        third.commit()
+        assert {event.payload for event in outbox.events()} == {3, 4}
+        first.commit()
+        waiting.result(20)
+        second.commit()
+    of_key = [event.payload for event in outbox.events(ordering_key="k")]
+    assert of_key == [1, 2]
+
+
+def test_an_unknown_topic_is_refused_where_all_of_custody_is(database_url: str, alone_url: str) -> None:
+    with psycopg.connect(database_url) as whole:
+        with pytest.raises(TopicNotFound):
+            custody.outbox.write(whole, event_type="e", payload=1, destination="nothing")
+        whole.rollback()
+        custody.outbox.write(whole, event_type="e", payload=1, destination="nothing:")
+    with psycopg.connect(alone_url) as alone:
+        custody.outbox.write(alone, event_type="e", payload=1, destination="nothing")
+
+
+def test_installing_twice_changes_nothing_and_all_of_custody_may_come_later(bare_url: str) -> None:
+    with pytest.raises(SchemaMissing, match="outbox install"):
+        Outbox(bare_url)
+    assert custody.outbox.install(bare_url) is True
+    assert custody.outbox.install(bare_url) is False
+    with psycopg.connect(bare_url) as connection:
+        custody.outbox.write(connection, event_type="e", payload=1, destination="test:")
+        tables = connection.execute("SELECT relname FROM pg_class WHERE relname IN ('log', 'groups', 'topics')")
+        assert tables.fetchall() == []
+    with custody.connect(bare_url) as c:  # a database without all of Custody gets it, and keeps its outbox
+        c.create_topic("orders")
+    assert custody.outbox.install(bare_url) is False
+    with Outbox(bare_url) as outbox:
+        assert not outbox.alone
+        assert [event.payload for event in outbox.events()] == [1]
+        assert [finding for finding in outbox.verify() if not finding.passed] == []
+
+
+@pytest.mark.req("O3")
+def test_a_forbidden_update_by_hand_is_refused_with_a_reason(mine: psycopg.Connection[Any]) -> None:
+    custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    mine.commit()
+    with pytest.raises(psycopg.Error, match="cannot go from PENDING") as refused:
+        mine.execute("UPDATE custody.outbox SET status = 'PUBLISHED', published_at = now()")
+    assert refused.value.diag.message_detail == "outbox_refused"
