@@ -54,10 +54,10 @@ END $$;
 -- How many messages more a partition may have: null for any number.
 CREATE FUNCTION custody.room_left(p_head custody.heads, p_next bigint) RETURNS int
 LANGUAGE sql STABLE AS $$
-    SELECT greatest(0, t.max_depth - coalesce(
+    SELECT CASE WHEN t.max_depth IS NOT NULL THEN greatest(0, t.max_depth - coalesce(
         (SELECT max(p_next - f.frontier + custody.cardinality(custody.unresolved(f, true)))
          FROM custody.groups g CROSS JOIN LATERAL custody.position(g.group_id, (p_head).partition) f WHERE g.topic_id = t.topic_id),
-        p_next - (p_head).first_offset))::int
+        p_next - (p_head).first_offset))::int END
     FROM custody.topics t WHERE t.topic_id = (p_head).topic_id
 $$;
 

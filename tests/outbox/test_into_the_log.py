@@ -1,0 +1,286 @@
+"""From the caller's own transaction into a topic of the same database: by claims, publishes, workers and relays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from tests.conftest import Clock
+from tests.waiting import wait_for
+
+import custody
+from custody.errors import OffsetConflict
+from custody.outbox import Outbox, State
+from custody.relay import Relay
+
+pytestmark = [pytest.mark.core, pytest.mark.req("V10")]
+
+
+@pytest.fixture
+def live(database_url: str) -> Iterator[custody.Custody]:
+    with custody.connect(database_url, worker="test") as c:
+        c.create_topic("orders")
+        c.create_group("orders", "g", custody.Policy(ordering="key"))
+        yield c
+
+
+@pytest.fixture
+def mine(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def outbox(database_url: str) -> Iterator[Outbox]:
+    with Outbox(database_url) as opened:
+        yield opened
+
+
+def write(connection: psycopg.Connection[Any], payload: Any, topic: str = "orders", **given: Any) -> None:
+    custody.outbox.write(connection, event_type="placed", payload=payload, destination=topic, **given)
+
+
+def test_a_claim_moves_what_is_committed_first(
+    live: custody.Custody, mine: psycopg.Connection[Any], outbox: Outbox
+) -> None:
+    mine.execute("CREATE TABLE orders (n int)")
+    mine.commit()
+    mine.execute("INSERT INTO orders VALUES (1)")
+    write(mine, {"n": 1}, headers={"a": "b"}, ordering_key="k", partition_key="p")
+    assert not live.claim("orders", "g")
+    mine.rollback()
+    assert not live.claim("orders", "g")
+    assert outbox.events() == []
+    mine.execute("INSERT INTO orders VALUES (2)")
+    write(mine, {"n": 2}, headers={"a": "b"}, ordering_key="k", partition_key="p")
+    write(mine, "text", partition_key="p")
+    write(mine, b"\0")
+    mine.commit()
+    lease = live.claim("orders", "g", max_messages=10)
+    assert [(m.offset, m.key, m.payload) for m in lease] == [(0, "k", {"n": 2}), (1, "p", "text"), (2, None, b"\0")]
+    events = outbox.events()
+    assert lease.messages[0].headers == {
+        "a": "b",
+        "x-custody-event-id": str(events[0].event_id),
+        "x-custody-event-type": "placed",
+    }
+    assert {event.status for event in events} == {State.PUBLISHED}
+    assert not live.claim("orders", "g"), "they were moved twice"
+
+
+def test_a_publish_moves_what_is_committed_before_it(live: custody.Custody, mine: psycopg.Connection[Any]) -> None:
+    write(mine, "first")
+    mine.commit()
+    assert live.publish("orders", "second").offset == 1
+    write(mine, "third")
+    mine.commit()
+    assert live.publish_many("orders", list(range(100)))[0].offset == 3
+    assert [m.payload for m in live.read("orders")][:3] == ["first", "second", "third"]
+    write(mine, "again")
+    mine.commit()
+    with pytest.raises(OffsetConflict):
+        live.publish("orders", 1, expected_offset=103)
+
+
+def test_all_partitions_and_a_group_that_finds_nothing_else(database_url: str, mine: psycopg.Connection[Any]) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("wide", partitions=5)
+        c.create_group("wide", "g")
+        for n in range(50):
+            write(mine, n, "wide", ordering_key=f"key {n}")
+        mine.commit()
+        got: list[int] = []
+        while lease := c.claim("wide", "g", max_messages=7):
+            got += [m.payload for m in lease]
+            assert all(custody.log.partition_for(m.key, 5) == m.partition for m in lease)
+            lease.ack()
+        assert sorted(got) == list(range(50))
+
+
+def test_a_transaction_that_stays_open_stalls_nobody(
+    live: custody.Custody, database_url: str, mine: psycopg.Connection[Any]
+) -> None:
+    """Not other writers of the topic, not publishes, not claims; and not even the first event of a topic."""
+    write(mine, "uncommitted", ordering_key="mine")
+    with psycopg.connect(database_url) as other:
+        other.execute("SET lock_timeout = '5s'")
+        write(other, 1, ordering_key="other")
+        write(other, 2)
+        other.commit()
+    with psycopg.connect(database_url, options="-c lock_timeout=5s") as quick:
+        quick.execute("SELECT custody.send('orders', '3')")
+    lease = live.claim("orders", "g", max_messages=10)
+    assert [m.payload for m in lease] == [1, 2, 3]
+    lease.ack()
+    live.publish_many("orders", range(4, 104))
+    assert len(live.claim("orders", "g", max_messages=1000)) == 100
+    mine.commit()
+    assert [m.payload for m in live.claim("orders", "g")] == ["uncommitted"]
+
+
+def test_a_claim_does_not_wait_for_a_partition_that_somebody_publishes_to(
+    live: custody.Custody, database_url: str, mine: psycopg.Connection[Any]
+) -> None:
+    live.publish("orders", "there")
+    with psycopg.connect(database_url) as slow:
+        slow.execute("SELECT custody.send('orders', '1')")
+        write(mine, "moved later")
+        mine.commit()
+        assert [m.payload for m in live.claim("orders", "g", max_messages=10)] == ["there"]
+        slow.commit()
+    assert sorted(map(str, (m.payload for m in live.claim("orders", "g", max_messages=10)))) == ["1", "moved later"]
+
+
+def test_an_event_waits_for_its_time_and_its_key_with_it(
+    live: custody.Custody, database_url: str, mine: psycopg.Connection[Any], clock: Clock
+) -> None:
+    with custody.connect(database_url, clock=clock) as c:
+        write(mine, 1, ordering_key="k", available_at=clock() + timedelta(seconds=60))
+        write(mine, 2, ordering_key="k")
+        write(mine, 3, ordering_key="other")
+        mine.commit()
+        lease = c.claim("orders", "g", max_messages=10)
+        assert [m.payload for m in lease] == [3]
+        lease.ack()
+        clock.move(61)
+        assert [m.payload for m in c.claim("orders", "g", max_messages=10)] == [1, 2]
+
+
+def test_a_full_topic_leaves_them_in_the_outbox(
+    database_url: str, mine: psycopg.Connection[Any], outbox: Outbox
+) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("small", max_depth=3)
+        c.create_group("small", "g")
+        for n in range(5):
+            write(mine, n, "small")
+        mine.commit()
+        lease = c.claim("small", "g", max_messages=10)
+        assert [m.payload for m in lease] == [0, 1, 2]
+        assert not c.claim("small", "g", max_messages=10)
+        assert len(outbox.events(states=["PENDING"])) == 2
+        lease.ack()
+        assert [m.payload for m in c.claim("small", "g", max_messages=10)] == [3, 4]
+
+
+def test_events_of_a_topic_that_was_deleted_are_dead_and_can_be_replayed(
+    live: custody.Custody, database_url: str, mine: psycopg.Connection[Any], outbox: Outbox
+) -> None:
+    live.create_topic("gone", partitions=2)
+    write(mine, 1, "gone", ordering_key="k")
+    mine.commit()
+    live.delete_topic("gone")
+    relay = Relay(live)
+    relay.run_once()
+    relay.close()
+    (event,) = outbox.events()
+    assert (event.status, event.last_error) == (State.DEAD, "its topic was deleted")
+    live.create_topic("gone")
+    outbox.replay(ids=[event.event_id])
+    live.create_group("gone", "g")
+    assert [m.payload for m in live.claim("gone", "g")] == [1]
+
+
+def test_a_bare_group_sees_them(live: custody.Custody, mine: psycopg.Connection[Any]) -> None:
+    live.create_group("orders", "bare", bare=True)
+    write(mine, 1)
+    mine.commit()
+    assert [m.payload for m in live.fetch("orders", "bare")] == [1]
+
+
+@pytest.mark.req("O4")
+def test_a_worker_and_a_relay_move_them(live: custody.Custody, mine: psycopg.Connection[Any], outbox: Outbox) -> None:
+    got: list[Any] = []
+    worker = live.worker_for("orders", "g", lambda message: got.append(message.payload), poll="20ms")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    write(mine, 1)
+    mine.commit()
+    wait_for(lambda: got == [1], "the worker has not moved it")
+    worker.stop()
+    thread.join()
+    write(mine, 2)
+    mine.commit()
+    relay = Relay(live)
+    assert relay.run_once() == 1
+    relay.close()
+    assert [m.payload for m in live.read("orders")] == [1, 2]
+
+
+@pytest.mark.req("O10")
+@pytest.mark.parametrize("events", [400, pytest.param(10_000, marks=pytest.mark.long)])
+def test_writers_claims_publishes_and_relays_at_once_move_each_event_once_and_in_order(
+    database_url: str, events: int
+) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("busy", partitions=3)
+        c.create_group("busy", "g", custody.Policy(ordering="key"))
+        over = threading.Event()
+
+        def writer(name: int) -> None:
+            with psycopg.connect(database_url) as connection:
+                for n in range(events // 4):
+                    key = f"k{(n + name) % 6}"
+                    write(connection, {"w": name, "n": n}, "busy", ordering_key=key)
+                    if n % 7 == 0:
+                        connection.rollback()
+                        write(connection, {"w": name, "n": n}, "busy", ordering_key=key)
+                    connection.commit()
+
+        def publisher() -> None:
+            while not over.is_set():
+                c.publish("busy", {"w": -1, "n": 0}, key="own")
+
+        def relaying() -> None:
+            relay = Relay(database_url, poll="5ms")
+            while not over.is_set():
+                relay.run_once()
+            relay.close()
+
+        got: dict[str, list[tuple[int, int]]] = {}
+
+        with ThreadPoolExecutor(7) as threads:
+            others = [threads.submit(publisher), threads.submit(relaying)]
+            writers = [threads.submit(writer, n) for n in range(4)]
+
+            def consuming() -> None:
+                while not over.is_set():
+                    lease = c.claim("busy", "g", max_messages=50)
+                    for m in lease:
+                        got.setdefault(m.key or "", []).append((m.payload["w"], m.payload["n"]))
+                    if lease:
+                        lease.ack()
+
+            others.append(threads.submit(consuming))
+            try:
+                for each in writers:
+                    each.result(120)
+                with Outbox(database_url) as outbox:
+                    wait_for(lambda: not outbox.events(states=["PENDING", "CLAIMED"], limit=1), "not all moved", 60)
+            finally:
+                over.set()
+            for each in others:
+                each.result(60)
+        while lease := c.claim("busy", "g", max_messages=1000):
+            for m in lease:
+                got.setdefault(m.key or "", []).append((m.payload["w"], m.payload["n"]))
+            lease.ack()
+        got.pop("own", None)
+        assert sorted(pair for pairs in got.values() for pair in pairs) == [
+            (w, n) for w in range(4) for n in range(events // 4)
+        ]
+        with psycopg.connect(database_url) as connection:
+            for key, pairs in got.items():
+                ids = connection.execute(
+                    "SELECT (convert_from(payload, 'UTF8')::jsonb ->> 'w')::int, "
+                    "(convert_from(payload, 'UTF8')::jsonb ->> 'n')::int "
+                    "FROM custody.outbox WHERE ordering_key = %s ORDER BY id",
+                    [key],
+                ).fetchall()
+                assert ids == pairs, f"{key} is out of order"

@@ -1,0 +1,366 @@
+"""The publishers: each keeps the contract that any publisher has to keep, and a few promises of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.outbox.conftest import rounds
+
+import custody
+from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
+from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, signature
+from custody.testing.publishers import Arrived, PublisherContract, event
+
+pytestmark = pytest.mark.req("O9")
+
+
+class Service:
+    """A web service that remembers its requests."""
+
+    def __init__(self) -> None:
+        service = self
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        self.default = 204
+        guard = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with guard:
+                    service.requests.append((self.command, self.path, dict(self.headers.items()), body))
+                    status = service.answers.pop(0) if service.answers else service.default
+                self.send_response(status)
+                self.end_headers()
+
+            do_POST = do_PUT = answer  # the names that http.server calls
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook?a=1"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()
+
+
+class WebhookDestination:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.failed = 0
+
+    def publisher(self) -> Publisher:
+        return WebhookPublisher(self.service.url)
+
+    def name(self) -> str:
+        return self.service.url
+
+    def arrived(self) -> Sequence[Arrived]:
+        return [
+            Arrived(headers["X-Custody-Event-Id"], body, headers)
+            for _, _, headers, body in self.service.requests[self.failed :]
+        ]
+
+    def refuse(self, times: int) -> None:
+        self.failed = len(self.service.requests) + times
+        self.service.answers += [500] * times
+
+    def attempts(self) -> int:
+        return len(self.service.requests)
+
+    def unreachable(self) -> Publisher | None:
+        return WebhookPublisher("http://127.0.0.1:1/")
+
+
+class TestWebhook(PublisherContract):
+    @pytest.fixture
+    def destination(self, service: Service) -> WebhookDestination:
+        return WebhookDestination(service)
+
+
+class StdoutDestination:
+    def __init__(self) -> None:
+        self.stream = Stream()
+
+    def publisher(self) -> Publisher:
+        return StdoutPublisher(self.stream)
+
+    def name(self) -> str:
+        return "stdout:"
+
+    def arrived(self) -> Sequence[Arrived]:
+        found = []
+        for line in self.stream.getvalue().splitlines():
+            document = json.loads(line)
+            if "payload_base64" in document:
+                import base64
+
+                data = base64.b64decode(document["payload_base64"])
+            else:
+                value = document["payload"]
+                data = value.encode() if isinstance(value, str) else custody.log.encode(value)[1]
+            found.append(Arrived(document["event_id"], data, document["headers"]))
+        return found
+
+    def refuse(self, times: int) -> None:
+        self.stream.failing = times
+
+    def attempts(self) -> int:
+        return self.stream.attempts
+
+    def unreachable(self) -> Publisher | None:
+        return None
+
+
+class Stream(io.StringIO):
+    failing = 0
+    attempts = 0
+
+    def write(self, text: str) -> int:
+        if text != "\n":
+            self.attempts += 1
+        if self.failing:
+            self.failing -= 1
+            raise OSError("the disk is full")
+        return super().write(text)
+
+
+class TestStdout(PublisherContract):
+    @pytest.fixture
+    def destination(self) -> StdoutDestination:
+        return StdoutDestination()
+
+
+class CustodyDestination:
+    """A topic of another database; a trigger of ours makes it fail."""
+
+    def __init__(self, c: custody.Custody, db: psycopg.Connection[Any]) -> None:
+        self.c, self.db = c, db
+        c.create_topic("orders")
+        db.execute("CREATE SEQUENCE public.refusals; CREATE SEQUENCE public.attempts")
+        db.execute("SELECT setval('public.refusals', 1000)")
+        db.execute(
+            "CREATE FUNCTION public.refusing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "PERFORM nextval('public.attempts'); "
+            "IF nextval('public.refusals') < 1000 THEN PERFORM setval('public.refusals', 1000); "
+            "RAISE 'refused' USING ERRCODE = 'raise_exception'; END IF; RETURN NULL; END $$"
+        )
+        db.execute(
+            "CREATE TRIGGER refusing AFTER INSERT ON custody.outbox_received FOR EACH STATEMENT "
+            "EXECUTE FUNCTION public.refusing()"
+        )
+
+    def publisher(self) -> Publisher:
+        return CustodyPublisher(self.c.database_url)
+
+    def name(self) -> str:
+        return "elsewhere:orders"
+
+    def arrived(self) -> Sequence[Arrived]:
+        return [
+            Arrived(m.headers["x-custody-event-id"], custody.log.encode(m.payload)[1], m.headers)
+            for m in self.c.read("orders", max_messages=1000)
+        ]
+
+    def refuse(self, times: int) -> None:
+        assert times == 1
+        self.db.execute("SELECT setval('public.refusals', 1)")
+
+    def attempts(self) -> int:
+        row = self.db.execute("SELECT last_value - (NOT is_called)::int FROM public.attempts").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def unreachable(self) -> Publisher | None:
+        return CustodyPublisher("postgresql://nobody@127.0.0.1:1/none")
+
+
+class TestCustodyElsewhere(PublisherContract):
+    @pytest.fixture
+    def destination(self, c: custody.Custody, db: psycopg.Connection[Any]) -> CustodyDestination:
+        return CustodyDestination(c, db)
+
+
+def test_a_webhook_is_a_request_with_a_signature(service: Service) -> None:
+    publisher = WebhookPublisher(
+        service.url, method="PUT", headers={"Authorization": "Bearer x"}, secret="s3cret", clock=lambda: 1_900_000_000.5
+    )
+    sent = event("billing:", {"n": 1}, headers={"x-a": "ä"}, ordering_key="k", attempts=2)
+    publisher.publish(sent)
+    (request,) = service.requests
+    method, path, headers, body = request
+    assert (method, path, body) == ("PUT", "/hook?a=1", b'{"n":1}')
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Authorization"] == "Bearer x"
+    assert headers["x-a"].encode("latin-1").decode() == "ä"
+    assert (headers["X-Custody-Event-Type"], headers["X-Custody-Key"]) == ("tested", "k")
+    assert headers["X-Custody-Attempt"] == "3"
+    assert headers["X-Custody-Timestamp"] == "1900000000"
+    assert headers["X-Custody-Signature"] == signature(b"s3cret", "1900000000", body)
+    assert headers["X-Custody-Signature"] != signature(b"other", "1900000000", body)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(200, None), (201, None), (302, PublishRefused), (400, PublishRefused), (404, PublishRefused),
+     (409, PublishFailed), (429, PublisherUnavailable), (500, PublishFailed), (503, PublisherUnavailable)],
+)  # fmt: skip
+def test_what_an_answer_means(service: Service, status: int, error: type[Exception] | None) -> None:
+    service.default = status
+    publisher = WebhookPublisher()
+    sent = event(service.url, 1)
+    if error is None:
+        publisher.publish(sent)
+    else:
+        with pytest.raises(error, match=str(status)):
+            publisher.publish(sent)
+    WebhookPublisher(success=lambda found, _: found == status).publish(sent)
+
+
+def test_a_service_that_hangs_up_is_a_failure_and_not_an_outage(service: Service) -> None:
+    """Else one event that breaks the service would hold all others for ever."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(PublishFailed):
+            WebhookPublisher(f"http://127.0.0.1:{port}/", timeout="5s").publish(event("x:", 1))
+        thread.join()
+
+
+def test_no_url_is_refused_at_once() -> None:
+    with pytest.raises(InvalidArgument, match="http"):
+        WebhookPublisher("ftp://example.org")
+
+
+@pytest.fixture
+def target(c: custody.Custody) -> custody.Custody:
+    c.create_topic("orders", partitions=3)
+    return c
+
+
+def written(url: str, count: int) -> None:
+    with psycopg.connect(url) as connection:
+        for n in range(count):
+            custody.outbox.write(
+                connection,
+                event_type="placed",
+                payload={"n": n},
+                destination="elsewhere:orders",
+                ordering_key=f"k{n % 5}",
+            )
+
+
+def everything(c: custody.Custody) -> list[Any]:
+    return [m for p in range(3) for m in c.read("orders", p, max_messages=10_000)]
+
+
+@pytest.mark.core
+@pytest.mark.req("O8")
+def test_what_is_brought_twice_to_another_custody_arrives_once(alone_url: str, target: custody.Custody) -> None:
+    """As if the relay had died between its publish and its settle, with the whole batch."""
+    written(alone_url, 20)
+    with psycopg.connect(alone_url, autocommit=True) as outbox:
+        for _ in range(2):
+            relay = Relay(alone_url, {"elsewhere": CustodyPublisher(target.database_url)}, batch=7, lease="1h")
+            rounds(relay)
+            relay.close()
+            # as it would be after the lease of a relay that published and never said so
+            outbox.execute("SELECT custody.outbox_replay('{PUBLISHED}')")
+            outbox.execute("UPDATE custody.outbox SET replays = 0")
+    messages = everything(target)
+    assert sorted(m.payload["n"] for m in messages) == list(range(20))
+    for m in messages:
+        assert m.key == f"k{m.payload['n'] % 5}"
+        assert m.headers["x-custody-event-type"] == "placed"
+    for key in range(5):
+        assert [m.payload["n"] for m in messages if m.key == f"k{key}"] == list(range(key, 20, 5))
+
+
+@pytest.mark.core
+def test_a_replay_on_purpose_arrives_again(alone_url: str, target: custody.Custody) -> None:
+    written(alone_url, 3)
+    for _ in range(2):
+        relay = Relay(alone_url, {"elsewhere": CustodyPublisher(target.database_url, "orders")})
+        rounds(relay)
+        relay.close()
+        with custody.outbox.Outbox(alone_url) as outbox:
+            assert len(outbox.replay(states=["PUBLISHED"])) == 3
+    assert sorted(m.payload["n"] for m in everything(target)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_topic_that_is_not_there_is_an_outage(alone_url: str, c: custody.Custody) -> None:
+    written(alone_url, 1)
+    relay = Relay(alone_url, {"elsewhere": f"custody+{c.database_url}"}, outage_backoff=custody.Constant("0s"))
+    relay.run_once()
+    assert relay.outages.down == ["elsewhere:orders"]
+    c.create_topic("orders")
+    rounds(relay)
+    assert [m.payload for m in c.read("orders")] == [{"n": 0}]
+    relay.close()
+
+
+def test_which_events_came_is_forgotten_after_a_while(alone_url: str, target: custody.Custody) -> None:
+    written(alone_url, 2)
+    relay = Relay(alone_url, {"elsewhere": CustodyPublisher(target.database_url)})
+    rounds(relay)
+    relay.close()
+    with custody.outbox.Outbox(target.database_url) as there:
+        assert there.forget("1h") == 0
+        assert there.forget("0s") == 2
+
+
+PLUGIN = """
+from custody.relay import Publisher
+class Kafka(Publisher):
+    def publish(self, event):
+        print("kafka got", event.payload, "for", event.address)
+"""
+
+
+def test_a_publisher_of_another_package_is_found_by_its_entry_point(alone_url: str, tmp_path: Path) -> None:
+    (tmp_path / "plugged.py").write_text(PLUGIN)
+    info = tmp_path / "plugged-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[custody.publishers]\nkafka = plugged:Kafka\n")
+    with psycopg.connect(alone_url) as connection:
+        custody.outbox.write(connection, event_type="e", payload=7, destination="kafka:orders")
+    program = f"from custody.relay import Relay; Relay({alone_url!r}).drain('20s')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "kafka got 7 for orders\n", done.stderr
