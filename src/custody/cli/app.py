@@ -19,8 +19,10 @@ from custody.cli import (
     inspect,
     keeping,
     operate,
+    outbox,
     pipeline,
     publish,
+    relay,
     topics,
     transactions,
     work,
@@ -94,6 +96,8 @@ def command() -> Callable[..., Any]:
     app.command()(consume.consume)
     app.command()(work.work)
     app.add_typer(pipeline.app, name="pipeline")
+    app.add_typer(outbox.app, name="outbox")
+    app.add_typer(relay.app, name="relay")
     app.command("dead")(dead.dead)
     app.command()(dead.redrive)
     app.command()(dead.discard)

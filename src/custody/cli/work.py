@@ -57,7 +57,7 @@ def work(
             poll=poll,
             grace=grace,
         )
-        with _logging(door), stopped_by_signals(worker.stop), _status(door, f"{topic}/{group}", worker, tally):
+        with logged(door), stopped_by_signals(worker.stop), _status(door, f"{topic}/{group}", worker, tally):
             summary = worker.run()
     if door.json:
         door.emit({"topic": topic, "group": group, "summary": summary})
@@ -130,7 +130,7 @@ class Tally:
 
 
 @contextmanager
-def _logging(door: Door) -> Iterator[None]:
+def logged(door: Door) -> Iterator[None]:
     """What the worker reports, on stderr: stuck handlers, refused outcomes, an unreachable database."""
     handler: logging.Handler = logging.StreamHandler()
     if door.progresses():

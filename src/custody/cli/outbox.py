@@ -1,0 +1,306 @@
+"""`custody outbox`: look at the events of an outbox, replay, give up, prune; install it and verify that it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from custody.cli import arguments, render
+from custody.cli.arguments import DryRun, Reason, Yes
+from custody.cli.door import Door, counted, door_of, operator
+from custody.cli.failures import FAILED
+
+if TYPE_CHECKING:
+    from custody.outbox import Figures, Outbox
+
+app = typer.Typer(name="outbox", no_args_is_help=True, help="Events on their way out, written in your transactions.")
+
+_TIME = typer.Option(parser=arguments.time, metavar="TIME", help="2030-01-31T12:00Z, or 15m: so long ago.")
+States = Annotated[
+    list[str] | None, typer.Option("--state", help="PENDING, CLAIMED, PUBLISHED or DEAD; may be repeated.")
+]
+Ids = Annotated[list[UUID] | None, typer.Argument(help="Events by their event_id; else by the filters.")]
+Since = Annotated[datetime | None, _TIME]
+Until = Annotated[datetime | None, _TIME]
+EventType = Annotated[str | None, typer.Option("--type", help="Only events of this type.")]
+Destination = Annotated[str | None, typer.Option(help="Only events for this destination.")]
+OrderingKey = Annotated[str | None, typer.Option(help="Only events of this ordering key.")]
+WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors like this: 'timeout%'.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="No more than this many.")]
+
+
+@contextmanager
+def located(door: Door) -> Iterator[str]:
+    """The URL of the outbox: a database of your own is taken as it is, the embedded one has all of Custody."""
+    url = door.configured_url
+    if url is not None:
+        yield url
+        return
+    with door.connect() as c:
+        yield c.database_url
+
+
+@contextmanager
+def opened(door: Door) -> Iterator[Outbox]:
+    from custody.outbox import Outbox
+
+    with located(door) as url, Outbox(url, actor=operator()) as outbox:
+        yield outbox
+
+
+def _states(given: list[str] | None) -> list[str] | None:
+    from custody.outbox import State
+
+    for state in given or ():
+        if state.upper() not in State.__members__:
+            raise typer.BadParameter(f"{state!r} is not a state: {', '.join(State.__members__)}")
+    return [state.upper() for state in given] if given else None
+
+
+@app.command()
+def install(ctx: typer.Context) -> None:
+    """Make the outbox in a database of yours, or bring it to this version. Nothing else of Custody is needed there."""
+    from custody.outbox import install as make
+
+    door = door_of(ctx)
+    with located(door) as url:
+        changed = make(url)
+    door.show({"changed": changed}, "the outbox is installed" if changed else "the outbox was there already")
+
+
+@app.command("list")
+def list_events(
+    ctx: typer.Context,
+    state: States = None,
+    since: Since = None,
+    until: Until = None,
+    event_type: EventType = None,
+    destination: Destination = None,
+    ordering_key: OrderingKey = None,
+    where_error: WhereError = None,
+    limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 100,
+) -> None:
+    """Events, oldest first, by state and by the time of their last change. Changes nothing."""
+    door = door_of(ctx)
+    which = _which(state, since, until, event_type, destination, ordering_key, where_error)
+    with opened(door) as outbox:
+        events = outbox.events(limit=limit, **which)
+    if door.json:
+        door.emit([_plain(event) for event in events])
+        return
+    rows = [
+        [
+            *(str(event.event_id), event.event_type, event.destination, event.ordering_key, str(event.status)),
+            *(event.attempts, event.updated_at, event.last_error),
+        ]
+        for event in events
+    ]
+    columns = ["event", "type", "destination", "key", "state", "attempts", "changed", "last error"]
+    door.table(columns, rows, empty="There are no such events.")
+    if len(events) == limit:
+        door.note(f"the first {limit:,}; there may be more (--limit)")
+
+
+def _which(
+    state: list[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+    event_type: str | None,
+    destination: str | None,
+    ordering_key: str | None,
+    error: str | None,
+) -> dict[str, Any]:
+    return {
+        "states": _states(state),
+        "since": since,
+        "until": until,
+        "event_type": event_type,
+        "destination": destination,
+        "ordering_key": ordering_key,
+        "error": error,
+    }
+
+
+def _plain(event: Any) -> dict[str, Any]:
+    import base64
+
+    import msgspec
+
+    found: dict[str, Any] = msgspec.structs.asdict(event)
+    payload = found.pop("payload")
+    if isinstance(payload, bytes):
+        found["payload_base64"] = base64.b64encode(payload).decode()
+    else:
+        found["payload"] = payload
+    return {**found, "status": str(event.status)}
+
+
+@app.command()
+def show(ctx: typer.Context, event_id: Annotated[UUID, typer.Argument(help="The event.")]) -> None:
+    """One event with its payload, headers and all that happened to it."""
+    door = door_of(ctx)
+    with opened(door) as outbox:
+        event = outbox.event(event_id)
+    if door.json:
+        door.emit(_plain(event))
+        return
+    facts = {**_plain(event), "payload": render.payload(event.payload)}
+    facts.pop("payload_base64", None)
+    facts["headers"] = render.payload(event.headers)
+    door.facts(facts)
+
+
+@app.command()
+def replay(
+    ctx: typer.Context,
+    ids: Ids = None,
+    state: States = None,
+    since: Since = None,
+    until: Until = None,
+    event_type: EventType = None,
+    destination: Destination = None,
+    ordering_key: OrderingKey = None,
+    where_error: WhereError = None,
+    limit: Limit = None,
+    reason: Reason = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Send events again that are DEAD (or, with --state, PUBLISHED), in the order of their keys."""
+    door = door_of(ctx)
+    which = _which(state or ["DEAD"], since, until, event_type, destination, ordering_key, where_error)
+    which |= {"ids": ids or None, "limit": limit}
+    with opened(door) as outbox:
+        chosen = outbox.replay(dry_run=True, **which)
+        if chosen and not dry_run:
+            door.confirm(f"Replay {counted(len(chosen), 'event')}?", yes=yes)
+            chosen = outbox.replay(reason=reason, **which)
+    _tell(door, "replayed", chosen, dry_run=dry_run)
+
+
+@app.command()
+def kill(
+    ctx: typer.Context,
+    ids: Annotated[list[UUID], typer.Argument(help="Events by their event_id.")],
+    reason: Reason = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Give up events that are not published yet: they are DEAD at once."""
+    door = door_of(ctx)
+    with opened(door) as outbox:
+        chosen = outbox.kill(ids, dry_run=True)
+        if chosen and not dry_run:
+            door.confirm(f"Give up {counted(len(chosen), 'event')}?", yes=yes)
+            chosen = outbox.kill(ids, reason=reason)
+    _tell(door, "given up", chosen, dry_run=dry_run)
+
+
+def _tell(door: Door, past: str, chosen: list[UUID], *, dry_run: bool) -> None:
+    if door.json:
+        door.emit({"dry_run": dry_run, "count": len(chosen), "events": chosen})
+        return
+    if dry_run:
+        door.table(["event"], [[str(event)] for event in chosen], empty="")
+    door.say(f"{counted(len(chosen), 'event')} {'would be ' if dry_run else ''}{past}")
+
+
+@app.command()
+def prune(
+    ctx: typer.Context,
+    older_than: Annotated[Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="Only older ones.")],
+    state: States = None,
+    received: Annotated[
+        bool, typer.Option("--received", help="Forget which events of other databases came here, instead.")
+    ] = False,
+    reason: Reason = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Remove events that have been PUBLISHED (or, with --state, DEAD) for that long."""
+    door = door_of(ctx)
+    states = _states(state) or ["PUBLISHED"]
+    with opened(door) as outbox:
+        if received:
+            door.confirm("Forget which events have come? Repetitions would count as new.", yes=yes)
+            count = outbox.forget(older_than)
+        else:
+            count = outbox.prune(older_than, states=states, dry_run=True)
+            if count and not dry_run:
+                door.confirm(f"Remove {counted(count, 'event')} for good?", yes=yes)
+                count = outbox.prune(older_than, states=states, reason=reason)
+    if door.json:
+        door.emit({"dry_run": dry_run, "count": count})
+        return
+    door.say(f"{counted(count, 'event')} {'would be ' if dry_run else ''}{'forgotten' if received else 'removed'}")
+
+
+@app.command()
+def stats(
+    ctx: typer.Context,
+    window: Annotated[Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="What is recent.")] = "1m",
+    metrics: Annotated[bool, typer.Option("--metrics", help="As Prometheus reads them.")] = False,
+) -> None:
+    """Backlog, age, rate and failures of each destination."""
+    door = door_of(ctx)
+    with opened(door) as outbox:
+        found = outbox.stats(window)
+    if metrics:
+        from custody.outbox.metrics import exposition
+
+        print(exposition(found), end="")
+    elif door.json:
+        door.emit(found)
+    else:
+        columns = ["destination", "backlog", "due", "retrying", "claimed", "dead", "oldest", f"published in {window}"]
+        rows = [
+            [
+                *(one.destination or "(default)", one.backlog, one.due, one.retrying, one.claimed, one.dead),
+                *(_age(one), one.published_recently),
+            ]
+            for one in found
+        ]
+        door.table(columns, rows, empty="The outbox has nothing to show.")
+
+
+def _age(one: Figures) -> str:
+    at = one.oldest_pending
+    return render.span(None if at is None else max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+
+@app.command()
+def audit(
+    ctx: typer.Context, limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000
+) -> None:
+    """What operators did to the outbox: replays, prunings, events given up."""
+    door = door_of(ctx)
+    with opened(door) as outbox:
+        records = outbox.audit(limit=limit)
+    if door.json:
+        door.emit(records)
+        return
+    rows = [[one["at"], one["actor"], one["action"], one["events"], one["reason"]] for one in records]
+    door.table(["at", "actor", "action", "events", "reason"], rows, empty="Nothing was done yet.")
+
+
+@app.command()
+def verify(ctx: typer.Context) -> int | None:
+    """Try what an outbox has to do and to refuse, in a transaction that is taken back; exit code 1 if a check fails."""
+    door = door_of(ctx)
+    with opened(door) as outbox:
+        found = outbox.verify()
+    failed = [one for one in found if not one.passed]
+    if door.json:
+        door.emit({"conforms": not failed, "checks": found})
+    else:
+        for one in found:
+            print(f"{one.id:<6} {one.level:<6}  {'ok  ' if one.passed else 'FAIL'}  {one.text}")
+            if one.error is not None:
+                print(f"        {render.safe(one.error)}")
+        door.say(f"{len(found) - len(failed)} of {counted(len(found), 'check')} passed")
+    return FAILED if failed else None

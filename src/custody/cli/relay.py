@@ -1,0 +1,102 @@
+"""`custody relay run`: publishes the events of an outbox until it is stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from custody.cli import arguments
+from custody.cli.door import door_of
+from custody.cli.outbox import located
+from custody.cli.work import load, logged
+from custody.policy import Backoff
+
+app = typer.Typer(name="relay", no_args_is_help=True, help="Takes the events of an outbox to their destinations.")
+
+_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
+
+
+def _publisher(text: str) -> tuple[str, str]:
+    name, equals, made = text.partition("=")
+    if not equals or not made:
+        raise typer.BadParameter(f"{text!r} is not NAME=PUBLISHER, such as billing=https://example.org/hook")
+    return name, made
+
+
+@app.callback()
+def relay() -> None:
+    """Takes the events of an outbox to their destinations."""
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    publisher: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PUBLISHER serves destinations NAME:…; =PUBLISHER those of events without one."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="The most events of one claim.")] = 100,
+    lease: Annotated[Any, typer.Option(help="How long a claim lasts unless it is renewed.", **_DURATION)] = "30s",
+    max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an event is dead.")] = 10,
+    max_age: Annotated[Any, typer.Option(help="An older event is dead.", **_DURATION)] = None,
+    backoff: Annotated[
+        Backoff | None,
+        typer.Option(parser=arguments.backoff, metavar="BACKOFF", help="exponential:1s:cap=5m:jitter=0.2"),
+    ] = None,
+    on_dead: Annotated[str, typer.Option(help="release or hold: what a dead event does to its key.")] = "release",
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Publishing threads.")] = 8,
+    poll: Annotated[Any, typer.Option(help="The wait between two looks.", **_DURATION)] = "200ms",
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to publish.")] = False,
+    secret: Annotated[
+        str | None, typer.Option(envvar="CUSTODY_WEBHOOK_SECRET", help="Signs the requests of webhooks.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The relay's name in claimed_by (default: host:pid).")] = None,
+) -> None:
+    """Publish events until SIGTERM or Ctrl-C: then it finishes what it has begun and gives back the rest."""
+    from custody.relay import Relay, WebhookPublisher
+    from custody.worker.signals import stopped_by_signals
+
+    door = door_of(ctx)
+    publishers: dict[str, Any] = {}
+    for found, made in map(_publisher, publisher or ()):
+        if made.startswith(("http://", "https://")):
+            publishers[found] = WebhookPublisher(made, secret=secret)
+        elif ":" in made and not made.startswith("custody+"):
+            publishers[found] = _own(made)
+        else:
+            publishers[found] = made
+    if secret is not None:
+        publishers = {"http": WebhookPublisher(secret=secret), "https": WebhookPublisher(secret=secret), **publishers}
+    with located(door) as url, logged(door):
+        running = Relay(
+            url,
+            publishers,
+            batch=batch,
+            lease=lease,
+            max_attempts=max_attempts,
+            max_age=max_age,
+            backoff=backoff,
+            on_dead=on_dead,  # type: ignore[arg-type]  # it refuses another word itself
+            concurrency=concurrency,
+            poll=poll,
+            name=name,
+        )
+        if not door.json:
+            door.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
+        with stopped_by_signals(running.stop):
+            summary = running.drain() if drain else running.run()
+    if door.json:
+        door.emit({"relay": running.name, "summary": summary})
+    door.say(
+        f"stopped: {summary.published:,} published, {summary.moved:,} moved into topics, {summary.failed:,} failed, "
+        f"{summary.dead:,} dead, {summary.released:,} given back, {summary.lost:,} lost"
+    )
+
+
+def _own(name: str) -> Any:
+    """`module:Publisher` of yours: a publisher's class, an instance, or a function of an event."""
+    from custody.relay import Publisher
+
+    found: Any = load(name)
+    return found() if isinstance(found, type) and issubclass(found, Publisher) else found

@@ -1,0 +1,134 @@
+"""`custody outbox` and `custody relay`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from tests.cli.conftest import Run
+from tests.conftest import url_of
+from tests.waiting import wait_for
+
+import custody
+from custody.outbox import Outbox
+
+
+@pytest.fixture
+def events(database_url: str) -> list[str]:
+    with psycopg.connect(database_url) as connection:
+        return [
+            str(
+                custody.outbox.write(
+                    connection, event_type="placed", payload={"n": n}, destination="stdout:", ordering_key="k"
+                )
+            )
+            for n in range(3)
+        ]
+
+
+@pytest.fixture
+def outbox(database_url: str) -> Iterator[Outbox]:
+    with Outbox(database_url) as opened:
+        yield opened
+
+
+def test_relay_to_stdout_and_what_becomes_of_the_events(
+    cli: Run, quick: Run, events: list[str], explained: Callable[[Any], None]
+) -> None:
+    listed = quick("outbox", "list", "--state", "pending", "--json").document
+    explained(listed)
+    assert [event["event_id"] for event in listed] == events
+    done = cli("relay", "run", "--drain", "--json")
+    *printed, summary = [json.loads(line) for line in done.out.splitlines()]
+    assert [line["payload"]["n"] for line in printed] == [0, 1, 2]
+    explained(summary)
+    assert summary["summary"]["published"] == 3
+    assert quick("outbox", "list", "--state", "PENDING").out == "There are no such events.\n"
+    shown = quick("outbox", "show", events[0]).out
+    assert "PUBLISHED" in shown
+    assert '{"n":0}' in shown
+    assert quick("outbox", "show", str(uuid4()), "--json", code=1).error["code"] == "event_not_found"
+    stats = quick("outbox", "stats", "--json").document
+    explained(stats)
+    assert [(one["destination"], one["backlog"], one["published_recently"]) for one in stats] == [("stdout:", 0, 3)]
+    assert 'custody_outbox_published_recently{destination="stdout:"} 3' in quick("outbox", "stats", "--metrics").out
+    assert "stdout:" in quick("outbox", "stats").out
+
+
+def test_replay_kill_and_prune_ask_first_and_leave_records(
+    quick: Run, events: list[str], outbox: Outbox, explained: Callable[[Any], None]
+) -> None:
+    assert "needs a confirmation" in quick("outbox", "kill", events[0], code=2).err
+    killed = quick("outbox", "kill", *events, "--yes", "--reason", "a mistake", "--json").document
+    explained(killed)
+    assert killed["events"] == events
+    assert {event.last_error for event in outbox.events()} == {"given up: a mistake"}
+    assert quick("outbox", "replay", "--dry-run", "--json").document["count"] == 3
+    assert quick("outbox", "replay", "--state", "PENDING", code=1).err.startswith("error: only events that are")
+    assert "1 event replayed" in quick("outbox", "replay", events[1], "--yes").out
+    assert [str(event.status) for event in outbox.events()] == ["DEAD", "PENDING", "DEAD"]
+    assert quick("outbox", "prune", "--older-than", "1h", "--state", "DEAD", "--yes").out == "0 events removed\n"
+    dry = quick("outbox", "prune", "--older-than", "0s", "--state", "DEAD", "--dry-run", "--json").document
+    explained(dry)
+    assert dry == {"dry_run": True, "count": 2}
+    assert quick("outbox", "prune", "--older-than", "0s", "--state", "DEAD", "--yes").out == "2 events removed\n"
+    records = quick("outbox", "audit", "--json").document
+    explained([{name: value for name, value in record.items() if name != "chosen"} for record in records])
+    assert [(record["action"], record["events"]) for record in records] == [("kill", 3), ("replay", 1), ("prune", 2)]
+    assert "kill" in quick("outbox", "audit").out
+    assert quick("outbox", "prune", "--older-than", "1h", "--received", "--yes").out == "0 events forgotten\n"
+    assert "not a state" in quick("outbox", "list", "--state", "nothing", code=2).err
+
+
+def test_verify_prints_a_result_for_each_id(quick: Run, explained: Callable[[Any], None]) -> None:
+    lines = quick("outbox", "verify").out.splitlines()
+    assert lines[0].startswith("O1.1   MUST    ok")
+    assert lines[-1].endswith("checks passed")
+    document = quick("outbox", "verify", "--json").document
+    explained(document)
+    assert document["conforms"]
+
+
+def test_install_into_a_database_of_ones_own(cli: Run, quick: Run, server_url: str) -> None:
+    name = "custody_cli_alone"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        url = url_of(server_url, name)
+        missing = quick("outbox", "list", "--database", url, "--json", code=1)
+        assert missing.error["code"] == "schema_missing"
+        assert cli("outbox", "install", "--database", url).out == "the outbox is installed\n"
+        assert quick("outbox", "install", "--database", url, "--json").document == {"changed": False}
+        assert "checks passed" in quick("outbox", "verify", "--database", url).out
+        assert "0 published" in quick("relay", "run", "--drain", "--database", url).out
+        with psycopg.connect(url) as other:
+            found = other.execute("SELECT to_regclass('custody.topics')").fetchone()
+        assert found == (None,), "more than the outbox was made"
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.mark.req("O8")
+def test_sigterm_ends_a_relay_gracefully(
+    start: Callable[..., Any], events: list[str], outbox: Outbox, tmp_path: Any, database_url: str
+) -> None:
+    (tmp_path / "mine.py").write_text("def publish(event):\n    open('got', 'a').write(str(event.payload['n']))\n")
+    with psycopg.connect(database_url) as connection:
+        custody.outbox.write(connection, event_type="placed", payload={"n": 9}, destination="own:")
+    process = start("relay", "run", "--publisher", "own=mine:publish")
+    wait_for(lambda: {str(e.status) for e in outbox.events()} == {"PUBLISHED"}, "not all was published")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert (tmp_path / "got").read_text() == "9"
+    out = process.stdout.read()
+    assert "stopped: 4 published" in out
+
+
+def test_bad_publishers_are_usage_errors(quick: Run) -> None:
+    assert "NAME=PUBLISHER" in quick("relay", "run", "--publisher", "nothing", code=2).err
+    assert "no publisher 'kafka'" in quick("relay", "run", "--publisher", "a=kafka", code=1).err
+    assert "release or hold" in quick("relay", "run", "--on-dead", "x", code=1).err
