@@ -24,6 +24,7 @@ class Sizes:
     peer_batches: int
     peer_jobs: int
     worker_messages: int
+    outbox_events: int
     calls: int
     both_seconds: float
     delayed: int
@@ -46,6 +47,7 @@ FULL = Sizes(
     peer_batches=20,
     peer_jobs=5_000,
     worker_messages=50_000,
+    outbox_events=100_000,
     calls=300,
     both_seconds=60,
     delayed=1_000_000,
@@ -68,6 +70,7 @@ QUICK = Sizes(
     peer_batches=5,
     peer_jobs=1_000,
     worker_messages=20_000,
+    outbox_events=50_000,
     calls=100,
     both_seconds=10,
     delayed=1_000_000,
@@ -90,6 +93,7 @@ TINY = Sizes(
     peer_batches=1,
     peer_jobs=20,
     worker_messages=500,
+    outbox_events=2_000,
     calls=5,
     both_seconds=0.5,
     delayed=2_000,

@@ -49,3 +49,10 @@ def test_the_stock_example_never_goes_below_zero_and_delays_no_other_sku(tmp_pat
     )
     assert other < add < remove
     assert lines[-1] == "{'SKU-123': 50, 'SKU-456': 10}"
+
+
+@pytest.mark.req("O1", "V10")
+def test_the_books_of_the_outbox_example_balance(tmp_path: Path) -> None:
+    lines = run(Path(__file__).parents[2] / "examples" / "outbox_orders.py", tmp_path).splitlines()
+    assert lines.count("killed both, and started them again") == 3
+    assert lines[-1] == "300 orders of 14405 in all, 300 entries of 14405 in all"

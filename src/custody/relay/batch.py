@@ -7,15 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from custody.errors import PublisherUnavailable, PublishRefused
 from custody.relay.publisher import Claimed, Publisher
 from custody.relay.registry import Registry
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What came of one event: published, failed, dead, released, or lost (the claim ran out before it was begun)."""
 
     event: Claimed

@@ -196,7 +196,7 @@ class Relay:
         self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
     ) -> tuple[Batch | None, int | None]:
         began = time.monotonic()
-        first, *rows = self._db.call_dicts(
+        (*_, scanned), *rows = self._db.call(
             "outbox_claim",
             relay=self.name,
             max=most,
@@ -211,14 +211,14 @@ class Relay:
             now=self._now(),
         )
         if not rows:
-            return None, first["scanned"]
+            return None, scanned
         events = [_claimed(row) for row in rows]
         # a margin: it is the database that decides, and it may be ahead
         deadline = began + self._lease * 0.95
-        claim = rows[0]["claimed_by"]
+        claim = rows[0][12]
         stopping = self._stopping.is_set
         batch = Batch(claim, events, self._registry, deadline=deadline, stopping=stopping, hold=self._hold)
-        return batch, first["scanned"]
+        return batch, scanned
 
     def _publish(self, batch: Batch) -> None:
         batch.start(self._threads)
@@ -259,7 +259,7 @@ class Relay:
             "ids": [result.event.id for result in told],
             "outcomes": [result.outcome for result in told],
             "errors": [None if result.error is None else result.error.replace("\0", "")[:10_000] for result in told],
-            "delays": [delay(self._backoff, result.event.attempts + 1) for result in told],
+            "delays": [self._delay(result) for result in told],
             "max_attempts": self._max_attempts,
             "max_age": self._max_age,
             "now": self._now(),
@@ -274,6 +274,9 @@ class Relay:
                 self._counts[result.outcome if result.outcome != "failed" or state != "DEAD" else "dead"] += 1
                 if state == "DEAD":
                     logger.error("event %s is dead: %s", result.event.event_id, result.error)
+
+    def _delay(self, result: Result) -> float | None:
+        return delay(self._backoff, result.event.attempts + 1) if result.outcome == "failed" else None
 
     def _settled(self, arguments: dict[str, Any], batch: Batch) -> list[tuple[Any, ...]]:
         """Tries for as long as the claim lasts: what is not settled would be published again."""
@@ -298,22 +301,19 @@ class Relay:
         return None if self._clock is None else self._clock()
 
 
-def _claimed(row: Mapping[str, Any]) -> Claimed:
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    """An event from a row of `custody.outbox_claim`."""
     return Claimed(
-        id=row["id"],
-        event_id=row["event_id"],
-        event_type=row["event_type"],
-        destination=row["destination"],
-        kind=_text(row["kind"]),
-        data=bytes(row["payload"]),
-        headers=row["headers"] or {},
-        partition_key=row["partition_key"],
-        ordering_key=row["ordering_key"],
-        created_at=row["created_at"],
-        attempts=row["attempts"],
-        replays=row["replays"],
+        id=row[0],
+        event_id=row[1],
+        event_type=row[2],
+        destination=row[3],
+        kind=row[4] if isinstance(row[4], str) else row[4].decode(),
+        data=row[5],
+        headers=row[6] or {},
+        partition_key=row[7],
+        ordering_key=row[8],
+        created_at=row[9],
+        attempts=row[10],
+        replays=row[11],
     )
-
-
-def _text(kind: str | bytes) -> str:
-    return kind.decode() if isinstance(kind, bytes) else kind

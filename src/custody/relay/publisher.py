@@ -11,9 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from typing import IO
 from uuid import UUID
 
@@ -23,8 +21,7 @@ from custody.log import decode
 from custody.model import Payload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event as a publisher gets it. `data` are the bytes that were written; `payload` is what they mean."""
 
     id: int
@@ -33,14 +30,14 @@ class Claimed:
     destination: str
     kind: str
     data: bytes
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
     partition_key: str | None = None
     ordering_key: str | None = None
     created_at: datetime
     attempts: int = 0
     replays: int = 0
 
-    @cached_property
+    @property
     def payload(self) -> Payload:
         return decode(self.kind, self.data)
 

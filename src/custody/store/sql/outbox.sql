@@ -104,21 +104,20 @@ $$;
 CREATE FUNCTION custody.outbox_in_order(p_ids bigint[], p_hold boolean DEFAULT false) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     WITH mine AS MATERIALIZED (
-        SELECT o.id, o.ordering_key, o.destination FROM unnest(p_ids) i (id) JOIN custody.outbox o USING (id)
-    ), keys AS (
-        SELECT m.ordering_key, m.destination, max(m.id) AS last, count(*) AS events FROM mine m WHERE m.ordering_key IS NOT NULL GROUP BY 1, 2
+        SELECT o.id, o.ordering_key, o.destination, row_number() OVER (PARTITION BY o.ordering_key, o.destination ORDER BY o.id) AS place
+        FROM unnest(p_ids) i (id) JOIN custody.outbox o USING (id)
+    ), open AS MATERIALIZED (
+        -- if an event has the same place among the open ones of its key as among ours, then all before it are ours
+        SELECT e.id, e.place
+        FROM (SELECT m.ordering_key, m.destination, count(*) AS events FROM mine m WHERE m.ordering_key IS NOT NULL GROUP BY 1, 2) k
+        CROSS JOIN LATERAL (
+            SELECT f.id, row_number() OVER (ORDER BY f.id) AS place
+            FROM (SELECT o.id FROM custody.outbox o
+                  WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination AND o.status <> 'PUBLISHED'
+                    AND (p_hold OR o.status <> 'DEAD')
+                  ORDER BY o.id LIMIT k.events) f) e
     )
-    SELECT coalesce(array_agg(x.id ORDER BY x.id), '{}') FROM (
-        SELECT m.id FROM mine m WHERE m.ordering_key IS NULL
-        UNION ALL
-        SELECT y.id FROM (
-            SELECT e.id, bool_and(m.id IS NOT NULL) OVER (PARTITION BY k.ordering_key, k.destination ORDER BY e.id) AS goes
-            FROM keys k
-            CROSS JOIN LATERAL (
-                SELECT o.id FROM custody.outbox o
-                WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination AND o.status <> 'PUBLISHED'
-                  AND (p_hold OR o.status <> 'DEAD') AND o.id <= k.last
-                ORDER BY o.id LIMIT k.events) e
-            LEFT JOIN mine m ON m.id = e.id) y
-        WHERE y.goes) x
+    SELECT coalesce(array_agg(m.id ORDER BY m.id), '{}')
+    FROM mine m LEFT JOIN open e ON e.id = m.id AND e.place = m.place
+    WHERE m.ordering_key IS NULL OR e.id IS NOT NULL
 $$;

@@ -119,11 +119,13 @@ BEGIN
     -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
     PERFORM FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE;
     v_now := coalesce(p_now, clock_timestamp());
+    -- claimed_by is set exactly when CLAIMED; naming the status too would offer the planner the index of all claims, which it
+    -- believes to be empty and walks through once for each event
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
     FROM unnest(p_ids, p_outcomes) s (id, outcome)
-    WHERE s.outcome = 'published' AND o.id = s.id AND o.status = 'CLAIMED' AND o.claimed_by = p_claim AND o.expires_at > v_now
+    WHERE s.outcome = 'published' AND o.id = s.id AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
     IF 'published' = ALL (p_outcomes) THEN
         RETURN;
@@ -138,7 +140,7 @@ BEGIN
         available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
         claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
     FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay)
-    WHERE s.outcome <> 'published' AND o.id = s.id AND o.status = 'CLAIMED' AND o.claimed_by = p_claim AND o.expires_at > v_now
+    WHERE s.outcome <> 'published' AND o.id = s.id AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
 END $$;
 
@@ -150,7 +152,7 @@ DECLARE
     v_held bigint;
 BEGIN
     UPDATE custody.outbox SET expires_at = v_now + p_lease, updated_at = v_now
-    WHERE id = ANY (p_ids) AND status = 'CLAIMED' AND claimed_by = p_claim AND expires_at > v_now;
+    WHERE id = ANY (p_ids) AND claimed_by = p_claim AND expires_at > v_now;
     GET DIAGNOSTICS v_held = ROW_COUNT;
     RETURN v_held;
 END $$;
