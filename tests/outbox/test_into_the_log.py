@@ -194,6 +194,19 @@ def test_a_bare_group_sees_them(live: custody.Custody, mine: psycopg.Connection[
     assert [m.payload for m in live.fetch("orders", "bare")] == [1]
 
 
+def test_a_pass_of_a_pipeline_takes_what_was_committed_before_it_began(
+    live: custody.Custody, mine: psycopg.Connection[Any]
+) -> None:
+    for n in range(3):
+        write(mine, n, ordering_key=f"k{n}")
+    mine.commit()
+    drive, whole = live.drive("orders", "g")
+    write(mine, 3)
+    mine.commit()
+    claim = drive.claim(100, whole)
+    assert claim.messages == 3
+
+
 @pytest.mark.req("O4")
 def test_a_worker_and_a_relay_move_them(live: custody.Custody, mine: psycopg.Connection[Any], outbox: Outbox) -> None:
     got: list[Any] = []

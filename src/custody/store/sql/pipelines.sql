@@ -54,6 +54,10 @@ BEGIN
     DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
+    -- what was committed in the outbox before the pass began belongs to it
+    PERFORM custody.take_outbox(h, v_now) FROM custody.heads h
+    WHERE h.topic_id = v_group.topic_id
+      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING');
     SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
     due := v_now;
     RETURN NEXT;
