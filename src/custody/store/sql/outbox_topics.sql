@@ -104,7 +104,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_turn  int := floor(random() * v_topic.partitions)::int;
-    v_new   record;
+    v_new   uuid[];
+    v_of    int[];
 BEGIN
     PERFORM custody.require_read_committed();
     -- sorted, so that two who bring the same events wait for one another instead of each for the other
@@ -112,17 +113,23 @@ BEGIN
         INSERT INTO custody.outbox_received (event_id, replay, received_at)
         SELECT e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 1, 2
         ON CONFLICT DO NOTHING
-        RETURNING event_id, replay
+        RETURNING event_id
     )
-    SELECT array_agg(coalesce(custody.partition_for(e.key, v_topic.partitions), (v_turn + e.n) % v_topic.partitions)::int ORDER BY e.n) AS partitions,
-           array_agg(e.key ORDER BY e.n) AS keys, array_agg(e.kind ORDER BY e.n) AS kinds, array_agg(e.payload ORDER BY e.n) AS payloads,
-           array_agg(e.headers ORDER BY e.n) AS headers, count(*)::int AS events
-    INTO v_new
-    FROM unnest(p_events, p_replays, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY e (event_id, replay, key, kind, payload, headers, n)
-    JOIN added USING (event_id, replay);
-    IF v_new.events > 0 THEN
-        PERFORM custody.publish(p_topic, v_new.partitions, v_new.keys, v_new.kinds, v_new.payloads, v_new.headers, p_now => p_now,
-                                p_of => v_topic.partitions);
+    SELECT array_agg(a.event_id) INTO v_new FROM added a;
+    IF v_new IS NULL THEN
+        RETURN 0;
+    ELSIF cardinality(v_new) < cardinality(p_events) THEN
+        SELECT array_agg(e.key ORDER BY e.n), array_agg(e.kind ORDER BY e.n), array_agg(e.payload ORDER BY e.n), array_agg(e.headers ORDER BY e.n)
+        INTO p_keys, p_kinds, p_payloads, p_headers
+        FROM unnest(p_events, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY e (event_id, key, kind, payload, headers, n)
+        JOIN unnest(v_new) a (event_id) USING (event_id);
     END IF;
-    RETURN v_new.events;
+    IF v_topic.partitions = 1 THEN
+        v_of := array_fill(0, ARRAY[cardinality(p_kinds)]);
+    ELSE
+        v_of := ARRAY(SELECT coalesce(custody.partition_for(k.key, v_topic.partitions), (v_turn + k.n) % v_topic.partitions)::int
+                      FROM unnest(p_keys) WITH ORDINALITY k (key, n) ORDER BY k.n);
+    END IF;
+    PERFORM custody.publish(p_topic, v_of, p_keys, p_kinds, p_payloads, p_headers, p_now => p_now, p_of => v_topic.partitions);
+    RETURN cardinality(v_new);
 END $$;
