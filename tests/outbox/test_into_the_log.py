@@ -103,6 +103,21 @@ def test_all_partitions_and_a_group_that_finds_nothing_else(database_url: str, m
         assert sorted(got) == list(range(50))
 
 
+def test_a_topic_with_priorities_gets_them_as_normal_ones(database_url: str, mine: psycopg.Connection[Any]) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("lanes", partitions=2, priorities=True)
+        c.create_group("lanes", "g")
+        for n in range(10):
+            write(mine, n, "lanes", ordering_key=f"key {n}")
+        mine.commit()
+        got: list[int] = []
+        while lease := c.claim("lanes", "g", max_messages=4):
+            got += [m.payload for m in lease]
+            assert {m.partition % 5 for m in lease} == {2}
+            lease.ack()
+        assert sorted(got) == list(range(10))
+
+
 def test_a_transaction_that_stays_open_stalls_nobody(
     live: custody.Custody, database_url: str, mine: psycopg.Connection[Any]
 ) -> None:

@@ -2,14 +2,14 @@
 
 -- A plain name is a topic of this database; what has a colon, or is nothing, is the relay's. The partition is chosen here.
 CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_id int, OUT partition int)
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic custody.topics;
 BEGIN
     IF coalesce(p_destination, '') <> '' AND position(':' IN p_destination) = 0 THEN
         v_topic := custody.topic_named(p_destination);
         topic_id := v_topic.topic_id;
-        partition := coalesce(custody.partition_for(p_key, v_topic.partitions), floor(random() * v_topic.partitions)::int);
+        partition := custody.place(v_topic, p_key);
     END IF;
 END $$;
 
@@ -103,7 +103,6 @@ CREATE FUNCTION custody.outbox_receive(
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
-    v_turn  int := floor(random() * v_topic.partitions)::int;
     v_new   uuid[];
     v_of    int[];
 BEGIN
@@ -127,8 +126,7 @@ BEGIN
     IF v_topic.partitions = 1 THEN
         v_of := array_fill(0, ARRAY[cardinality(p_kinds)]);
     ELSE
-        v_of := ARRAY(SELECT coalesce(custody.partition_for(k.key, v_topic.partitions), (v_turn + k.n) % v_topic.partitions)::int
-                      FROM unnest(p_keys) WITH ORDINALITY k (key, n) ORDER BY k.n);
+        v_of := ARRAY(SELECT custody.place(v_topic, k.key) FROM unnest(p_keys) WITH ORDINALITY k (key, n) ORDER BY k.n);
     END IF;
     PERFORM custody.publish(p_topic, v_of, p_keys, p_kinds, p_payloads, p_headers, p_now => p_now, p_of => v_topic.partitions);
     RETURN cardinality(v_new);
