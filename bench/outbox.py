@@ -10,15 +10,17 @@ from time import perf_counter
 import custody
 from bench.measure import Samples
 from bench.report import Row, at_least
-from bench.sizes import KEYS, PAYLOAD_BYTES
+from bench.sizes import PAYLOAD_BYTES
 from bench.stage import Connection, Stage, plain
 from custody.relay import CustodyPublisher, Relay
 
 BATCH = 500
 TARGET = 20_000
+CHUNK = 5_000
+EVENTS_OF_A_KEY = 5  # one after the other: a key that returned in every batch would let one relay work at a time
 _FILL = (
-    "SELECT count(custody.outbox_add('placed', 'b', %s, %s, p_ordering_key => 'key ' || n %% %s)) "
-    "FROM generate_series(1, %s) n"
+    "SELECT count(custody.outbox_add('placed', 'b', %s, %s, p_ordering_key => 'key ' || n / %s)) "
+    "FROM generate_series(%s::int, %s::int) n"
 )
 
 
@@ -44,8 +46,9 @@ def rows(stage: Stage) -> Iterator[Row]:
 
 
 def fill(connection: Connection, destination: str, events: int) -> None:
-    with connection.transaction():
-        connection.execute(_FILL, [os.urandom(PAYLOAD_BYTES), destination, KEYS, events])
+    for first in range(0, events, CHUNK):  # a transaction keeps a lock for each of its keys
+        last = min(first + CHUNK, events) - 1
+        connection.execute(_FILL, [os.urandom(PAYLOAD_BYTES), destination, EVENTS_OF_A_KEY, first, last])
     connection.execute("VACUUM ANALYZE custody.outbox")
 
 
