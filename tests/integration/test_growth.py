@@ -208,3 +208,18 @@ def test_nonsense_is_refused_and_the_same_number_changes_nothing(c: Custody, db:
     with pytest.raises(TopicNotFound):
         c.grow_topic("nowhere", partitions=2)
     assert everything(db) == before
+
+
+@pytest.mark.req("V11")
+def test_a_bound_group_goes_on_in_the_new_partitions(c: Custody) -> None:
+    c.create_topic("events")
+    c.create_group("events", "g")
+    c.bind("events", "g", ["in"])
+    c.grow_topic("events", partitions=3)
+    c.publish_many("events", [Outgoing(n, partition=n % 3, routing_key="in" if n < 6 else "out") for n in range(12)])
+    seen = []
+    while (lease := c.claim("events", "g", max_messages=10)) or lease.reason == "busy":
+        seen += [message.payload for message in lease]
+        if lease:
+            lease.ack()
+    assert sorted(seen) == list(range(6))

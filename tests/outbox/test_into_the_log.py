@@ -14,6 +14,7 @@ from tests.conftest import Clock
 from tests.waiting import wait_for
 
 import custody
+from custody import log
 from custody.errors import OffsetConflict
 from custody.outbox import Outbox, State
 from custody.relay import Relay
@@ -312,3 +313,33 @@ def test_writers_claims_publishes_and_relays_at_once_move_each_event_once_and_in
                     [key],
                 ).fetchall()
                 assert ids == pairs, f"{key} is out of order"
+
+
+def test_events_written_before_a_topic_grew_go_where_their_keys_belong_now(
+    live: custody.Custody, mine: psycopg.Connection[Any], database_url: str
+) -> None:
+    """Those that were committed, and those of a transaction that was open meanwhile."""
+    with psycopg.connect(database_url) as early:
+        for n in range(40):
+            write(early, n, ordering_key=f"k{n % 10}")
+    for n in range(40, 80):
+        write(mine, n, ordering_key=f"k{n % 10}")
+    live.grow_topic("orders", partitions=4)
+    mine.commit()
+    live.publish_many("orders", [custody.Outgoing(n, key=f"k{n % 10}") for n in range(80, 120)])
+    seen: dict[str | None, list[int]] = {}
+    wait_for(lambda: drained(live, seen), "something is left")
+    assert seen == {f"k{k}": [n for n in range(120) if n % 10 == k] for k in range(10)}
+    for partition in range(4):
+        for message in live.read("orders", partition, max_messages=200):
+            assert log.partition_for(message.key or "", 4) == partition
+
+
+def drained(c: custody.Custody, seen: dict[str | None, list[int]]) -> bool:
+    """Handles what there is; True when nothing is left."""
+    lease = c.claim("orders", "g", max_messages=7)
+    for message in lease:
+        seen.setdefault(message.key, []).append(message.payload)
+    if lease:
+        lease.ack()
+    return lease.reason == "empty"

@@ -57,7 +57,7 @@ BEGIN
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets)
     SELECT v_now, 'start', g.group_id, n, '{}' FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n
     WHERE g.topic_id = v_topic.topic_id;
-    INSERT INTO custody.cursors
-    SELECT g.group_id, n FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n WHERE g.topic_id = v_topic.topic_id;
+    INSERT INTO custody.cursors (group_id, partition, binding_no)
+    SELECT g.group_id, n, g.binding_no FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n WHERE g.topic_id = v_topic.topic_id;
     RETURN custody.topic_named(p_topic);
 END $$;

@@ -20,6 +20,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_head  custody.heads;
     v_tail  record;
+    v_lanes boolean;
+    v_found record;
     v_ids   bigint[];
     v_moved int;
 BEGIN
@@ -29,10 +31,18 @@ BEGIN
     END IF;
     v_tail := custody.tail(v_head);
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
-    v_ids := custody.outbox_in_order(ARRAY(
-        SELECT o.id FROM custody.outbox o
-        WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= p_now
-        ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED));
+    SELECT t.starvation_limit IS NOT NULL INTO v_lanes FROM custody.topics t WHERE t.topic_id = v_head.topic_id;
+    SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere INTO v_found
+    FROM (SELECT o.id, v_lanes OR coalesce(custody.partition_for(coalesce(o.ordering_key, o.partition_key), v_head.partitions), o.partition) = o.partition AS belongs
+          FROM custody.outbox o
+          WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= p_now
+          ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED) w;
+    IF v_found.elsewhere IS NOT NULL THEN
+        -- the topic has grown since they were written: whoever comes to their new partition takes them
+        UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
+        WHERE id = ANY (v_found.elsewhere);
+    END IF;
+    v_ids := custody.outbox_in_order(v_found.here);
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
