@@ -281,3 +281,23 @@ def test_other_topics_pay_nothing(c: Custody, db: psycopg.Connection[Any]) -> No
     for _ in range(3):
         assert not called("plain") & ours
     assert "waiting_since" in called(JOBS)
+
+
+@pytest.mark.parametrize("kind", ["delayed", "outbox"])
+def test_what_is_due_and_not_in_the_log_does_not_starve(
+    c: Custody, clock: Clock, db: psycopg.Connection, kind: str
+) -> None:
+    c.create_topic("jobs", partitions=1, priorities=True, starvation_limit="60s")
+    c.create_group("jobs", "g")
+    c.publish_many("jobs", [Outgoing("backlog", priority="background") for _ in range(300)])
+    if kind == "delayed":
+        c.publish("jobs", "urgent", priority="critical", delay="1s")
+    else:
+        db.execute("SELECT custody.outbox_write('t', '\"urgent\"', 'jobs', p_available_at => '2000-01-01')")
+    clock.move(30)
+    seen = []
+    while "urgent" not in seen:
+        lease = c.claim("jobs", "g")
+        assert len(seen) < 100, "it waits behind all the others"
+        seen += [message.payload for message in lease]
+        lease.ack()

@@ -223,3 +223,20 @@ def test_psql_publishes_json_with_send(c: Custody, db: psycopg.Connection) -> No
     assert (message.key, message.payload, message.headers) == ("SKU-1", {"n": 1}, {"h": "x"})
     db.execute("SELECT custody.send('orders', '1')")
     assert c.topic("orders").message_count == 2
+
+
+@pytest.mark.req("C7", "G15", "V10")
+@pytest.mark.parametrize("kind", ["delayed", "outbox"])
+def test_an_expected_end_is_the_end_that_readers_see(
+    c: Custody, clock: Clock, db: psycopg.Connection, kind: str
+) -> None:
+    """What is due and not in the log yet does not refuse it: it would be undone with the refusal, each time."""
+    c.create_topic("orders")
+    c.publish("orders", 0)
+    if kind == "delayed":
+        c.publish("orders", "due", delay="1s")
+        clock.move(2)
+    else:
+        db.execute("SELECT custody.outbox_write('t', '1', 'orders', p_available_at => '2000-01-01')")
+    assert c.publish("orders", 1, expected_offset=1).offset == 1
+    assert c.publish("orders", 2).offset == 3

@@ -232,3 +232,18 @@ def test_a_waiting_worker_is_woken(c: Custody) -> None:
         assert woken.wait(10)
     finally:
         stop()
+
+
+@pytest.mark.req("G16")
+def test_a_replay_goes_back_to_the_lane_of_its_message(c: Custody, db: psycopg.Connection) -> None:
+    c.create_topic("jobs", partitions=2, priorities=True)
+    c.create_group("jobs", "g", Policy(ordering="key", max_attempts=1, dead_letter="topic"))
+    sent = {n: c.publish("jobs", n, key=f"k{n}", priority="high").partition for n in range(8)}
+    for _ in range(8):
+        c.claim("jobs", "g").nack(error="boom")
+    copies = db.execute('SELECT partition, "offset" FROM custody.events WHERE topic = %s', ["jobs-dlq"]).fetchall()
+    assert len(copies) == 8
+    for partition, offset in copies:
+        replayed = c.replay("jobs-dlq", partition, offset)
+        (again,) = c.read("jobs", replayed.partition, offset=replayed.offset)
+        assert (again.priority, replayed.partition) == ("high", sent[again.payload])

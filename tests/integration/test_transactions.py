@@ -195,6 +195,37 @@ def test_a_lost_lease_refuses_all_of_it(shop: Custody, clock: Clock, db: psycopg
     assert seen(shop)["bills"] == []
 
 
+def test_what_a_lease_lost_since_the_ack_refuses_all_of_it(shop: Custody, clock: Clock) -> None:
+    """The other consumer that has it by then publishes what follows from it."""
+    shop.create_group("orders", "g", Policy(visibility_timeout="30s"))
+    shop.publish_many("orders", [Outgoing(n, partition=0) for n in range(2)])
+    producer = shop.init_producer("p")
+    lease = shop.claim("orders", "g", max_messages=2)
+    tx = producer.transaction(timeout="300s")
+    tx.publish_many("bills", [message.payload for message in lease])
+    tx.ack(lease)
+    lease.extend("100s", message=lease.messages[0])
+    clock.move(40)
+    other = shop.claim("orders", "g", max_messages=2)
+    assert [message.payload for message in other] == [1]
+    with pytest.raises(LeaseLost):
+        tx.commit()
+    with producer.transaction() as theirs:
+        theirs.publish("bills", 1)
+        theirs.ack(other)
+    assert seen(shop)["bills"] == [1]
+
+
+def test_a_lease_that_holds_nothing_is_refused_at_once(shop: Custody, clock: Clock) -> None:
+    shop.create_group("orders", "g")
+    shop.publish("orders", 1)
+    lease = shop.claim("orders", "g")
+    clock.move(31)
+    tx = shop.init_producer("p").transaction()
+    with pytest.raises(LeaseLost):
+        tx.ack(lease)
+
+
 @pytest.mark.req("K2")
 def test_an_ack_out_of_order_refuses_all_of_it(shop: Custody) -> None:
     shop.create_group("orders", "g", Policy(ordering="key"))

@@ -114,3 +114,16 @@ def test_four_claimants_of_a_bound_group_get_every_bound_message_once(c: custody
         found = [offset for mine in [pool.submit(work) for _ in range(4)] for offset in mine.result(60)]
     assert sorted(found) == [n for n in range(400) if n % 4 != 2]
     assert {message.state for message in fold(Reader(db, TOPIC, GROUP).journal()).values()} == {State.DONE}
+
+
+def test_a_claim_that_waited_knows_that_the_group_is_fair_no_more(
+    c: custody.Custody, one: Session, two: Session
+) -> None:
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, custody.Policy(ordering="key", fairness="key"))
+    c.publish_many(TOPIC, [custody.Outgoing(n, key=to, routing_key=to) for n, to in enumerate("abababab")])
+    one.call("update_group", topic=TOPIC, group=GROUP, policy='{"fairness": null}')
+    one.call("bind", topic=TOPIC, group=GROUP, bindings='["b"]')
+    claiming = two.blocked(two.claim, 9)
+    one.commit()
+    assert claiming.result(10).offsets == [1, 3, 5, 7]

@@ -235,3 +235,30 @@ def test_a_claim_beside_growth_finds_the_old_partitions_or_all(make: Make, one: 
     two.publish(["x", "y", "z"], partitions=[0, 1, 2])
     two.commit()
     assert {two.claim(9).partition for _ in range(3)} == {0, 1, 2}
+
+
+def test_a_drop_concerns_no_other_topic(
+    c: custody.Custody, db: psycopg.Connection, database_url: str, clock: Clock
+) -> None:
+    """Neither a long reader of another topic stops it, nor does it stop the others."""
+    for topic in ("a", "b"):
+        c.create_topic(topic)
+        c.create_group(topic, "g")
+        c.publish_many(topic, [1, 2, 3])
+    c.set_retention("a", Retention(time="1h"))
+    c.claim("a", "g", max_messages=10).ack()
+    clock.move(7200)
+    assert [upkeep.did for upkeep in c.maintain("a")] == ["sealed"]
+    clock.move(7200)
+    found = db.execute("SELECT segment_id FROM custody.segments JOIN custody.topics USING (topic_id) WHERE name = 'b'")
+    (segment,) = found.fetchone() or (None,)
+    with psycopg.connect(database_url) as reader, psycopg.connect(database_url) as dropper:
+        reader.execute(
+            psycopg.sql.SQL("SELECT count(*) FROM {}").format(psycopg.sql.Identifier("custody", f"log_{segment}"))
+        )
+        # who meets the table for the first time looks at its parent, which is locked until the drop commits at once
+        db.execute("SELECT * FROM custody.send('b', '4')")
+        did = dropper.execute("SELECT did FROM custody.maintain('a', %s)", [clock()]).fetchone()
+        assert did == ("dropped",)
+        db.execute("SET lock_timeout = '2s'")
+        db.execute("SELECT * FROM custody.send('b', '4')")

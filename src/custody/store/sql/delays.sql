@@ -70,14 +70,20 @@ END $$;
 CREATE FUNCTION custody.deliver_due(p_head custody.heads, p_now timestamptz, p_most int DEFAULT 1000) RETURNS custody.heads
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_head  custody.heads;
     v_tail  record;
     v_until timestamptz;
 BEGIN
     IF (SELECT min(d.deliver_at) FROM custody.delayed d
         WHERE d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition AND d.deliver_at >= (p_head).delayed_from) <= p_now
     THEN
-        SELECT h.* INTO p_head FROM custody.heads h
-        WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE;
+        -- who has the head delivers them, or the next: to wait here would stall the claims of the partition
+        SELECT h.* INTO v_head FROM custody.heads h
+        WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN p_head;
+        END IF;
+        p_head := v_head;
         v_tail := custody.tail(p_head);
         EXECUTE format(
             'WITH due AS MATERIALIZED (

@@ -34,7 +34,12 @@ LANGUAGE sql STABLE AS $$
             SELECT x.key FROM custody.awaited x
             WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant = t.tenant
             ORDER BY x.turn LIMIT greatest(8, 1000 / (SELECT count(*) FROM tenants))) a
-        UNION ALL
+        UNION
+        -- with more tenants than are looked at by name, those that have waited longest
+        (SELECT x.key FROM custody.awaited x
+         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NOT NULL AND (SELECT count(*) FROM tenants) >= 1000
+         ORDER BY x.turn LIMIT 1000)
+        UNION
         -- from before the group was fair
         (SELECT x.key FROM custody.awaited x
          WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NULL LIMIT 1000)) k

@@ -106,7 +106,8 @@ $$;
 CREATE FUNCTION custody.outbox_in_order(p_ids bigint[], p_hold boolean DEFAULT false) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     WITH mine AS MATERIALIZED (
-        SELECT o.id, o.ordering_key, o.destination, row_number() OVER w AS place, count(*) OVER (PARTITION BY o.ordering_key, o.destination) AS events
+        SELECT o.id, o.ordering_key, o.destination, o.topic_id, row_number() OVER w AS place,
+               count(*) OVER (PARTITION BY o.ordering_key, o.destination) AS events
         FROM unnest(p_ids) i (id) JOIN custody.outbox o USING (id)
         WINDOW w AS (PARTITION BY o.ordering_key, o.destination ORDER BY o.id)
     ), open AS MATERIALIZED (
@@ -115,6 +116,8 @@ LANGUAGE sql VOLATILE AS $$
         CROSS JOIN LATERAL (
             SELECT o.id FROM custody.outbox o
             WHERE o.ordering_key = m.ordering_key AND o.destination = m.destination AND o.status <> 'PUBLISHED' AND (p_hold OR o.status <> 'DEAD')
+              -- a topic that was made anew is another one
+              AND o.topic_id IS NOT DISTINCT FROM m.topic_id
             ORDER BY o.id LIMIT m.events) e
         WHERE m.place = 1 AND m.ordering_key IS NOT NULL
     )

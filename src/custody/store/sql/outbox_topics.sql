@@ -35,8 +35,15 @@ BEGIN
     SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere INTO v_found
     FROM (SELECT o.id, v_lanes OR coalesce(custody.partition_for(coalesce(o.ordering_key, o.partition_key), v_head.partitions), o.partition) = o.partition AS belongs
           FROM custody.outbox o
+          -- what waits behind an event of its key that is not due is not looked at: it would fill the limit, and hold all others
+          LEFT JOIN LATERAL (
+              SELECT f.status = 'PENDING' AND f.available_at <= p_now AS ready FROM custody.outbox f
+              WHERE f.ordering_key = o.ordering_key AND f.destination = o.destination AND f.topic_id = o.topic_id
+                AND f.status <> 'PUBLISHED' AND f.status <> 'DEAD'
+              ORDER BY f.id LIMIT 1) first ON true
           WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= p_now
-          ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED) w;
+            AND (o.ordering_key IS NULL OR first.ready)
+          ORDER BY o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
     IF v_found.elsewhere IS NOT NULL THEN
         -- the topic has grown since they were written: whoever comes to their new partition takes them
         UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)

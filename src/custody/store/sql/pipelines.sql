@@ -57,7 +57,8 @@ BEGIN
     -- what was committed in the outbox before the pass began belongs to it
     PERFORM custody.take_outbox(h, v_now) FROM custody.heads h
     WHERE h.topic_id = v_group.topic_id
-      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING');
+      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING'
+                  AND o.available_at <= v_now);
     SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
     due := v_now;
     RETURN NEXT;
@@ -134,7 +135,8 @@ BEGIN
             CONTINUE;
         END IF;
         IF v_binding <> v_group.binding_no THEN      -- the group has been bound anew since it was read
-            SELECT g.matcher, g.binding_no INTO v_group.matcher, v_group.binding_no FROM custody.groups g WHERE g.group_id = v_group.group_id;
+            SELECT g.matcher, g.binding_no, g.fairness INTO v_group.matcher, v_group.binding_no, v_group.fairness
+                FROM custody.groups g WHERE g.group_id = v_group.group_id;
         END IF;
         SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
         IF v_head.delayed_from IS NOT NULL THEN

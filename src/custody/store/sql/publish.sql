@@ -33,11 +33,16 @@ BEGIN
             PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
                 'Place the messages anew.');
         END IF;
-        IF v_head.delayed_from IS NOT NULL THEN
+        -- not where the caller expects an end: it would be refused, its delivery undone with it, and so each time
+        IF v_head.delayed_from IS NOT NULL AND p_expected IS NULL THEN
             v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
         END IF;
-        IF EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING') THEN
-            PERFORM custody.take_outbox(v_head, coalesce(p_now, clock_timestamp()));
+        v_now := coalesce(p_now, clock_timestamp());      -- in a variable: the function would not be an index condition
+        IF p_expected IS NULL AND EXISTS (
+            SELECT FROM custody.outbox o
+            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= v_now)
+        THEN
+            PERFORM custody.take_outbox(v_head, v_now);
         END IF;
         v_tail := custody.tail(v_head);
         IF p_expected <> v_tail.next_offset THEN

@@ -46,7 +46,9 @@ BEGIN
     resolved := custody.resolve_replayed(v_dlq, v_from.topic, v_from.partition, v_from."offset", v_from.consumer_group, v_copy);
     SELECT r.partition, r."offset" INTO partition, "offset"
     FROM custody.publish(
-        topic, ARRAY[coalesce(custody.partition_for(v_copy.key, v_target.partitions), v_from.partition % v_target.partitions)],
+        topic, ARRAY[CASE WHEN v_copy.key IS NULL THEN v_from.partition % v_target.partitions
+                          ELSE custody.place(v_target, v_copy.key, CASE WHEN v_target.starvation_limit IS NOT NULL AND v_target.name = v_from.topic
+                                                                        THEN custody.lane(v_from.partition) END) END],
         ARRAY[v_copy.key], ARRAY[v_copy.kind::text], ARRAY[v_copy.payload],
         ARRAY[(v_copy.headers - custody.death_headers() || jsonb_build_object('x-custody-replayed-from', v_name))::text],
         p_now => p_now, p_of => v_target.partitions) r;

@@ -77,6 +77,16 @@ BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = p_topic_id ORDER BY partition FOR UPDATE;
 END $$;
 
+-- What was kept for a dead letter that has been redriven and is done by now. It needs no lock: what is below the first offset
+-- never gets a case again.
+CREATE FUNCTION custody.forget_kept(p_topic_id int) RETURNS void
+LANGUAGE sql SET enable_seqscan = off AS $$
+    DELETE FROM custody.kept_events k
+    WHERE k.topic_id = p_topic_id
+      AND NOT EXISTS (SELECT FROM custody.groups g JOIN custody.cases c USING (group_id)
+                      WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset")
+$$;
+
 -- Removes a segment that nobody holds, and returns how many events were kept aside. The caller has the topic, its cursors and its
 -- heads. The file goes after the commit, when the locks are gone; under them there is only the catalogue to change.
 CREATE FUNCTION custody.remove_segment(p_segment custody.segments, p_now timestamptz) RETURNS bigint
@@ -86,20 +96,17 @@ DECLARE
     v_timeout  text := current_setting('lock_timeout');
     v_kept     bigint;
 BEGIN
-    -- what was kept for a dead letter that has been redriven and is done by now
-    DELETE FROM custody.kept_events k
-    WHERE k.topic_id = v_topic_id
-      AND NOT EXISTS (SELECT FROM custody.groups g JOIN custody.cases c USING (group_id)
-                      WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset");
     EXECUTE format(
         'INSERT INTO custody.kept_events
          SELECT DISTINCT ON (e.partition, e."offset") $1, e.*
          FROM custody.groups g
-         JOIN custody.cases c ON c.group_id = g.group_id AND c.state = ''dead''
+         JOIN custody.segment_bounds b ON b.segment_id = %1$s
+         JOIN custody.cases c ON c.group_id = g.group_id AND c.partition = b.partition AND c."offset" >= b.first_offset
+             AND c."offset" < custody.segment_end($2, b.partition) AND c.state = ''dead''
          CROSS JOIN LATERAL (SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers
-                             FROM custody.log_%s WHERE partition = c.partition AND "offset" = c."offset" LIMIT 1) e
+                             FROM custody.log_%1$s WHERE partition = c.partition AND "offset" = c."offset" LIMIT 1) e
          WHERE g.topic_id = $1
-         ON CONFLICT DO NOTHING', (p_segment).segment_id) USING v_topic_id;
+         ON CONFLICT DO NOTHING', (p_segment).segment_id) USING v_topic_id, p_segment;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     UPDATE custody.heads h SET first_offset = custody.segment_end(p_segment, h.partition) WHERE h.topic_id = v_topic_id;
     -- a long reader of the log holds its tables: better no drop this time than everybody queueing behind ours
@@ -128,6 +135,7 @@ DECLARE
     v_segment custody.segments;
     v_holder  record;
 BEGIN
+    PERFORM custody.forget_kept(v_topic.topic_id);
     PERFORM custody.lock_cursors_and_heads(v_topic.topic_id);
     FOR v_segment IN
         SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id

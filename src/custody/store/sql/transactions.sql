@@ -124,18 +124,23 @@ BEGIN
     RETURN greatest(v_count, p_first + cardinality(p_payloads));
 END $$;
 
--- These offsets of a lease, or all that it holds then, are to be done by the commit. The lease is not kept alive by it.
+-- These offsets of a lease, or all that it holds now, are to be done by the commit: what it has lost until then refuses the
+-- commit, for others publish what follows from it. The lease is not kept alive by this.
 CREATE FUNCTION custody.ack_in_transaction(
     p_transaction uuid, p_lease_id uuid, p_offsets bigint[] DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_transaction custody.transactions := custody.lock_transaction(p_transaction);
+    v_offsets     bigint[] := coalesce(p_offsets, custody.lease_offsets(p_lease_id, p_now));
 BEGIN
     PERFORM custody.require_open(v_transaction, coalesce(p_now, clock_timestamp()));
-    INSERT INTO custody.transaction_acks AS a
-    VALUES (p_transaction, p_lease_id, CASE WHEN p_offsets IS NOT NULL THEN custody.offsets_set(p_offsets) END)
-    ON CONFLICT (transaction_id, lease_id) DO UPDATE SET offsets = a.offsets + excluded.offsets;       -- null, all of it, stays null
+    IF v_offsets IS NULL OR v_offsets = '{}' AND p_offsets IS NULL THEN
+        PERFORM custody.refuse('lease_lost', format('lease %s holds nothing any more', p_lease_id),
+            'Somebody else may have its messages now: abort the transaction.');
+    END IF;
+    INSERT INTO custody.transaction_acks AS a VALUES (p_transaction, p_lease_id, custody.offsets_set(v_offsets))
+    ON CONFLICT (transaction_id, lease_id) DO UPDATE SET offsets = a.offsets + excluded.offsets;
 END $$;
 
 -- All or nothing. A repeat returns what the first commit did.
@@ -158,14 +163,10 @@ BEGIN
     IF v_transaction.state <> 'committed' THEN
         PERFORM custody.require_open(v_transaction, v_now);
         FOR v_ack IN SELECT * FROM custody.transaction_acks a WHERE a.transaction_id = p_transaction ORDER BY a.lease_id LOOP
-            IF v_ack.offsets IS NULL THEN
-                v_lost := CASE WHEN custody.ack_lease(v_ack.lease_id, p_worker, p_now) = 0 THEN '{}'::bigint[] END;
-            ELSE
-                v_lost := nullif((custody.settle(v_ack.lease_id, '{}', '{}', '{}', '{}', p_worker, p_now, v_ack.offsets)).lost, '{}');
-            END IF;
-            IF v_lost IS NOT NULL THEN
-                PERFORM custody.refuse('lease_lost', format('lease %s does not hold %s any more', v_ack.lease_id,
-                        CASE WHEN v_lost = '{}' THEN 'anything' ELSE 'offsets ' || array_to_string(v_lost[:10], ', ') END),
+            v_lost := (custody.settle(v_ack.lease_id, '{}', '{}', '{}', '{}', p_worker, p_now, v_ack.offsets)).lost;
+            IF v_lost <> '{}' THEN
+                PERFORM custody.refuse('lease_lost',
+                    format('lease %s does not hold offsets %s any more', v_ack.lease_id, array_to_string(v_lost[:10], ', ')),
                     'Nothing of the transaction was committed: somebody else may have the messages now. Abort it.');
             END IF;
         END LOOP;

@@ -109,7 +109,8 @@ BEGIN
     -- first a look without locks: a group that is stuck for a week must not cost the others a lock every half minute
     SELECT * INTO v_holder FROM custody.segment_holder(p_segment, false);
     IF v_holder.held_group IS NULL OR (p_topic).drop_unresolved THEN
-        EXECUTE format('LOCK TABLE custody.log, custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
+        PERFORM custody.forget_kept((p_topic).topic_id);
+        EXECUTE format('LOCK TABLE ONLY custody.log, ONLY custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
         PERFORM custody.lock_cursors_and_heads((p_topic).topic_id);
         IF (p_topic).drop_unresolved THEN
             PERFORM custody.fold_segment(p_segment, coalesce(p_now, clock_timestamp()));

@@ -36,6 +36,6 @@ CREATE TABLE custody.transaction_messages (
 CREATE TABLE custody.transaction_acks (
     transaction_id uuid NOT NULL REFERENCES custody.transactions ON DELETE CASCADE,
     lease_id       uuid NOT NULL,
-    offsets        int8multirange,     -- null: all that the lease holds at the commit
+    offsets        int8multirange NOT NULL,
     PRIMARY KEY (transaction_id, lease_id)
 );

@@ -14,3 +14,4 @@ ALTER TABLE custody.groups
 -- had its turn. Null in every other group, and where a group was one of those a moment ago: so the index has these too.
 ALTER TABLE custody.awaited ADD COLUMN tenant text, ADD COLUMN turn xid8, ADD CHECK ((tenant IS NULL) = (turn IS NULL));
 CREATE INDEX awaited_turns ON custody.awaited (group_id, partition, tenant, turn);
+CREATE INDEX awaited_longest ON custody.awaited (group_id, partition, turn) WHERE tenant IS NOT NULL;

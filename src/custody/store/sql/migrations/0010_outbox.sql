@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
 );
 CREATE INDEX IF NOT EXISTS outbox_pending ON custody.outbox (id) WHERE status = 'PENDING' AND topic_id IS NULL;
 CREATE INDEX IF NOT EXISTS outbox_for_topic ON custody.outbox (topic_id, partition, id) WHERE status = 'PENDING' AND topic_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS outbox_for_topic_due ON custody.outbox (topic_id, partition, available_at) WHERE status = 'PENDING' AND topic_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS outbox_by_key ON custody.outbox (ordering_key, destination, id) WHERE ordering_key IS NOT NULL AND status <> 'PUBLISHED';
 CREATE INDEX IF NOT EXISTS outbox_claimed ON custody.outbox (expires_at) WHERE status = 'CLAIMED';
 CREATE INDEX IF NOT EXISTS outbox_finished ON custody.outbox (status, updated_at) WHERE status IN ('PUBLISHED', 'DEAD');
