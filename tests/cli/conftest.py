@@ -52,7 +52,7 @@ class Answer:
 @pytest.fixture
 def environment(database_url: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUSTODY_")}
-    return {**kept, "CUSTODY_DATABASE": database_url, "COLUMNS": "200"}
+    return {**kept, "CUSTODY_DATABASE": database_url, "COLUMNS": "200", "TERM": "xterm"}
 
 
 Run = Callable[..., Answer]

@@ -94,7 +94,8 @@ class Door:
 
     def progresses(self) -> bool:
         """Whether there is somebody to show progress to."""
-        return not self.quiet and sys.stderr.isatty()
+        # on a terminal that cannot move its cursor nothing would be shown at all
+        return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def door_of(ctx: typer.Context) -> Door:
