@@ -43,7 +43,7 @@ CREATE TYPE custody.upkeep AS (
 );
 
 -- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped. It waits for nobody
--- longer than its time-out, and nobody longer than that for it.
+-- longer than its time-out for each lock. Others wait for what a drop does under them, which grows with partitions and groups.
 CREATE FUNCTION custody.maintain(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
 LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
