@@ -248,7 +248,7 @@ def test_one_message_for_each_of_many_keys_costs_no_parking(c: Custody, db: psyc
 
 
 def test_more_tenants_than_are_looked_at_by_name_have_their_turn_too(c: Custody) -> None:
-    """Each has published all of its messages at once, so they are parked: the last ones by name go on with the others."""
+    """Each has published its messages at once, so they are parked: the last ones by name go on with the others."""
     c.create_topic("jobs")
     c.create_group("jobs", "g", Policy(ordering="key", fairness="tenant", max_ack_holes=None))
     tenants = [f"t{n:04}" for n in range(1050)]
