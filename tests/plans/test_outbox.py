@@ -101,3 +101,21 @@ def test_a_topic_without_events_in_the_outbox_reads_none(full: psycopg.Connectio
     assert done.get("outbox", (0, 0)) == (0, 0)
     _, done = done_by(full, "SELECT * FROM custody.send('other', '1')")
     assert done.get("outbox", (0, 0)) == (0, 0)
+
+
+@pytest.mark.req("V10")
+@pytest.mark.parametrize(
+    "verb", ["SELECT * FROM custody.claim('jobs', 'g')", "SELECT * FROM custody.send('jobs', '1')"]
+)
+def test_events_for_later_cost_claims_and_publishes_nothing(
+    database_url: str, db: psycopg.Connection[Any], verb: str
+) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("jobs")
+        c.create_group("jobs", "g")
+    later = "SELECT custody.outbox_write('t', '1', 'jobs', p_available_at => now() + interval '1 day')"
+    db.execute(f"{later} FROM generate_series(1, 3000)")  # type: ignore[arg-type]  # a text of our own
+    db.execute("VACUUM ANALYZE custody.outbox")
+    with db.transaction():
+        _, done = done_by(db, verb)
+    assert sum(done.get("outbox", (0, 0))) <= 1
