@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; when nothing changed that takes no time.
 
 # What `make install` installs beside the package itself.
-EXTRAS := embedded,cli,spark,test,dev,bench
+EXTRAS := embedded,cli,client,http,spark,test,dev,bench
 # Test processes; 0 runs the suite in one. The files of a process have a server and a Spark of their own.
 WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS="-k claim"

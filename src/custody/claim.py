@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -140,8 +140,13 @@ def claim(
         partition=partition,
         now=now,
     )
+    return lease_of(settler, topic, rows)
+
+
+def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable[[str, bytes], Any] = decode) -> Lease:
+    """The lease that the rows of a claim describe, or why there is none. `decode` makes payloads of kinds and bytes."""
     lease_id, partition, deadline, reason, _, _, priority = rows[0][:7]
-    messages = [] if lease_id is None else _messages(topic, partition, rows)
+    messages = [] if lease_id is None else _messages(topic, partition, rows, decode)
     if priority is not None:
         messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
     return Lease(
@@ -154,7 +159,7 @@ def claim(
     )
 
 
-def _messages(topic: str, partition: int, rows: list[Row]) -> list[Message]:
+def _messages(topic: str, partition: int, rows: Sequence[Row], decode: Callable[[str, bytes], Any]) -> list[Message]:
     """The messages of a claim's rows after the first. One loop without calls: this is where a consumer's time goes."""
     return [
         Message(

@@ -27,6 +27,7 @@ CustodyError
     │   ├── TopicChanged          topic_changed
     │   ├── GroupExists           group_exists
     │   ├── LeaseLost             lease_lost
+    │   ├── ReceiptRequired       receipt_required
     │   ├── OrderConflict         order_conflict
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
@@ -214,6 +215,12 @@ class LeaseLost(Conflict):
         super().__init__(message, remedy)
         self.lost = tuple(lost)
         """The offsets that were named and not held; what the lease did hold has been settled."""
+
+
+class ReceiptRequired(Conflict):
+    """The message was delivered more than once: only its receipt or lease can say which delivery is meant."""
+
+    code = "receipt_required"
 
 
 class OrderConflict(Conflict):

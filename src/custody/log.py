@@ -38,6 +38,8 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
     """The kind and the bytes of a payload. Refuses what would come back as something else: NaN, tuples, datetimes …"""
     if type(payload) is bytes:
         return b"b", payload
+    if type(payload) is msgspec.Raw:
+        return _encode_raw(bytes(payload))
     if isinstance(payload, bytes | bytearray | memoryview):
         return b"b", bytes(payload)
     try:
@@ -54,6 +56,20 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
         "the payload would not come back as it went in",
         "JSON knows dicts with text keys, lists, text, finite numbers, booleans and None. Convert all else.",
     )
+
+
+def _encode_raw(document: bytes) -> tuple[bytes, bytes]:
+    """A JSON document as it came: it is stored letter for letter, once it is known to be one. A text is a text."""
+    try:
+        value = _decode_json(document)
+        return (b"t", value.encode()) if isinstance(value, str) else (b"j", document)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidPayload(f"the payload is not JSON: {error}") from error
+
+
+def decode_raw(kind: str, data: bytes) -> Payload:
+    """As `decode`, but JSON stays what it is, for whoever passes it on."""
+    return msgspec.Raw(data) if kind == "j" else decode(kind, data)
 
 
 def decode(kind: str, data: bytes) -> Payload:

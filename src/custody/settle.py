@@ -50,7 +50,7 @@ class Settler:
         )[0]
         settled, lost, dead, released = result
         if lost:
-            raise LeaseLost(f"lease {lease_id} does not hold {_listed(lost)}", REMEDY, lost=lost)
+            raise LeaseLost(f"lease {lease_id} does not hold {listed(lost)}", REMEDY, lost=lost)
         return Settled(settled=settled, dead=tuple(dead), released=tuple(released))
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
@@ -110,7 +110,7 @@ def storable(error: object) -> str | None:
     return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
-def _listed(offsets: Sequence[int]) -> str:
+def listed(offsets: Sequence[int]) -> str:
     listed = ", ".join(map(str, offsets[:10])) + (" …" if len(offsets) > 10 else "")
     return f"offset{'s' if len(offsets) > 1 else ''} {listed}"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from custody.engine.consuming import Consuming
 from custody.engine.grouping import Start
 from custody.engine.operating import Operating
 from custody.engine.producing import Producing
+from custody.engine.serving import Serving
 
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producing, Consuming, Operating):
+class Custody(Producing, Serving, Operating):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

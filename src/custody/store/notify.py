@@ -70,9 +70,10 @@ class Hints:
 
 
 class Listener:
-    """Calls `wake` when a hint for the topic arrives, from a thread of its own."""
+    """Calls `wake` with the topic of each hint for it (for any topic, if none is named), from a thread of its own; with
+    None after a time in which nobody listened."""
 
-    def __init__(self, url: str, topic: str, wake: Callable[[], None]) -> None:
+    def __init__(self, url: str, topic: str | None, wake: Callable[[str | None], None]) -> None:
         self._url = url
         self._topic = topic
         self._wake = wake
@@ -89,11 +90,11 @@ class Listener:
             try:
                 with psycopg.connect(self._url, autocommit=True, application_name="custody listener") as connection:
                     connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
-                    self._wake()  # what came while nobody listened
+                    self._wake(None)  # what came while nobody listened
                     while not self._closed.is_set():
                         for hint in connection.notifies(timeout=0.1, stop_after=1):
-                            if hint.payload == self._topic:
-                                self._wake()
+                            if self._topic is None or hint.payload == self._topic:
+                                self._wake(hint.payload)
             except psycopg.Error as error:
                 logger.debug("no hints can be heard, polling instead: %s", error)
                 self._closed.wait(RECONNECT)

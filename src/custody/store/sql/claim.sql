@@ -167,9 +167,9 @@ BEGIN
     lease.deadline := p_now + p_visibility;
     lease.size := custody.cardinality(v_all);
     IF NOT isempty(v_fresh.taken) THEN
-        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size, deadline, claimed_at, worker)
+        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size, deadline, claimed_at, worker, fresh)
         VALUES (v_at.group_id, v_at.partition, lease.claim_no, 0, lease.lease_id, v_fresh.taken, custody.cardinality(v_fresh.taken), false, 1,
-                lease.size, lease.deadline, p_now, p_worker);
+                lease.size, lease.deadline, p_now, p_worker, true);
         parts := 1;
     END IF;
     IF v_fresh.taken <> v_all THEN

@@ -168,7 +168,7 @@ BEGIN
         DELETE FROM custody.leases WHERE lease_id = p_lease_id AND part = v_part.part;
         INSERT INTO custody.leases
         SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block, custody.cardinality(b.block),
-               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
+               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error, v_part.fresh
         FROM (SELECT n::int, (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held), (n + 1) * 256 + lower(v_part.held))) AS block
               FROM generate_series(0, (upper(v_part.held) - lower(v_part.held)) / 256) n) b
         WHERE NOT isempty(b.block);

@@ -1,0 +1,67 @@
+"""Verbs for a server, which acts for many callers: several requests at once, under the name of each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Self
+from uuid import UUID
+
+from custody import together
+from custody.claim import Lease
+from custody.engine.consuming import Consuming
+from custody.engine.publishing import Publishing
+from custody.errors import CustodyError
+from custody.model import Settled
+from custody.store.notify import Listener
+from custody.together import Ack, Claim, Placed, Publish
+
+
+class Serving(Publishing, Consuming):
+    """What many callers ask for, in one transaction, with an answer for each."""
+
+    def named(self, worker: str) -> Self:
+        """The same, open and closed with this one, under another name: what it does is journalled under it."""
+        other = copy.copy(self)
+        other.worker = worker
+        return other
+
+    def publish_each(self, callers: Sequence[Publish]) -> list[Placed | CustodyError]:
+        """Many publishes, each all or nothing, of any topics. For each caller its receipts, or why it was refused."""
+        answers = together.Publishes(
+            self._db, callers, layout_of=self._layout_of, forget=self._forget, now=self._now()
+        ).run()
+        self.hint(
+            {
+                topic
+                for caller, answer in zip(callers, answers, strict=True)
+                if not isinstance(answer, CustodyError)
+                for topic, _ in caller.messages
+            }
+        )
+        return answers
+
+    def ack_each(self, callers: Sequence[Ack]) -> list[Settled | CustodyError]:
+        """Many acks; for each caller what it settled, or why it was refused."""
+        return together.ack_each(self._db, callers, now=self._now())
+
+    def claim_each(self, topic: str, group: str, partition: int | None, callers: Sequence[Claim]) -> list[Lease]:
+        """Leases for the callers, in their order, until there is nothing left; JSON payloads are `msgspec.Raw`."""
+        return together.claim_each(self._db, self._settler(), topic, group, partition, callers, now=self._now())
+
+    def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
+        """The topic, group and partition of a lease, or None if it holds nothing any more."""
+        return together.lease_place(self._db, lease_id)
+
+    def first_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
+        """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
+        return together.first_lease(self._db, topic, group, partition, offset, now=self._now())
+
+    def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
+        """For each partition how many messages are leased, and since how many seconds the oldest of them."""
+        return together.in_flight(self._db, topic, group, now=self._now())
+
+    def listen_to_all(self, wake: Callable[[str | None], None]) -> Callable[[], None]:
+        """Calls `wake` with each topic that has news, and with None when some may have been missed; from another
+        thread. Returns what ends it."""
+        return Listener(self._db.url, None, wake).close

@@ -1,0 +1,231 @@
+-- What a server does for many callers at once: one transaction and one fsync for all, and for each its own answer. A refusal
+-- undoes what its own request has done and nothing else. Whether a row is in somebody's way is known before anything is
+-- written: unless p_wait, requests whose rows somebody holds are answered `blocked` and have done nothing, so that a partition
+-- which is held for long stops nobody but those who publish to it.
+
+-- One row for each message of a request that went well; one with a code for each that did not, which counts before any rows
+-- of the same request. A request is one unit, or several that stand or fall together: messages of one topic, delayed or not.
+CREATE FUNCTION custody.publish_each(
+    p_requests int[], p_topics text[], p_delayed boolean[], p_producers text[], p_epochs int[], p_sequences bigint[],
+    p_expected bigint[], p_of int[], p_priorities boolean[],              -- of each unit; those of a request are neighbours
+    p_units int[], p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
+    p_deliver_at timestamptz[], p_delays double precision[],              -- of each message, by unit (from 1 on)
+    p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (
+    request int, partition int, number bigint, duplicate boolean, deliver_at timestamptz, code text, message text, remedy text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_producers text[];
+    v_heads     text[];
+    v_blocked   int[] := '{}';
+    v_request   record;
+    v_unit      record;
+BEGIN
+    PERFORM custody.require_read_committed();
+    -- all locks in the order of kinds and keys, before the first request takes its own
+    IF p_wait THEN
+        PERFORM FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id FOR UPDATE;
+        PERFORM FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
+        WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition FOR UPDATE OF h;
+    ELSE
+        SELECT array_agg(x.producer_id) INTO v_producers FROM (
+            SELECT p.producer_id FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id
+            FOR UPDATE SKIP LOCKED) x;
+        SELECT array_agg(x.head) INTO v_heads FROM (
+            SELECT h.topic_id || '/' || h.partition AS head FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
+            WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition FOR UPDATE OF h SKIP LOCKED) x;
+        SELECT coalesce(array_agg(DISTINCT p_requests[b.unit]), '{}') INTO v_blocked
+        FROM (
+            SELECT w.unit FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions, true) w
+            WHERE h.topic_id = w.topic_id AND h.partition = w.partition AND h.topic_id || '/' || h.partition <> ALL (coalesce(v_heads, '{}'))
+            UNION ALL
+            SELECT u.unit FROM custody.producers p, unnest(p_producers) WITH ORDINALITY u (producer_id, unit)
+            WHERE p.producer_id = u.producer_id AND p.producer_id <> ALL (coalesce(v_producers, '{}'))) b;
+    END IF;
+    FOR v_request IN
+        SELECT r.no, min(r.unit)::int AS first, max(r.unit)::int AS last
+        FROM unnest(p_requests) WITH ORDINALITY r (no, unit) GROUP BY r.no ORDER BY r.no
+    LOOP
+        IF v_request.no = ANY (v_blocked) THEN
+            RETURN QUERY SELECT v_request.no, NULL::int, NULL::bigint, NULL::boolean, NULL::timestamptz, 'blocked', NULL::text, NULL::text;
+            CONTINUE;
+        END IF;
+        BEGIN
+            FOR v_unit IN
+                SELECT u.unit, min(m.n)::int AS a, max(m.n)::int AS z
+                FROM generate_series(v_request.first, v_request.last) u (unit)
+                JOIN unnest(p_units) WITH ORDINALITY m (unit, n) ON m.unit = u.unit
+                GROUP BY u.unit ORDER BY u.unit
+            LOOP
+                IF p_delayed[v_unit.unit] THEN
+                    RETURN QUERY
+                    SELECT v_request.no, d.partition, d.delay_id, d.duplicate, d.deliver_at, NULL::text, NULL::text, NULL::text
+                    FROM custody.publish_delayed(
+                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z], p_kinds[v_unit.a:v_unit.z],
+                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z], p_deliver_at[v_unit.a:v_unit.z], p_delays[v_unit.a:v_unit.z],
+                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_now, p_of[v_unit.unit]) d;
+                ELSE
+                    RETURN QUERY
+                    SELECT v_request.no, m.partition, m."offset", m.duplicate, NULL::timestamptz, NULL::text, NULL::text, NULL::text
+                    FROM custody.publish(
+                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z], p_kinds[v_unit.a:v_unit.z],
+                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
+                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_expected[v_unit.unit], p_now,
+                        p_of[v_unit.unit], p_priorities[v_unit.unit]) m;
+                END IF;
+            END LOOP;
+        EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
+            GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
+            RETURN QUERY SELECT v_request.no, NULL::int, NULL::bigint, NULL::boolean, NULL::timestamptz,
+                                CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
+        END;
+    END LOOP;
+END $$;
+
+-- The heads that units of messages grow, each once, or once for each unit.
+CREATE FUNCTION custody.units_heads(p_topics text[], p_units int[], p_partitions int[], p_each boolean DEFAULT false)
+RETURNS TABLE (topic_id int, partition int, unit int)
+LANGUAGE sql STABLE AS $$
+    SELECT t.topic_id, m.partition, CASE WHEN p_each THEN m.unit END
+    FROM unnest(p_units, p_partitions) m (unit, partition) JOIN custody.topics t ON t.name = p_topics[m.unit]
+    GROUP BY 1, 2, 3
+$$;
+
+-- One row for each request: what it settled, what of it was lost, or the code of its refusal. Offsets: those from p_first to
+-- p_last of p_offsets, or, without bounds, all that the lease holds. A lease that is not of the topic and partition which are
+-- named with it does not hold the offsets that are meant. Without a lease a message is meant that is on its first one.
+CREATE FUNCTION custody.ack_each(
+    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[], p_partitions int[], p_workers text[],
+    p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (request int, settled bigint, lost bigint[], code text, message text, remedy text)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_leases uuid[] := p_leases;
+    v_failed boolean[] := array_fill(false, ARRAY[cardinality(p_leases)]);
+    v_locked uuid[];
+    v_named  bigint[];
+    v_result custody.settled;
+BEGIN
+    PERFORM custody.require_read_committed();
+    FOR i IN 1..cardinality(p_leases) LOOP
+        CONTINUE WHEN v_leases[i] IS NOT NULL;
+        BEGIN
+            v_leases[i] := custody.first_lease(p_topics[i], p_groups[i], p_partitions[i], p_offsets[p_first[i]], p_now);
+        EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
+            GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
+            v_failed[i] := true;
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
+        END;
+    END LOOP;
+    IF p_wait THEN
+        PERFORM FROM custody.leases l WHERE l.lease_id = ANY (v_leases) ORDER BY l.group_id, l.partition, l.claim_no, l.part FOR UPDATE;
+    ELSE
+        SELECT array_agg(x.lease_id) INTO v_locked FROM (
+            SELECT l.lease_id FROM custody.leases l WHERE l.lease_id = ANY (v_leases)
+            ORDER BY l.group_id, l.partition, l.claim_no, l.part FOR UPDATE SKIP LOCKED) x;
+    END IF;
+    FOR i IN 1..cardinality(p_leases) LOOP
+        CONTINUE WHEN v_failed[i];
+        IF NOT p_wait AND v_leases[i] <> ALL (coalesce(v_locked, '{}')) AND EXISTS (SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i]) THEN
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], 'blocked', NULL::text, NULL::text;
+            CONTINUE;
+        END IF;
+        BEGIN
+            v_named := p_offsets[p_first[i]:p_last[i]];
+            IF NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i]) THEN
+                v_result := ROW(0, v_named, '{}', '{}');
+            ELSIF p_first[i] IS NULL THEN
+                v_result := ROW(custody.ack_lease(v_leases[i], p_workers[i], p_now), '{}', '{}', '{}');
+            ELSE
+                v_result := custody.settle(v_leases[i], '{}', '{}', p_worker => p_workers[i], p_now => p_now,
+                                           p_acked => custody.offsets_set(v_named));
+            END IF;
+            RETURN QUERY SELECT i, v_result.settled, v_result.lost, NULL::text, NULL::text, NULL::text;
+        EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
+            GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
+        END;
+    END LOOP;
+END $$;
+
+-- False if the lease is of another topic or partition; null means any.
+CREATE FUNCTION custody.lease_is_of(p_lease_id uuid, p_topic text, p_partition int) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (
+        SELECT FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+        WHERE l.lease_id = p_lease_id AND (l.partition <> p_partition OR t.name <> p_topic))
+$$;
+
+-- Of what a lease is; no row if it holds nothing any more.
+CREATE FUNCTION custody.lease_place(p_lease_id uuid) RETURNS TABLE (topic text, consumer_group text, partition int)
+LANGUAGE sql STABLE AS $$
+    SELECT t.name, g.name, l.partition
+    FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+    WHERE l.lease_id = p_lease_id LIMIT 1
+$$;
+
+-- The lease that a message is on, if that is its first one: whoever names neither lease nor receipt might else mean a
+-- delivery that is long over.
+CREATE FUNCTION custody.first_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_lease custody.leases;
+BEGIN
+    PERFORM custody.require_partition(t, p_partition) FROM custody.topics t WHERE t.topic_id = v_group.topic_id;
+    SELECT l.* INTO v_lease
+    FROM custody.position(v_group.group_id, p_partition) f
+    JOIN custody.leases l ON l.group_id = v_group.group_id AND l.partition = p_partition AND l.claim_no >= f.oldest_claim
+    WHERE l.held @> p_offset AND l.deadline > coalesce(p_now, clock_timestamp()) LIMIT 1;
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('lease_lost', format('%s/%s: no lease of group %L holds offset %s', p_topic, p_partition, p_group, p_offset),
+            'It was settled before, or its lease has expired: receive it again.');
+    ELSIF NOT v_lease.fresh THEN
+        PERFORM custody.refuse('receipt_required',
+            format('%s/%s: offset %s was delivered to group %L before', p_topic, p_partition, p_offset, p_group),
+            'Send the receipt of the delivery that is meant, or its lease_id.');
+    END IF;
+    RETURN v_lease.lease_id;
+END $$;
+
+-- Claims for several callers, one after the other, until there is nothing to give: the rows of custody.claim for each.
+CREATE FUNCTION custody.claim_each(
+    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[], p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (
+    caller int, lease_id uuid, partition int, deadline timestamptz, reason text,
+    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
+    attempt int, first_delivery timestamptz, last_error text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_rows int;
+BEGIN
+    FOR i IN 1..cardinality(p_max) LOOP
+        RETURN QUERY SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now) c;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        EXIT WHEN v_rows = 1;      -- no lease, only the reason
+    END LOOP;
+END $$;
+
+-- What is in flight, over all groups or for one of them, for each partition.
+CREATE FUNCTION custody.in_flight_figures(p_topic text, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (partition int, messages bigint, oldest_age double precision)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+BEGIN
+    IF p_group IS NOT NULL THEN
+        PERFORM custody.lifecycle_group(p_topic, p_group);
+    END IF;
+    RETURN QUERY
+    SELECT h.partition, coalesce(sum(l.remaining), 0)::bigint, extract(epoch FROM v_now - min(l.claimed_at))::double precision
+    FROM custody.heads h
+    LEFT JOIN custody.groups g ON g.topic_id = h.topic_id AND NOT g.bare AND g.name = coalesce(p_group, g.name)
+    LEFT JOIN LATERAL (
+        SELECT x.remaining, x.claimed_at FROM custody.position(g.group_id, h.partition) f
+        JOIN custody.leases x ON x.group_id = g.group_id AND x.partition = h.partition AND x.claim_no >= f.oldest_claim
+        WHERE x.deadline > v_now) l ON true
+    WHERE h.topic_id = v_topic.topic_id GROUP BY h.partition ORDER BY h.partition;
+END $$;

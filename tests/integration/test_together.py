@@ -1,0 +1,227 @@
+"""What a server does for many callers at once: one transaction, and for each its own answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+import psycopg
+import pytest
+from tests.conftest import Clock
+from tests.waiting import wait_for
+
+import custody
+from custody import errors
+from custody.model import Delayed, Outgoing, Receipt, Settled
+from custody.together import Ack, Claim, Publish
+
+pytestmark = pytest.mark.core
+
+
+def one(topic: str, payload: object, **rest: object) -> Publish:
+    return Publish(messages=[(topic, Outgoing(payload, **rest))])
+
+
+@pytest.fixture
+def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
+    """In how many transactions messages were written to the log (xmin would tell of subtransactions)."""
+    db.execute("CREATE TABLE seen (xid xid8 PRIMARY KEY)")
+    db.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO seen VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING; RETURN NEW; END'"
+    )
+    db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
+    return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]
+
+
+@pytest.mark.req("C5")
+def test_publishes_of_many_callers_are_one_transaction(c: custody.Custody, commits: Callable[[], int]) -> None:
+    c.create_topic("orders", partitions=3)
+    c.create_topic("stock")
+    answers = c.publish_each([one("orders" if n % 2 else "stock", n, key=str(n)) for n in range(40)])
+    assert all(isinstance(answer, list) for answer in answers)
+    read = {
+        (topic, message.partition, message.offset): message.payload
+        for topic, partitions in (("orders", 3), ("stock", 1))
+        for partition in range(partitions)
+        for message in c.read(topic, partition)
+    }
+    assert [read[(a[0].topic, a[0].partition, a[0].offset)] for a in answers] == list(range(40))
+    assert commits() == 1
+
+
+@pytest.mark.req("C5")
+def test_a_refusal_is_its_callers_own(c: custody.Custody) -> None:
+    c.create_topic("orders", max_depth=4)
+    c.init_producer("p")
+    answers = c.publish_each(
+        [
+            one("orders", 1),
+            one("nowhere", 2),
+            one("orders", float("nan")),
+            one("orders", 3, partition=7),
+            Publish(messages=[("orders", Outgoing(4))], producer=("p", 1, 5)),
+            Publish(messages=[("orders", Outgoing(5))], producer=("p", 1, 0)),
+            one("orders", 6),
+            Publish(messages=[("orders", Outgoing(7)), ("orders", Outgoing(8)), ("orders", Outgoing(9))]),
+        ]
+    )
+    codes = [answer.code if isinstance(answer, errors.CustodyError) else None for answer in answers]
+    assert codes == [
+        None, "topic_not_found", "invalid_payload", "partition_not_found", "sequence_conflict", None, None, "queue_full",
+    ]  # fmt: skip
+    assert sorted(message.payload for message in c.read("orders")) == [1, 5, 6]
+
+
+@pytest.mark.req("G11", "C5")
+def test_a_repeat_among_others_returns_the_first_receipt(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.init_producer("p")
+    mine = Publish(messages=[("orders", Outgoing("once"))], producer=("p", 1, 0))
+    first = c.publish_each([mine, one("orders", "other")])[0]
+    again = c.publish_each([one("orders", "other"), mine])[1]
+    assert again == [Receipt("orders", first[0].partition, first[0].offset, True)]
+    assert [message.payload for message in c.read("orders")].count("once") == 1
+
+
+@pytest.mark.req("G15", "C5")
+def test_a_caller_may_mix_topics_and_delays_and_it_is_all_or_nothing(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_topic("stock")
+    mixed = [("orders", Outgoing(1)), ("stock", Outgoing(2, delay="5s")), ("orders", Outgoing(3))]
+    spoiled = [*mixed, ("stock", Outgoing(4, partition=9))]
+    good, bad = c.publish_each([Publish(messages=mixed), Publish(messages=spoiled)])
+    assert [type(receipt) for receipt in good] == [Receipt, Delayed, Receipt]
+    assert isinstance(bad, errors.PartitionNotFound)
+    assert [message.payload for message in c.read("orders")] == [1, 3]
+    assert c.delayed_count("stock") == 1
+
+
+@pytest.mark.req("C5")
+def test_a_partition_that_is_held_stops_only_those_who_publish_to_it(
+    c: custody.Custody, db: psycopg.Connection, database_url: str
+) -> None:
+    """A publish to a free topic is committed while another one of the same call waits for a held partition."""
+    c.create_topic("held")
+    c.create_topic("free")
+    answers: list[object] = []
+    with psycopg.connect(database_url) as holder:
+        holder.execute(
+            "SELECT FROM custody.heads h JOIN custody.topics t USING (topic_id) WHERE t.name = 'held' FOR UPDATE"
+        )
+        both = threading.Thread(target=lambda: answers.extend(c.publish_each([one("held", 1), one("free", 2)])))
+        both.start()
+        wait_for(lambda: [message.payload for message in c.read("free")] == [2], "the free topic has its message")
+        assert not answers
+        holder.rollback()
+    both.join(10)
+    assert [type(answer[0]) for answer in answers] == [Receipt, Receipt]
+
+
+@pytest.mark.req("G3")
+def test_raw_json_is_kept_letter_for_letter(c: custody.Custody, db: psycopg.Connection) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    documents = [b'{"b": 1.0, "a": 12345678901234567890123, "b": 2}', b'"text"', b"null", b"[1e2]"]
+    c.publish_each([one("orders", msgspec.Raw(document)) for document in documents])
+    leases = c.claim_each("orders", "g", None, [Claim(max_messages=10)])
+    payloads = [message.payload for message in leases[0].messages]
+    assert [bytes(p) if isinstance(p, msgspec.Raw) else p for p in payloads] == [
+        documents[0],
+        "text",
+        b"null",
+        b"[1e2]",
+    ]
+    refused = c.publish_each([one("orders", msgspec.Raw(b'"\\ud800"')), one("orders", msgspec.Raw(b"1e999"))])
+    assert all(isinstance(answer, errors.InvalidPayload) for answer in refused)
+
+
+@pytest.mark.req("C5", "N2")
+def test_acks_of_many_callers_are_one_transaction_and_each_is_fenced(
+    c: custody.Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    c.create_topic("orders", partitions=2)
+    c.create_group("orders", "g")
+    for n in range(8):
+        c.publish("orders", n, partition=n % 2)
+    leases = [c.claim("orders", "g", partition=n % 2) for n in range(4)]
+    pair = c.claim("orders", "g", partition=0, max_messages=2)
+    late = c.claim("orders", "g", partition=1, visibility_timeout="1s")
+    clock.move(1)
+    before = db.execute("SELECT coalesce(max(entry), 0) FROM custody.journal").fetchone()[0]
+    acks = [
+        Ack(lease_id=lease.lease_id, offsets=[lease.messages[0].offset], worker=f"w{n}")
+        for n, lease in enumerate(leases)
+    ]
+    elsewhere = Ack(lease_id=pair.lease_id, offsets=[pair.messages[0].offset], topic="orders", partition=1)
+    alien = Ack(lease_id=pair.lease_id, offsets=[pair.messages[0].offset, 999])
+    rest = Ack(lease_id=pair.lease_id, offsets=None)
+    expired = Ack(lease_id=late.lease_id, offsets=None)
+    answers = c.ack_each([*acks, elsewhere, alien, rest, expired])
+    assert answers[:4] == [Settled(settled=1)] * 4
+    assert [getattr(answer, "code", None) for answer in answers[4:]] == ["lease_lost", "lease_lost", None, "lease_lost"]
+    assert answers[5].lost == (999,)
+    assert answers[6] == Settled(settled=1)
+    entries = db.execute("SELECT DISTINCT xid FROM custody.journal WHERE entry > %s", [before]).fetchall()
+    assert len(entries) == 1
+    assert db.execute("SELECT count(*) FROM custody.journal WHERE kind = 'ack' AND worker = 'w2'").fetchone() == (1,)
+
+
+@pytest.mark.req("G5")
+def test_without_a_receipt_only_a_first_delivery_can_be_meant(c: custody.Custody, clock: Clock) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "default")
+    for n in range(5):
+        c.publish("orders", n)
+
+    def ack(offset: int) -> object:
+        answer = c.ack_each([Ack(lease_id=None, offsets=[offset], topic="orders", group="default", partition=0)])[0]
+        return getattr(answer, "code", answer)
+
+    assert ack(0) == "lease_lost"  # not delivered yet
+    lease = c.claim("orders", "default", max_messages=4)
+    assert ack(0) == Settled(settled=1)
+    assert ack(0) == "lease_lost"
+    c.nack(lease.lease_id, [1])
+    c.release(lease.lease_id, [2])
+    clock.move(1)
+    assert {message.offset for message in c.claim("orders", "default", max_messages=2)} == {1, 2}
+    assert ack(1) == "receipt_required"
+    assert ack(2) == "receipt_required"  # the release was no delivery, but there was one before
+    c.extend(lease.lease_id, "60s", offset=3)  # moves it into a part of its own
+    assert ack(3) == Settled(settled=1)
+    c.rewind("orders", "default", to_offset=3)
+    assert [message.offset for message in c.claim("orders", "default")] == [3]
+    assert ack(3) == "receipt_required"
+    assert ack(4) == "lease_lost"
+
+
+def test_claims_for_many_callers_end_with_the_reason(c: custody.Custody) -> None:
+    c.create_topic("orders", partitions=4)
+    c.create_group("orders", "g", custody.Policy(ordering="key"))
+    c.publish_many("orders", [Outgoing(n, key=str(n % 3)) for n in range(6)])
+    leases = c.claim_each("orders", "g", None, [Claim(max_messages=1, worker=f"w{n}") for n in range(8)])
+    assert [bool(lease) for lease in leases] == [True] * (len(leases) - 1) + [False]
+    assert sorted(message.key for lease in leases for message in lease) == ["0", "1", "2"]
+    assert leases[-1].reason in ("empty", "busy")  # busy: what it found is behind the keys that the others have
+
+
+@pytest.mark.req("G13")
+def test_what_is_in_flight_is_counted_for_each_partition(c: custody.Custody, clock: Clock) -> None:
+    c.create_topic("orders", partitions=2)
+    for name in ("a", "b"):
+        c.create_group("orders", name)
+    for n in range(6):
+        c.publish("orders", n, partition=0)
+    assert c.in_flight("orders") == {0: (0, None), 1: (0, None)}
+    c.claim("orders", "a", max_messages=2)
+    clock.move(10)
+    c.claim("orders", "b", max_messages=3)
+    clock.move(5)
+    assert c.in_flight("orders") == {0: (5, 15.0), 1: (0, None)}
+    assert c.in_flight("orders", "b")[0] == (3, 5.0)
+    clock.move(20)
+    assert c.in_flight("orders")[0] == (3, 25.0)  # the others have expired
+    with pytest.raises(errors.GroupNotFound):
+        c.in_flight("orders", "nobody")
