@@ -69,7 +69,8 @@ def test_a_refusal_is_its_callers_own(c: custody.Custody) -> None:
     )
     codes = [answer.code if isinstance(answer, errors.CustodyError) else None for answer in answers]
     assert codes == [
-        None, "topic_not_found", "invalid_payload", "partition_not_found", "sequence_conflict", None, None, "queue_full",
+        None, "topic_not_found", "invalid_payload", "partition_not_found", "sequence_conflict", None, None,
+        "queue_full",
     ]  # fmt: skip
     assert sorted(message.payload for message in c.read("orders")) == [1, 5, 6]
 
