@@ -4,17 +4,31 @@ CustodyError
 ├── Transient                     the same call may succeed later
 │   ├── DatabaseUnavailable       database_unavailable
 │   ├── QueueFull                 queue_full
+│   ├── Withheld
+│   │   ├── GroupPaused           paused
+│   │   ├── BreakerOpen           breaker_open
+│   │   ├── MaxInFlight           max_in_flight
+│   │   ├── AckHoleCap            ack_hole_cap_exceeded
+│   │   └── MaxParked             max_parked
 │   ├── StageLost                 stage_lost
 │   ├── PublishFailed             publish_failed
 │   ├── PublisherUnavailable      publisher_unavailable
+│   ├── ServerStopping            stopping
+│   ├── RequestTimeout            request_timeout
 │   └── Busy                      busy
 └── Terminal                      the same call will fail again
     ├── InvalidArgument           invalid_argument
     │   ├── InvalidPolicy         invalid_policy
     │   ├── InvalidConfig         invalid_config
+    │   ├── InvalidJson           invalid_json
     │   ├── NoPriorities          no_priorities
     │   └── InvalidPayload        invalid_payload
+    ├── Unauthorized              unauthorized
+    ├── Forbidden                 forbidden
+    ├── TooLarge                  too_large
+    ├── MethodNotAllowed          method_not_allowed
     ├── NotFound
+    │   ├── NoSuchPath            no_such_path
     │   ├── TopicNotFound         topic_not_found
     │   ├── GroupNotFound         group_not_found
     │   ├── PartitionNotFound     partition_not_found
@@ -96,10 +110,62 @@ class QueueFull(Transient):
     status = 429
 
 
+class Withheld(Transient):
+    """The group hands out nothing now. Over HTTP; a claim says it as the reason of an empty lease."""
+
+    code = "withheld"
+
+
+class GroupPaused(Withheld):
+    """The group is paused."""
+
+    code = "paused"
+
+
+class BreakerOpen(Withheld):
+    """The circuit breaker of the group is open."""
+
+    code = "breaker_open"
+
+
+class MaxInFlight(Withheld):
+    """The group has as many messages in flight as it may have."""
+
+    code = "max_in_flight"
+    status = 429
+
+
+class AckHoleCap(Withheld):
+    """The group has too many gaps among its resolved messages."""
+
+    code = "ack_hole_cap_exceeded"
+    status = 429
+
+
+class MaxParked(Withheld):
+    """Too many messages wait behind their keys."""
+
+    code = "max_parked"
+    status = 429
+
+
 class StageLost(Transient):
     """What was staged for publishing is gone: the database crashed meanwhile. The batch has to be run again."""
 
     code = "stage_lost"
+
+
+class ServerStopping(Transient):
+    """The server is about to stop."""
+
+    code = "stopping"
+
+
+class RequestTimeout(Transient):
+    """The body of the request did not come in time."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class Busy(Transient):
@@ -120,6 +186,13 @@ class InvalidPolicy(InvalidArgument):
     code = "invalid_policy"
 
 
+class InvalidJson(InvalidArgument):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+    status = 400
+
+
 class NoPriorities(InvalidArgument):
     """The topic has no priorities."""
 
@@ -138,11 +211,45 @@ class InvalidPayload(InvalidArgument):
     code = "invalid_payload"
 
 
+class Unauthorized(Terminal):
+    """A key is needed."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(Terminal):
+    """The key has no right to do this."""
+
+    code = "forbidden"
+    status = 403
+
+
+class TooLarge(Terminal):
+    """The request is larger than the server takes."""
+
+    code = "too_large"
+    status = 413
+
+
 class NotFound(Terminal):
     """It does not exist."""
 
     code = "not_found"
     status = 404
+
+
+class NoSuchPath(NotFound):
+    """There is nothing at that path."""
+
+    code = "no_such_path"
+
+
+class MethodNotAllowed(Terminal):
+    """The path has no such method."""
+
+    code = "method_not_allowed"
+    status = 405
 
 
 class TopicNotFound(NotFound):

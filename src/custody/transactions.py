@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -16,7 +17,7 @@ from custody.lanes import Priority
 from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
 from custody.policy import Duration, seconds
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 
 FLUSH_AT = 500
 """So many messages are collected before they are sent: nobody sees them before the commit anyway."""
@@ -55,6 +56,34 @@ class Transactions:
             self.forget(topic)
             return self._add(transaction_id, topic, messages, encoded, first)
 
+    def add_all(
+        self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
+    ) -> int:
+        """Adds messages of several topics, all of them or none, in this order; else as `add`."""
+        encoded = [_encode(message) for _, message in messages]
+        try:
+            return self._add_all(transaction_id, messages, encoded, first)
+        except (TopicChanged, NoPriorities):
+            for topic in {topic for topic, _ in messages}:
+                self.forget(topic)
+            return self._add_all(transaction_id, messages, encoded, first)
+
+    def _add_all(
+        self,
+        transaction_id: UUID,
+        messages: Sequence[tuple[str, Outgoing]],
+        encoded: Sequence[Encoded],
+        first: int | None,
+    ) -> int:
+        count, done = first or 0, 0
+        with self.db.transaction() as connection:
+            for topic, run in groupby(messages, key=lambda one: one[0]):
+                some = [message for _, message in run]
+                begin = None if first is None else first + done
+                count = self._add(transaction_id, topic, some, encoded[done : done + len(some)], begin, connection)
+                done += len(some)
+        return count
+
     def _add(
         self,
         transaction_id: UUID,
@@ -62,10 +91,12 @@ class Transactions:
         messages: Sequence[Outgoing],
         encoded: Sequence[Encoded],
         first: int | None,
+        connection: Connection | None = None,
     ) -> int:
         layout = self.layout_of(topic)
         count: int = self.db.call(
             "add_to_transaction",
+            on=connection,
             transaction=transaction_id,
             first=first,
             topic=topic,

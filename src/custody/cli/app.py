@@ -23,6 +23,7 @@ from custody.cli import (
     pipeline,
     publish,
     relay,
+    serve,
     topics,
     transactions,
     work,
@@ -95,6 +96,7 @@ def command() -> Callable[..., Any]:
     app.command()(publish.publish)
     app.command()(consume.consume)
     app.command()(work.work)
+    app.command()(serve.serve)
     app.add_typer(pipeline.app, name="pipeline")
     app.add_typer(outbox.app, name="outbox")
     app.add_typer(relay.app, name="relay")

@@ -15,6 +15,7 @@ from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
 from custody.cli.door import Door, counted, door_of, single
 from custody.errors import CustodyError
 from custody.model import Message
+from custody.plain import to_json
 
 if TYPE_CHECKING:
     from custody import Custody, Lease
@@ -112,7 +113,7 @@ def _give_back(lease: Lease) -> None:
 
 
 def _print(door: Door, messages: Iterable[Message]) -> None:
-    lines = [render.to_json(message) if door.json else render.message(message) for message in messages]
+    lines = [to_json(message) if door.json else render.message(message) for message in messages]
     print("\n".join(lines), flush=True)
 
 

@@ -11,6 +11,7 @@ from custody.cli import render
 from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
 from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
+from custody.plain import plain
 from custody.spark import java
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def doctor(ctx: typer.Context) -> int | None:
     checks.append(Check(name="java", status="info", message=java.found()))
     healthy = all(check.status != "fail" for check in checks)
     if door.json:
-        groups = [{**render.plain(time), "recommended_visibility_timeout": time.recommended} for time in times]
+        groups = [{**plain(time), "recommended_visibility_timeout": time.recommended} for time in times]
         door.emit({"healthy": healthy, "checks": checks, "groups": groups})
     else:
         _print(door, checks, times)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from custody.cli import render
+from custody.plain import to_json
 
 if TYPE_CHECKING:
     from custody import Custody
@@ -69,7 +70,7 @@ class Door:
 
     def emit(self, document: object) -> None:
         """One JSON document on a line of its own."""
-        print(render.to_json(document), flush=True)
+        print(to_json(document), flush=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
         """A table for people; numbers stand to the right."""

@@ -13,6 +13,7 @@ from custody.cli.arguments import Topic
 from custody.cli.door import Door, door_of
 from custody.errors import OffsetOutOfRange
 from custody.model import HistoryEntry, Message, Stats
+from custody.plain import plain
 from custody.policy import seconds
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _figures(c: Custody, topic: str, group: str | None) -> list[dict[str, Any]]:
         figures: Stats = c.stats(topic, name)
         took = times.get(name)
         handling = None if took is None else {"leases": took.leases, "p50": took.p50, "p99": took.p99}
-        found.append({**render.plain(figures), "handling": handling})
+        found.append({**plain(figures), "handling": handling})
     return found
 
 

@@ -13,6 +13,7 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.door import Door, counted, door_of
+from custody.plain import plain
 
 if TYPE_CHECKING:
     from custody.spark.figures import Outlook, Summary
@@ -149,7 +150,7 @@ def pack(
     command.append(str(file))
     if door.json:
         named = {"archive": archive, **({} if made is None else {"dependencies": made})}
-        documents = {name: {**render.plain(one), "archive": str(one.archive)} for name, one in named.items()}
+        documents = {name: {**plain(one), "archive": str(one.archive)} for name, one in named.items()}
         door.emit({**documents, "command": command})
         return
     for one in [archive, *([] if made is None else [made])]:
@@ -195,12 +196,12 @@ def _left(left: Outlook) -> str:
 
 def _document(pipeline: Pipeline, trial: Trial) -> dict[str, Any]:
     outcome = {"outcome": _WORDS.get(trial.outcome, trial.outcome), "error": trial.error}
-    message = render.plain(trial.message)
+    message = plain(trial.message)
     return {"pipeline": pipeline.name, **message, **outcome, "outputs": [_output(one) for one in trial.outputs]}
 
 
 def _output(output: Output) -> dict[str, Any]:
-    document = render.plain(output)
+    document = plain(output)
     if isinstance(output.payload, bytes):
         import base64
 

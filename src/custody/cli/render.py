@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import msgspec
 
-from custody.model import Group, Message, Topic
-from custody.policy import Backoff, Policy, seconds
+from custody.model import Group, Message
+from custody.plain import DURATIONS, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,58 +20,6 @@ if TYPE_CHECKING:
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\\t", 10: "\\n", 13: "\\r"}
 _UNLIMITED = 1000  # columns of a table that goes into a pipe: nothing is cut
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON: times in ISO 8601, durations in seconds, bytes as `payload_base64`."""
-    if isinstance(value, Policy):
-        return {**_fields(value), "backoff": {"kind": value.backoff.kind, **plain(value.backoff)}}
-    if isinstance(value, Backoff):
-        return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Message):
-        found = {name: plain(getattr(value, name)) for name in value.__struct_fields__ if name != "payload"}
-        if isinstance(value.payload, bytes):
-            return {**found, "payload_base64": base64.b64encode(value.payload).decode()}
-        return {**found, "payload": value.payload}
-    if isinstance(value, Topic):
-        return {**_fields(value), "message_count": value.message_count, "priorities": value.priorities}
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, UUID | Path):
-        return str(value)
-    if is_dataclass(value):
-        return _fields(value)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-_DURATIONS = {
-    "visibility_timeout",
-    "handler_timeout",
-    "initial",
-    "cap",
-    "window",
-    "probe_after",
-    "time",
-    "segment_time",
-}
-
-
-def _seconds(name: str, value: Any) -> Any:
-    return seconds(value) if name in _DURATIONS and value is not None else plain(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
-
-
-def to_json(document: object) -> str:
-    return msgspec.json.encode(plain(document)).decode()
 
 
 @cache
@@ -182,6 +126,6 @@ def _setting(value: object) -> object:
 
 def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {span(value) if name in _DURATIONS else value}" if name != "kind" else str(value)
+        f"{name} {span(value) if name in DURATIONS else value}" if name != "kind" else str(value)
         for name, value in settings.items()
     )

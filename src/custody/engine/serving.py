@@ -65,3 +65,23 @@ class Serving(Publishing, Consuming):
         """Calls `wake` with each topic that has news, and with None when some may have been missed; from another
         thread. Returns what ends it."""
         return Listener(self._db.url, None, wake).close
+
+    def ping(self) -> None:
+        """Raises if the database does not answer."""
+        with self._db.connection() as connection:
+            connection.execute("SELECT 1")
+
+    def move_outbox(self) -> int:
+        """Moves due events of the outbox into the topics of this database that they are meant for. Returns how many.
+
+        Claims and publishes do it by themselves; this is for whoever serves those who wait.
+        """
+        moved = 0
+        topics = set()
+        for topic, topic_id, partition in self._db.call("outbox_partitions"):
+            count = int(self._db.call("move_outbox", topic_id=topic_id, partition=partition, now=self._now())[0][0])
+            if count and topic is not None:  # else the topic is gone, and so are its events
+                moved += count
+                topics.add(topic)
+        self.hint(topics)
+        return moved

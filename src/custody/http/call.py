@@ -1,0 +1,106 @@
+"""One request on its way: who asks, what for, and the means to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from uuid import UUID
+
+from starlette.types import Receive
+
+from custody.errors import InvalidArgument
+from custody.http.rights import Caller, Right
+
+if TYPE_CHECKING:
+    from custody.engine import Custody
+    from custody.http.state import State
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Call:
+    """What a handler gets. `body` and `query` are of the operation's types."""
+
+    __slots__ = ("_engine", "_receive", "body", "caller", "params", "query", "request_id", "state", "worker")
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        caller: Caller,
+        worker: str,
+        request_id: str,
+        params: Mapping[str, Any],
+        query: Any,
+        body: Any,
+        receive: Receive,
+    ) -> None:
+        self.state, self.caller, self.worker, self.request_id = state, caller, worker, request_id
+        self.params, self.query, self.body, self._receive = params, query, body, receive
+        self._engine: Custody | None = None
+
+    @property
+    def engine(self) -> Custody:
+        """The engine, under the name of whoever asks."""
+        if self._engine is None:
+            self._engine = self.state.engine.named(self.worker)
+        return self._engine
+
+    async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A verb, in a thread."""
+        return await self.state.run(verb, *args, **kwargs)
+
+    def allow(self, right: Right, *topics: str) -> None:
+        """Refuses what the caller's key has no right to do with these topics."""
+        self.caller.require(right, topics)
+
+    @property
+    def topic(self) -> str:
+        return str(self.params["topic"])
+
+    @property
+    def group(self) -> str:
+        return str(self.params["group"])
+
+    def number(self, name: str) -> int:
+        """A whole number in the path."""
+        text = self.params[name]
+        if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
+            raise InvalidArgument(f"{name} in the path cannot be {text!r}", "It is a whole number from 0 on.")
+        return int(text)
+
+    def partition(self) -> int:
+        number = self.number("partition")
+        if number >= 2**31:
+            raise InvalidArgument(f"partition cannot be {number}", "It is a whole number below 2,147,483,648.")
+        return number
+
+    async def gone(self) -> None:
+        """Returns when the client has gone away."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return
+
+    async def unless_gone(self, waiting: asyncio.Future[T]) -> T | None:
+        """The result, or None if the client goes away first."""
+        watch = asyncio.ensure_future(self.gone())
+        both: set[asyncio.Future[Any]] = {waiting, watch}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+        return waiting.result() if waiting.done() else None
+
+
+def lease_of_receipt(receipt: str) -> tuple[UUID, int]:
+    """The lease and the offset that a receipt stands for."""
+    lease, colon, offset = receipt.partition(":")
+    try:
+        if colon and offset.isascii() and offset.isdigit() and int(offset) < 2**63:
+            return UUID(lease), int(offset)
+    except ValueError:
+        pass
+    raise InvalidArgument("that is not a receipt", "Send it back as it came with the message.")

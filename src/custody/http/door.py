@@ -1,0 +1,131 @@
+"""From a request to an answer: reads the body, calls the operation, turns every error into one that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive
+
+from custody.errors import (
+    CustodyError,
+    InvalidArgument,
+    InvalidJson,
+    LeaseLost,
+    RequestTimeout,
+    TooLarge,
+    Transient,
+)
+from custody.http.answers import Answer, ErrorBody, ErrorOut
+from custody.http.call import Call
+from custody.http.operation import Operation
+from custody.http.rights import Caller
+from custody.http.state import State
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER = (b"retry-after", b"1")
+
+
+async def answer(
+    state: State,
+    operation: Operation,
+    *,
+    params: Mapping[str, str],
+    query_string: bytes,
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    caller: Caller,
+    worker: str,
+    request_id: str,
+) -> Answer:
+    """Whatever happens, there is an answer."""
+    try:
+        body: Any = None
+        if operation.body is not None:
+            given = await read_body(receive, headers, state.max_body, state.body_timeout)
+            if given or operation.body_required:
+                body = operation.decode(given)
+        call = Call(
+            state,
+            caller=caller,
+            worker=worker,
+            request_id=request_id,
+            params=params,
+            query=parse_query(operation, query_string),
+            body=body,
+            receive=receive,
+        )
+        result = await operation.handler(call)
+    except Exception as error:
+        return failed(error, request_id)
+    if isinstance(result, Answer):
+        return result
+    return Answer(b"" if result is None else msgspec.json.encode(result), operation.status)
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int, timeout: float) -> bytes:
+    """The body, if it is not too large and comes in time."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise InvalidArgument("the client went away in the middle of its request")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body"):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not come within {timeout:g} s", "Send it again.") from None
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit:,} bytes", "Send less at a time, or raise --max-body.")
+
+
+def parse_query(operation: Operation, query_string: bytes) -> Any:
+    given = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}
+    return msgspec.convert(given, operation.query, strict=False)
+
+
+def failed(error: Exception, request_id: str) -> Answer:
+    """The answer that tells of an error."""
+    status, extra = 500, []
+    body = ErrorBody(code="internal_error", message="the server failed; its log has more", request_id=request_id)
+    if isinstance(error, msgspec.ValidationError):
+        message, _, path = str(error).partition(" - at `")
+        status = InvalidArgument.status
+        body = ErrorBody(code=InvalidArgument.code, message=message, request_id=request_id)
+        if path:
+            body.path = path.rstrip("`")
+    elif isinstance(error, msgspec.DecodeError | UnicodeDecodeError | RecursionError):
+        status = InvalidJson.status
+        body = ErrorBody(code=InvalidJson.code, message=f"the body is not JSON: {error}", request_id=request_id)
+    elif isinstance(error, CustodyError):
+        status = error.status
+        body = ErrorBody(code=error.code, message=error.message, request_id=request_id)
+        if error.remedy:
+            body.remedy = error.remedy
+        if isinstance(error, LeaseLost) and error.lost:
+            body.lost = list(error.lost)
+        if isinstance(error, Transient):
+            extra.append(RETRY_AFTER)
+        if status == 401:
+            extra.append((b"www-authenticate", b'Bearer realm="custody"'))
+        if status >= 500 and not isinstance(error, Transient):
+            logger.error("request %s failed", request_id, exc_info=error)
+    else:
+        logger.error("request %s failed", request_id, exc_info=error)
+    return Answer(msgspec.json.encode(ErrorOut(body)), status, tuple(extra))

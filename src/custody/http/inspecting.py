@@ -1,0 +1,89 @@
+"""What happened to a message, and how the server and its database are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from custody.errors import ServerStopping
+from custody.http.answers import Answer, HealthOut
+from custody.http.call import Call
+from custody.http.operation import Table
+from custody.http.shapes import GroupQuery, ReplayIn, TopicGroupQuery
+from custody.model import Replayed
+from custody.plain import plain
+
+table = Table("operating")
+
+
+@table.operation(
+    "GET",
+    "/topics/{topic}/partitions/{partition}/messages/{offset}/history",
+    query=GroupQuery,
+    answer=list[dict[str, Any]],
+)
+async def trace(call: Call) -> object:
+    """Everything that happened to one message, oldest first."""
+    call.allow("consume", call.topic)
+    return plain(
+        await call.run(call.engine.trace, call.topic, call.partition(), call.number("offset"), group=call.query.group)
+    )
+
+
+@table.operation(
+    "POST",
+    "/messages/dlq/replay",
+    body=ReplayIn,
+    answer=Replayed,
+    example={"dlq_topic": "orders-dlq", "partition": 0, "offset": 5, "target_topic": "orders"},
+)
+async def replay(call: Call) -> object:
+    """Publish a dead letter again, to its own topic or another one, once. A repeat returns the first receipt."""
+    body: ReplayIn = call.body
+    call.allow("admin", body.dlq_topic)
+    if body.target_topic is not None:
+        call.allow("produce", body.target_topic)
+    return await call.run(
+        call.engine.replay,
+        body.dlq_topic,
+        body.partition,
+        body.offset,
+        target_topic=body.target_topic,
+        reason=body.reason,
+    )
+
+
+@table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[dict[str, Any]])
+async def handling_times(call: Call) -> object:
+    """How long recent leases took, for each group: what a visibility timeout has to cover."""
+    query: TopicGroupQuery = call.query
+    call.allow("consume", *([] if query.topic is None else [query.topic]))
+    found = await call.run(call.engine.handling_times, query.topic, query.group)
+    return [
+        {**plain(one), "recommended_visibility_timeout": one.recommended}
+        for one in found
+        if call.caller.may("consume", one.topic)
+    ]
+
+
+@table.operation("GET", "/server", answer=dict[str, Any])
+async def server(call: Call) -> object:
+    """The database server: its version, what durability rests on, transactions that are open for long."""
+    call.allow("admin")
+    return plain(await call.run(call.engine.server))
+
+
+@table.operation("GET", "/healthz", answer=HealthOut, open=True)
+async def healthz(_call: Call) -> Answer:
+    """The server runs."""
+    return Answer(msgspec.json.encode(HealthOut("ok")))
+
+
+@table.operation("GET", "/readyz", answer=HealthOut, open=True)
+async def readyz(call: Call) -> Answer:
+    """The server can do its work: its database answers, and it is not about to stop."""
+    if call.state.stopping:
+        raise ServerStopping(remedy="Use another one.")
+    await call.run(call.engine.ping)
+    return Answer(msgspec.json.encode(HealthOut("ready")))

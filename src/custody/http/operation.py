@@ -1,0 +1,92 @@
+"""Operations: what can be called, with what, and what comes back. Routes and the description of the interface are
+made of the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from custody.http.shapes import NoQuery, Shape
+
+if TYPE_CHECKING:
+    from custody.http.call import Call
+
+Handler = Callable[["Call"], Awaitable[object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One call of the interface. Without a `body` none is read; `open` needs no key."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    description: str
+    tag: str
+    handler: Handler
+    answer: Any
+    status: int
+    body: type[Shape] | None
+    body_required: bool
+    query: type[Shape]
+    example: Any
+    open: bool
+    other: dict[int, Any] = field(default_factory=dict)
+    decode: Callable[[bytes], Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        decoder = msgspec.json.Decoder(Any if self.body is None else self.body)
+        object.__setattr__(self, "decode", decoder.decode)
+
+
+class Table:
+    """The operations of one part of the interface."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.operations: list[Operation] = []
+
+    def operation(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: Any,
+        status: int = 200,
+        body: type[Shape] | None = None,
+        body_required: bool = True,
+        query: type[Shape] = NoQuery,
+        example: Any = None,
+        open: bool = False,
+        other: dict[int, Any] | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Adds the function that is decorated: its name names the operation, its docstring describes it."""
+
+        def add(handler: Handler) -> Handler:
+            summary, _, description = (handler.__doc__ or "").strip().partition("\n\n")
+            self.operations.append(
+                Operation(
+                    method=method,
+                    path=path,
+                    name=getattr(handler, "__name__", path),
+                    summary=" ".join(summary.split()),
+                    description=" ".join(description.split()),
+                    tag=self.tag,
+                    handler=handler,
+                    answer=answer,
+                    status=status,
+                    body=body,
+                    body_required=body_required,
+                    query=query,
+                    example=example,
+                    open=open,
+                    other=other or {},
+                )
+            )
+            return handler
+
+        return add

@@ -1,0 +1,94 @@
+"""Producers with an identity, and their transactions: `/producers`, `/transactions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from custody.errors import InvalidArgument
+from custody.http.answers import AbortedOut, BegunOut, CommittedOut, ProducerOut, placed_out
+from custody.http.call import Call
+from custody.http.operation import Table
+from custody.http.shapes import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
+from custody.plain import plain
+
+table = Table("producers")
+
+_TRANSACTION = {"transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"}
+
+
+@table.operation(
+    "POST", "/producers/init", body=ProducerIn, answer=ProducerOut, example={"producer_id": "order-service-1"}
+)
+async def init_producer(call: Call) -> object:
+    """Take over as this producer: a new epoch, sequence 0; older instances are fenced from now on."""
+    call.allow("produce")
+    body: ProducerIn = call.body
+    if not body.idempotent:
+        raise InvalidArgument(
+            "a producer is idempotent", "To publish without one, leave out producer_id, epoch and sequence."
+        )
+    producer = await call.run(call.engine.init_producer, body.producer_id)
+    return ProducerOut(
+        producer_id=producer.producer_id,
+        epoch=producer.epoch,
+        last_sequence=producer.next_sequence - 1,
+        last_receipt=None,
+    )
+
+
+@table.operation("GET", "/producers/{producer_id}", answer=ProducerOut)
+async def producer(call: Call) -> object:
+    """Where a producer stands: the way out after a publish whose answer was lost."""
+    call.allow("produce")
+    return plain(await call.run(call.engine.producer, call.params["producer_id"]))
+
+
+@table.operation(
+    "POST", "/transactions/begin", body=BeginIn, answer=BegunOut, example={"producer_id": "order-service-1"}
+)
+async def begin(call: Call) -> object:
+    """Begin a transaction.
+
+    It is aborted after its timeout (60 s), and when a newer instance of the producer takes over.
+    """
+    call.allow("produce")
+    body: BeginIn = call.body
+    transaction_id, expires_at = await call.run(
+        call.engine.transactions.begin, body.producer_id, epoch=body.epoch, timeout=body.timeout
+    )
+    return BegunOut(transaction_id, expires_at)
+
+
+@table.operation("POST", "/transactions/ack", body=TransactionAckIn, answer=None, status=204)
+async def ack_in_transaction(call: Call) -> object:
+    """Messages of a lease are done with the commit, or not at all."""
+    body: TransactionAckIn = call.body
+    place = await call.state.place_of(body.lease_id)
+    call.allow("consume", *([] if place is None else [place[0]]))
+    await call.run(call.engine.transactions.ack, body.transaction_id, body.lease_id, body.offsets)
+    return None
+
+
+@table.operation("POST", "/transactions/commit", body=TransactionIn, answer=CommittedOut, example=_TRANSACTION)
+async def commit(call: Call) -> object:
+    """Show all of it at once. A repeat returns the same receipts."""
+    call.allow("produce")
+    body: TransactionIn = call.body
+    receipts = await call.run(call.engine.transactions.commit, body.transaction_id)
+    return CommittedOut(body.transaction_id, [placed_out(receipt) for receipt in receipts])
+
+
+@table.operation("POST", "/transactions/abort", body=AbortIn, answer=AbortedOut, example=_TRANSACTION)
+async def abort(call: Call) -> object:
+    """Nothing of it will ever be seen."""
+    call.allow("produce")
+    body: AbortIn = call.body
+    done = await call.run(call.engine.transactions.abort, body.transaction_id, reason=body.reason)
+    return AbortedOut(body.transaction_id, done)
+
+
+@table.operation("GET", "/transactions", answer=list[dict[str, Any]])
+async def open_transactions(call: Call) -> object:
+    """Transactions that are neither committed nor aborted."""
+    call.allow("admin")
+    return plain(await call.run(call.engine.transactions.open))

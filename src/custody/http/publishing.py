@@ -1,0 +1,155 @@
+"""Publishing, and the log as it is: `/messages`, delayed messages, reading by offset."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from custody.errors import InvalidArgument, TooLarge
+from custody.http.answers import AddedOut, Answer, MessageOut, PlacedOut, ReceiptsOut, message_out
+from custody.http.call import Call
+from custody.http.operation import Table
+from custody.http.shapes import DelayedQuery, MessageIn, PublishIn, ReadQuery
+from custody.model import Delayed, Outgoing, Receipt
+from custody.plain import plain
+from custody.together import Publish
+
+table = Table("messages")
+
+COALESCED = 64
+"""Larger batches have a transaction of their own: they gain little from company and would hold it up."""
+
+_EXAMPLE = {"topic": "orders", "key": "SKU-123", "payload": {"sku": "SKU-123", "add": 100}}
+encode = msgspec.json.encode
+
+
+@table.operation(
+    "POST",
+    "/messages",
+    body=PublishIn,
+    answer=PlacedOut | ReceiptsOut,
+    other={202: AddedOut},
+    example=_EXAMPLE,
+)
+async def publish(call: Call) -> Answer:
+    """Publish one message, or many.
+
+    Durable when answered. Many are all or nothing, over several topics too. In a transaction (202) nobody sees them
+    before its commit.
+    """
+    body: PublishIn = call.body
+    given = [body] if body.messages is UNSET else body.messages
+    if body.messages is not UNSET and (body.payload is not UNSET or body.payload_base64 is not UNSET):
+        raise InvalidArgument("a request has one payload or many messages, not both")
+    if len(given) > call.state.settings.max_batch:
+        raise TooLarge(
+            f"{len(given)} messages are more than the {call.state.settings.max_batch} that one request may have",
+            "Send them in several requests.",
+        )
+    messages = [(_topic(message, body), outgoing(message)) for message in given]
+    call.allow("produce", *{topic for topic, _ in messages})
+    if body.transaction_id is not None:
+        return await _add(call, body, messages)
+    placed = await _publish(call, _publish_of(body, messages))
+    # as they are: they have the fields of a PlacedOut
+    return Answer(encode(placed[0] if body.messages is UNSET else {"receipts": placed}))
+
+
+def _topic(message: MessageIn, body: PublishIn) -> str:
+    topic = message.topic or body.topic
+    if topic is None:
+        raise InvalidArgument("a message needs a topic", "Give `topic` with each message, or once for all.")
+    return topic
+
+
+def outgoing(message: MessageIn) -> Outgoing:
+    if (message.payload is UNSET) == (message.payload_base64 is UNSET):
+        raise InvalidArgument("a message has a payload or a payload_base64, and one of them")
+    payload: object = message.payload
+    if message.payload_base64 is not UNSET:
+        try:
+            payload = base64.b64decode(message.payload_base64, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidArgument(f"payload_base64 is not base64: {error}") from error
+    return Outgoing(
+        payload,
+        key=message.key,
+        headers=message.headers,
+        partition=message.partition,
+        priority=message.priority,
+        routing_key=message.routing_key,
+        delay=message.delay,
+        deliver_at=message.deliver_at,
+    )
+
+
+def _publish_of(body: PublishIn, messages: list[tuple[str, Outgoing]]) -> Publish:
+    producer = None
+    if body.producer_id is not None or body.epoch is not None or body.sequence is not None:
+        if body.producer_id is None or body.epoch is None or body.sequence is None:
+            raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+        producer = (body.producer_id, body.epoch, body.sequence)
+    if body.first is not None:
+        raise InvalidArgument("`first` numbers the messages of a transaction", "Give its transaction_id too.")
+    return Publish(messages=messages, producer=producer, expected_offset=body.expected_offset)
+
+
+async def _publish(call: Call, wanted: Publish) -> list[Receipt | Delayed]:
+    if len(wanted.messages) <= COALESCED:
+        return await call.state.publishes.submit(wanted)
+    topics = {topic for topic, _ in wanted.messages}
+    messages = [message for _, message in wanted.messages]
+    if len(topics) == 1 and wanted.producer is None and not any(message.delayed for message in messages):
+        # by COPY, which is the fastest way for so many
+        return list(
+            await call.state.quick(
+                call.state.engine.publish_many, topics.pop(), messages, expected_offset=wanted.expected_offset
+            )
+        )
+    (answer,) = await call.state.quick(call.state.engine.publish_each, [wanted])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+async def _add(call: Call, body: PublishIn, messages: list[tuple[str, Outgoing]]) -> Answer:
+    if body.producer_id is not None or body.sequence is not None or body.expected_offset is not None:
+        raise InvalidArgument("a transaction has a producer already, and offsets only after its commit")
+    assert body.transaction_id is not None
+    count = await call.run(call.engine.transactions.add_all, body.transaction_id, messages, first=body.first)
+    return Answer(encode(AddedOut(body.transaction_id, count)), 202)
+
+
+@table.operation("GET", "/topics/{topic}/partitions/{partition}/messages", query=ReadQuery, answer=list[MessageOut])
+async def read(call: Call) -> object:
+    """Read the log by offset or time; no group is involved."""
+    call.allow("consume", call.topic)
+    query: ReadQuery = call.query
+    found = await call.run(
+        call.engine.read,
+        call.topic,
+        call.partition(),
+        offset=query.offset,
+        time=query.time,
+        max_messages=query.max,
+    )
+    return [message_out(message) for message in found]
+
+
+@table.operation("GET", "/topics/{topic}/delayed", query=DelayedQuery, answer=list[dict[str, Any]])
+async def delayed(call: Call) -> object:
+    """Delayed messages that are not due yet, the next one first."""
+    call.allow("consume", call.topic)
+    return plain(await call.run(call.engine.delayed, call.topic, key=call.query.key, limit=call.query.limit))
+
+
+@table.operation("DELETE", "/topics/{topic}/delayed/{delay_id}", answer=None, status=204)
+async def cancel_delayed(call: Call) -> object:
+    """Take back a delayed message that is still waiting."""
+    call.allow("produce", call.topic)
+    await call.run(call.engine.cancel_delayed, call.topic, call.number("delay_id"))
+    return None

@@ -1,0 +1,90 @@
+"""Receiving: a lease over messages of one partition, at once or when there is something to receive."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from custody.claim import Lease
+from custody.errors import InvalidArgument, Withheld, by_code
+from custody.http.answers import Answer, LeaseOut, lease_out
+from custody.http.call import Call
+from custody.http.operation import Table
+from custody.http.shapes import ReceiveQuery
+from custody.http.waiting import Place
+from custody.policy import Duration, seconds
+from custody.together import Ack, Claim
+
+table = Table("messages")
+
+_WITHHELD = {code: kind for code, kind in by_code().items() if issubclass(kind, Withheld)}
+
+
+@table.operation("GET", "/messages/{topic}/{partition}", query=ReceiveQuery, answer=LeaseOut)
+async def receive_from(call: Call) -> Answer:
+    """Receive messages of one partition.
+
+    They are leased until the deadline: acknowledge each, or it comes again. With `wait` the answer comes as soon as
+    there is something, empty after that time. With `auto_ack` they are done when they are sent (at most once).
+    """
+    return await _receive(call, call.partition())
+
+
+@table.operation("GET", "/messages/{topic}", query=ReceiveQuery, answer=LeaseOut)
+async def receive(call: Call) -> Answer:
+    """Receive messages of any partition that has some.
+
+    See the call with a partition.
+    """
+    return await _receive(call, None)
+
+
+async def _receive(call: Call, partition: int | None) -> Answer:
+    call.allow("consume", call.topic)
+    query: ReceiveQuery = call.query
+    claim = Claim(max_messages=query.max, visibility_timeout=_positive(query.visibility_timeout), worker=call.worker)
+    wait = min(seconds(query.wait), call.state.max_wait)
+    place = Place(call.topic, query.group, partition)
+    if wait:
+        task = asyncio.ensure_future(call.state.desks.receive(place, claim, wait))
+        try:
+            lease = await call.unless_gone(task)
+        finally:
+            task.cancel()
+        if lease is None:
+            return Answer(b"", 499)  # nobody is there to read it
+    else:
+        lease = await call.state.desks.receive(place, claim, 0)
+    if not lease and lease.reason in _WITHHELD:
+        raise _WITHHELD[lease.reason](lease.detail and f"{_said(lease.reason)}: {lease.detail}", _remedy(lease.reason))
+    if lease and query.auto_ack:
+        await _acked(call, lease)
+    return Answer(msgspec.json.encode(lease_out(lease)))
+
+
+async def _acked(call: Call, lease: Lease) -> None:
+    """Done before they are sent: if the answer is lost, so are they, and none comes twice."""
+    (answer,) = await call.state.settle_together([Ack(lease_id=lease.lease_id, offsets=None, worker=call.worker)])
+    if isinstance(answer, Exception):
+        raise answer
+
+
+def _positive(timeout: Duration | None) -> float | None:
+    if timeout is None:
+        return None
+    if seconds(timeout) < 0.001:
+        raise InvalidArgument(f"visibility_timeout cannot be {timeout!r}", "It is at least a millisecond.")
+    return seconds(timeout)
+
+
+def _said(reason: str) -> str:
+    return (_WITHHELD[reason].__doc__ or reason).strip().rstrip(".")
+
+
+def _remedy(reason: str) -> str:
+    if reason == "paused":
+        return "Resume the group, and receive again."
+    if reason == "breaker_open":
+        return "It tries one message now and then; receive again later."
+    return "Settle what is in flight; what is due for a retry can still be received."

@@ -1,0 +1,125 @@
+"""Running the door: a socket, TLS, signals, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from custody.engine import Custody
+from custody.errors import InvalidConfig
+from custody.http.app import application
+from custody.http.settings import Settings
+from custody.http.state import State
+from custody.policy import seconds
+
+__all__ = ["Server", "Settings", "serve"]
+
+
+class Server:
+    """A door that is open on an engine. `run` serves until it is told to stop, by a signal or by `stop`."""
+
+    def __init__(self, engine: Custody, settings: Settings) -> None:
+        self._settings = settings
+        self._state = State(engine, settings)
+        self._socket = bound(settings)
+        if settings.tls_cert is not None:
+            _require_tls(settings)
+        config = uvicorn.Config(
+            application(self._state),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=max(1, round(seconds(settings.grace))),
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+            backlog=2048,
+        )
+        self._server = _Uvicorn(config, self._state.stop)
+
+    @property
+    def url(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        return f"{self._settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def run(self) -> None:
+        """Serves until it is stopped: then no new request is taken, waiting polls end, and what was accepted is
+        answered."""
+        self._server.run(sockets=[self._socket])
+        if not self._server.started:
+            raise InvalidConfig("the server did not start", "Its log says why.")
+
+    def stop(self) -> None:
+        """From another thread: as a signal would."""
+        self._server.end()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Tells those who wait as soon as a stop is wanted: uvicorn itself would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = threading.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._ended.is_set():
+            return
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        # not uvicorn's own, which would raise the signal again at the end: a stop that was asked for is a success
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+        self._tell()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.should_exit = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping)
+
+
+def bound(settings: Settings) -> socket.socket:
+    """The socket, before anything is said about the address: a port that is taken is refused here."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise InvalidConfig(
+            f"cannot serve on {settings.host}:{settings.port}: {error.strerror or error}",
+            "Choose another --host or --port, or stop what uses it.",
+        ) from error
+    return made
+
+
+def _require_tls(settings: Settings) -> None:
+    assert settings.tls_cert is not None
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(
+            f"the certificate cannot be used: {error}", "Give PEM files that belong together."
+        ) from error
+
+
+def serve(engine: Custody, settings: Settings, *, ready: Callable[[str], object] = lambda _: None) -> None:
+    """Serves until SIGTERM or Ctrl-C; `ready` gets the address."""
+    server = Server(engine, settings)
+    ready(server.url)
+    server.run()

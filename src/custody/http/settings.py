@@ -1,0 +1,56 @@
+"""How a server is to run."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from custody.errors import InvalidConfig
+from custody.policy import Duration, seconds
+from custody.retention import Size, size_in_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`connections` is the size of the pool; waiting consumers need none. Limits are in bytes and in messages."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    connections: int = 10
+    coalesce: bool = True
+    max_body: Size = "16MB"
+    max_batch: int = 10_000
+    max_wait: Duration = "60s"
+    body_timeout: Duration = "30s"
+    grace: Duration = "30s"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    origins: tuple[str, ...] = ()
+    """Web pages from these may call; from others, only those that this server has served itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "max_batch"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} cannot be {getattr(self, name)!r}", "It is a whole number from 1 on.")
+        if not 0 <= self.port <= 65535:
+            raise InvalidConfig(f"there is no port {self.port}", "Use one below 65,536; 0 takes a free one.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidConfig("TLS needs a certificate and its key", "Give both files.")
+        size_in_bytes(self.max_body)
+        for given in (self.max_wait, self.body_timeout, self.grace):
+            seconds(given)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"

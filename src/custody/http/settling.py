@@ -1,0 +1,273 @@
+"""Settling: ack, nack, release, later, extend. Each is fenced by the lease, or by a receipt, which names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import msgspec
+
+from custody.errors import CustodyError, InvalidArgument, LeaseLost
+from custody.http.answers import Answer, DeadlineOut, SettledOut
+from custody.http.call import Call, lease_of_receipt
+from custody.http.operation import Table
+from custody.http.shapes import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
+from custody.model import Settled
+from custody.outcomes import Outcome
+from custody.policy import seconds
+from custody.settle import REMEDY
+from custody.together import Ack
+
+table = Table("messages")
+
+_EXAMPLE = {"topic": "orders", "partition": 0, "offset": 42, "receipt": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e:42"}
+encode = msgspec.json.encode
+
+
+@table.operation("POST", "/messages/ack", body=AckIn, answer=SettledOut, example=_EXAMPLE)
+async def ack(call: Call) -> Answer:
+    """Messages are done.
+
+    One by its receipt, several of a lease by their offsets, all of a lease, or any as `messages`: one request, one
+    commit. What the lease does not hold any more is `lease_lost`, and the rest is done.
+    """
+    wanted = _acks(call, call.body)
+    await _allow(call, wanted)
+    if len(wanted) == 1:
+        settled = await call.state.acks.submit(wanted[0])
+        return Answer(encode(SettledOut(settled.settled)))
+    answers = await call.state.settle_together(wanted)
+    return Answer(encode(SettledOut(sum(one.settled for one in _all_good(answers, wanted)))))
+
+
+def _acks(call: Call, body: AckIn) -> list[Ack]:
+    if body.messages is None:
+        return [_one(call, body, body.offsets)]
+    if body.offsets is not None or body.offset is not None or body.receipt is not None:
+        raise InvalidArgument("messages are named in one way: as `messages`, as `offsets`, or by themselves")
+    if not body.messages:
+        raise InvalidArgument("`messages` is empty", "Name the messages that are done.")
+    every = [
+        _one(call, message if message.lease_id or body.lease_id is None else _of_lease(message, body), None)
+        for message in body.messages
+    ]
+    # several of a lease are settled as one: in an ordered group an earlier one of a key has to come with a later one
+    joined: dict[tuple[UUID | None, str | None, int | None, object], Ack] = {}
+    for number, one in enumerate(every):
+        key = (one.lease_id, one.topic, one.partition, number if one.lease_id is None else None)
+        before = joined.get(key)
+        if before is None or before.offsets is None:
+            joined[key] = before or one
+        elif one.offsets is None:
+            joined[key] = one
+        else:
+            joined[key] = replace(before, offsets=[*before.offsets, *one.offsets])
+    return list(joined.values())
+
+
+def _of_lease(message: MessageRef, body: AckIn) -> MessageRef:
+    return msgspec.structs.replace(message, lease_id=body.lease_id)
+
+
+def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
+    """What one reference means."""
+    lease_id, offset = ref.lease_id, ref.offset
+    if ref.receipt is not None:
+        lease_id, named = lease_of_receipt(ref.receipt)
+        if offset not in (None, named) or ref.lease_id not in (None, lease_id):
+            raise InvalidArgument("the receipt is of another message than the one that is named with it")
+        offset = named
+    if offset is not None:
+        if offsets is not None:
+            raise InvalidArgument("give `offset` or `offsets`, not both")
+        offsets = [offset]
+    if lease_id is None and (ref.topic is None or ref.partition is None or offset is None):
+        raise InvalidArgument(
+            "which message?", "Give its receipt, or the lease_id, or its topic, partition and offset."
+        )
+    if offsets is not None and not offsets:
+        raise InvalidArgument("`offsets` is empty", "Name offsets, or leave it out for all that the lease holds.")
+    return Ack(
+        lease_id=lease_id,
+        offsets=offsets,
+        topic=ref.topic,
+        group=ref.group,
+        partition=ref.partition,
+        worker=call.worker,
+    )
+
+
+async def _allow(call: Call, wanted: Sequence[Ack]) -> None:
+    """Refuses if the key has no right to consume one of the topics; where only a lease is named, it tells which."""
+    if call.caller.name is None:
+        return
+    for one in wanted:
+        if one.lease_id is None:
+            assert one.topic is not None
+            call.allow("consume", one.topic)
+            continue
+        place = await call.state.place_of(one.lease_id)
+        if place is not None:  # else it holds nothing, and nothing will be changed
+            call.allow("consume", place[0])
+        else:
+            call.allow("consume", *([] if one.topic is None else [one.topic]))
+
+
+def _all_good(answers: Sequence[Settled | CustodyError], wanted: Sequence[Ack]) -> list[Settled]:
+    """Raises the first error that is not a lost lease, or one for all that was lost."""
+    lost: list[int] = []
+    for answer, one in zip(answers, wanted, strict=True):
+        if isinstance(answer, LeaseLost):
+            lost += answer.lost or one.offsets or ()
+        elif isinstance(answer, CustodyError):
+            raise answer
+    if any(isinstance(answer, LeaseLost) for answer in answers):
+        raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
+    return [answer for answer in answers if isinstance(answer, Settled)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """A lease and the offsets of it that are meant; None means all."""
+
+    lease_id: UUID
+    offsets: list[int] | None
+
+
+async def _held(call: Call, body: AckIn) -> list[_Held]:
+    """The leases that a request names, each checked to be where the request says."""
+    wanted = _acks(call, body)
+    await _allow(call, wanted)
+    return await call.run(_resolved, call, wanted)
+
+
+def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
+    found = []
+    for one in wanted:
+        offsets = None if one.offsets is None else list(dict.fromkeys(one.offsets))
+        lease_id = one.lease_id
+        if lease_id is None:
+            assert one.topic is not None
+            assert one.partition is not None
+            assert offsets is not None
+            lease_id = call.engine.first_lease(one.topic, one.group or "default", one.partition, offsets[0])
+        else:
+            place = call.engine.lease_place(lease_id)
+            elsewhere = place is not None and (
+                one.topic not in (None, place[0]) or one.partition not in (None, place[2])
+            )
+            if place is None or elsewhere:
+                raise LeaseLost(f"lease {lease_id} holds nothing of what is named", REMEDY, lost=offsets or ())
+        found.append(_Held(lease_id=lease_id, offsets=offsets))
+    return found
+
+
+async def _settle(call: Call, body: AckIn, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
+    held = await _held(call, body)
+
+    def settle_all() -> SettledOut:
+        settled = 0
+        dead: list[int] = []
+        released: list[int] = []
+        lost: list[int] = []
+        for one in held:
+            try:
+                result = verb(one.lease_id, one.offsets)
+            except LeaseLost as error:
+                if len(held) == 1:
+                    raise
+                lost += error.lost or one.offsets or []
+                continue
+            settled += result.settled
+            dead += result.dead
+            released += result.released
+        if lost:
+            raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
+        return SettledOut(settled, dead, released)
+
+    return Answer(encode(await call.run(settle_all)))
+
+
+@table.operation("POST", "/messages/nack", body=NackIn, answer=SettledOut, example={**_EXAMPLE, "error": "timeout"})
+async def nack(call: Call) -> Answer:
+    """Messages have failed.
+
+    They are tried again by the policy of the group, or after `delay`, and are dead at its limit, or at once with
+    `requeue` false.
+    """
+    body: NackIn = call.body
+    _check(body.delay)
+    return await _settle(
+        call,
+        body,
+        lambda lease, offsets: call.engine.nack(
+            lease, offsets, error=body.error, delay=body.delay, requeue=body.requeue
+        ),
+    )
+
+
+@table.operation("POST", "/messages/release", body=AckIn, answer=SettledOut, example=_EXAMPLE)
+async def release(call: Call) -> Answer:
+    """Give messages back: ready at once, and the delivery does not count."""
+    return await _settle(call, call.body, call.engine.release)
+
+
+@table.operation("POST", "/messages/later", body=LaterIn, answer=SettledOut, example={**_EXAMPLE, "after": "5m"})
+async def later(call: Call) -> Answer:
+    """Not now: ready again after that time, and the delivery does not count."""
+    body: LaterIn = call.body
+    _check(body.after)
+    return await _settle(call, body, lambda lease, offsets: call.engine.later(lease, offsets, after=body.after))
+
+
+@table.operation(
+    "POST",
+    "/messages/settle",
+    body=SettleIn,
+    answer=SettledOut,
+    example={
+        "lease_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e",
+        "outcomes": [{"offset": 42, "outcome": "ack"}, {"offset": 43, "outcome": "nack", "error": "timeout"}],
+    },
+)
+async def settle(call: Call) -> Answer:
+    """Many outcomes of one lease, in one commit."""
+    body: SettleIn = call.body
+    outcomes: dict[int, Outcome] = {}
+    for given in body.outcomes:
+        if given.offset in outcomes:
+            raise InvalidArgument(f"offset {given.offset} has two outcomes")
+        _check(given.delay)
+        outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
+    await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
+    done = await call.run(call.engine.settle, body.lease_id, outcomes)
+    return Answer(encode(SettledOut(done.settled, list(done.dead), list(done.released))))
+
+
+@table.operation(
+    "POST",
+    "/messages/extend-visibility",
+    body=ExtendIn,
+    answer=DeadlineOut,
+    example={**_EXAMPLE, "timeout_seconds": 60},
+)
+async def extend(call: Call) -> Answer:
+    """Set the deadline to now plus the timeout.
+
+    For one message, or with a lease alone for all that it holds; without a timeout it is the one of the group.
+    """
+    body: ExtendIn = call.body
+    if body.timeout_seconds is not None and seconds(body.timeout_seconds) < 0.001:
+        raise InvalidArgument("timeout_seconds is at least a millisecond")
+    wanted = _one(call, body, None)
+    await _allow(call, [wanted])
+    (held,) = await call.run(_resolved, call, [wanted])
+    offset = None if held.offsets is None else held.offsets[0]
+    deadline = await call.run(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
+    return Answer(encode(DeadlineOut(deadline)))
+
+
+def _check(delay: float | str | None) -> None:
+    if delay is not None:
+        seconds(delay)

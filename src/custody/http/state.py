@@ -1,0 +1,138 @@
+"""What a running server holds: the engine, its threads, what is gathered and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import ParamSpec, TypeVar
+from uuid import UUID
+
+from custody.claim import Lease
+from custody.engine import Custody
+from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
+from custody.http.coalesce import Coalescer
+from custody.http.rights import ANYBODY, Caller
+from custody.http.settings import Settings
+from custody.http.waiting import Desks, Place
+from custody.model import Settled
+from custody.policy import seconds
+from custody.retention import size_in_bytes
+from custody.together import Ack, Claim, Placed, Publish
+from custody.upkeep import EVERY, keep_up
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_GROUP = "default"
+
+
+class State:
+    """The means of one server process. Opened and closed in its event loop.
+
+    There are as many threads as connections, so that nobody waits for a connection in a thread: a third of them for the
+    calls of operators, which may take long, the rest for publish, receive and ack.
+    """
+
+    def __init__(self, engine: Custody, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.max_body = size_in_bytes(settings.max_body)
+        self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)
+        slow = max(1, settings.connections // 3)
+        self._quick = ThreadPoolExecutor(max(1, settings.connections - slow), thread_name_prefix="custody-quick")
+        self._slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
+        self.publishes: Coalescer[Publish, Placed] = Coalescer(
+            engine.publish_each,
+            self._quick,
+            keys=lambda publish: {topic for topic, _ in publish.messages},
+            enabled=settings.coalesce,
+        )
+        self.acks: Coalescer[Ack, Settled] = Coalescer(
+            engine.ack_each,
+            self._quick,
+            keys=lambda ack: (ack.lease_id,) if ack.lease_id is not None else (),
+            slots=2,
+            most=60,  # a subtransaction each: more of them would overflow what others see of this transaction
+            enabled=settings.coalesce,
+        )
+        self.desks = Desks(self)
+        self._ended, self._stopping = threading.Event(), False
+        self._stop_listening: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        """Starts to listen for news, and to keep up the log."""
+        loop = asyncio.get_running_loop()
+        self._stop_listening = self.engine.listen_to_all(partial(self._hear, loop))
+        threading.Thread(
+            target=keep_up, args=[self.engine.maintain, self._ended, EVERY], name="custody-upkeep", daemon=True
+        ).start()
+        threading.Thread(target=self._move_outbox, name="custody-outbox", daemon=True).start()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, topic: str | None) -> None:
+        if not self._ended.is_set():
+            loop.call_soon_threadsafe(self.desks.wake, topic)
+
+    def _move_outbox(self) -> None:
+        """Events for topics of this database, which nobody has moved into the log yet."""
+        keep_up(self.engine.move_outbox, self._ended, 1.0)
+
+    async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool) -> Caller:  # noqa: ARG002
+        """Who sends a request with these headers; `open` calls are for everybody."""
+        return ANYBODY
+
+    def observe(self, method: str, route: str, status: int, took: float) -> None:
+        """A request was answered, in so many seconds."""
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def stop(self) -> None:
+        """Ends all waiting at once; requests are still answered."""
+        self._stopping = True
+        self.desks.close()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._quick.shutdown()
+        self._slow.shutdown()
+
+    async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A verb that may take its time, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._slow, partial(verb, *args, **kwargs))
+
+    async def quick(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A verb of the traffic itself, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._quick, partial(verb, *args, **kwargs))
+
+    async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
+        return await self.quick(self._claim, place, callers)
+
+    def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
+        try:
+            return self.engine.claim_each(*place, callers)
+        except GroupNotFound:
+            if place.group != DEFAULT_GROUP:
+                raise
+        with suppress(GroupExists):  # somebody else was first
+            self.engine.create_group(place.topic, place.group)
+        return self.engine.claim_each(*place, callers)
+
+    async def next_due(self, place: Place) -> float | None:
+        return await self.quick(self.engine.next_due, place.topic, place.group)
+
+    async def give_back(self, lease: Lease) -> None:
+        with suppress(LeaseLost):
+            await self.quick(lease.release)
+
+    async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
+        """Acks of one request: one transaction, an answer for each."""
+        return await self.quick(self.engine.ack_each, acks)
+
+    async def place_of(self, lease_id: UUID) -> tuple[str, str, int] | None:
+        return await self.quick(self.engine.lease_place, lease_id)

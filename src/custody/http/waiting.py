@@ -1,0 +1,214 @@
+"""Long polls: whoever waits for messages of a group stands in line at its desk. Waiting costs neither a thread nor a
+connection: one claim serves as many as it can, and an empty one is empty for everybody in the line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from custody.claim import Lease
+from custody.errors import CustodyError, Transient
+from custody.together import Claim
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""So many of a line are served by one transaction."""
+POLL = 1.0
+POLLS_A_SECOND = 200
+"""All desks together: the more there are, the less often each looks without a hint."""
+BUSY = 0.03
+
+
+class Place(NamedTuple):
+    """What a line waits for; without a partition, any."""
+
+    topic: str
+    group: str
+    partition: int | None
+
+
+class Clerk(Protocol):
+    """What a desk needs: claims and due times, each in a thread of the server."""
+
+    async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]: ...
+    async def next_due(self, place: Place) -> float | None: ...
+    async def give_back(self, lease: Lease) -> None: ...
+
+
+class Waiter:
+    """One caller in a line. `answer` becomes a lease: an empty one when its time is over."""
+
+    def __init__(self, claim: Claim, answer: asyncio.Future[Lease]) -> None:
+        self.claim, self.answer = claim, answer
+        self.seen: Lease | None = None
+        """The last empty answer: why there is nothing."""
+
+
+class Desk:
+    """The line of one place. It is served when somebody arrives, on a hint, when something is due, and now and then."""
+
+    def __init__(self, place: Place, clerk: Clerk, interval: Callable[[], float]) -> None:
+        self.place, self._clerk, self._interval = place, clerk, interval
+        self.line: list[Waiter] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._news = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def stand(self, waiter: Waiter) -> None:
+        self.line.append(waiter)
+        self.wake()
+
+    def leave(self, waiter: Waiter) -> None:
+        if waiter in self.line:
+            self.line.remove(waiter)
+        if not self.line and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def wake(self) -> None:
+        self._news = True
+        if self._serving is None and self.line:
+            self._serving = asyncio.get_running_loop().create_task(self._serve())
+            self._serving.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("serving those who wait for %s failed", self.place, exc_info=error)
+            for waiter in list(self.line):
+                self._hand(waiter, error)
+        if self._news and self.line:
+            self.wake()
+
+    async def _serve(self) -> None:
+        pause = POLL
+        while self.line and self._news:
+            self._news = False
+            served = self.line[:AT_ONCE]
+            try:
+                leases = await self._clerk.claim(self.place, [waiter.claim for waiter in served])
+            except Transient as error:
+                logger.debug("nobody was served at %s: %s", self.place, error)
+                for waiter in served:
+                    self._hand(waiter, error)
+                break
+            except CustodyError as error:  # no topic, no group: of no use to wait
+                for waiter in list(self.line):
+                    self._hand(waiter, error)
+                return
+            last = leases[-1]
+            for waiter, lease in zip(served, leases, strict=False):
+                if lease:
+                    if waiter.answer.done():  # gone while the claim was under way
+                        await self._clerk.give_back(lease)
+                    else:
+                        self._hand(waiter, lease)
+            if last:  # each of them got something: there may be more
+                self._news = True
+                continue
+            for waiter in self.line:
+                waiter.seen = last
+            if last.reason == "busy":
+                pause = 0.0 if last.detail is not None else random.uniform(0.002, BUSY)
+            elif self.line:
+                due = await self._clerk.next_due(self.place)
+                pause = self._interval() if due is None else max(0.005, min(self._interval(), due))
+        self._wake_after(pause)
+
+    def _hand(self, waiter: Waiter, answer: Lease | BaseException) -> None:
+        self.leave(waiter)
+        if waiter.answer.done():
+            return
+        if isinstance(answer, BaseException):
+            waiter.answer.set_exception(answer)
+        else:
+            waiter.answer.set_result(answer)
+
+    def _wake_after(self, pause: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(pause, self.wake) if self.line else None
+
+
+class Desks:
+    """All lines of a server."""
+
+    def __init__(self, clerk: Clerk) -> None:
+        self._clerk = clerk
+        self._desks: dict[Place, Desk] = {}
+        self._waiting: set[Waiter] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    async def receive(self, place: Place, claim: Claim, wait: float) -> Lease:
+        """A lease for this caller, as soon as there is something to give; an empty one after `wait` seconds."""
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(claim, loop.create_future())
+        desk = self._desks.get(place)
+        if desk is None:
+            desk = self._desks[place] = Desk(place, self._clerk, self._interval)
+        if wait <= 0 or self._closed:
+            return await self._once(desk, waiter)
+        self._waiting.add(waiter)
+        over = loop.call_later(wait, self._over, desk, waiter)
+        try:
+            desk.stand(waiter)
+            return await waiter.answer
+        finally:
+            over.cancel()
+            self._waiting.discard(waiter)
+            waiter.answer.cancel()
+            self._leave(desk, waiter)
+
+    async def _once(self, desk: Desk, waiter: Waiter) -> Lease:
+        """For whoever does not want to wait: served with the line, or told that there is nothing."""
+        desk.stand(waiter)
+        try:
+            while not waiter.answer.done() and waiter.seen is None:
+                serving = desk._serving
+                if serving is None:
+                    break
+                both: set[asyncio.Future[Any]] = {serving, waiter.answer}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if waiter.answer.done():
+                return waiter.answer.result()
+            assert waiter.seen is not None, "served, and neither given a lease nor told why not"
+            return waiter.seen
+        finally:
+            waiter.answer.cancel()
+            self._leave(desk, waiter)
+
+    def _leave(self, desk: Desk, waiter: Waiter) -> None:
+        desk.leave(waiter)
+        if not desk.line and desk._serving is None and self._desks.get(desk.place) is desk:
+            del self._desks[desk.place]
+
+    def _over(self, desk: Desk, waiter: Waiter) -> None:
+        if waiter.seen is None:  # its first claim is under way: what it brings is for this one
+            asyncio.get_running_loop().call_later(0.01, self._over, desk, waiter)
+        elif not waiter.answer.done():
+            desk.leave(waiter)
+            waiter.answer.set_result(waiter.seen)
+
+    def _interval(self) -> float:
+        return max(POLL, len(self._desks) / POLLS_A_SECOND)
+
+    def wake(self, topic: str | None) -> None:
+        """There is news of a topic; None: perhaps of any."""
+        for place, desk in list(self._desks.items()):
+            if topic is None or place.topic == topic:
+                desk.wake()
+
+    def close(self) -> None:
+        """Ends all waiting: everybody is told that there is nothing."""
+        self._closed = True
+        for desk in list(self._desks.values()):
+            for waiter in list(desk.line):
+                self._over(desk, waiter)

@@ -1,0 +1,68 @@
+"""Values as JSON has them: what programs read of Custody has the same fields through every door."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from custody.model import Message, Topic, Waiting
+from custody.policy import Backoff, Policy, seconds
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON: times in ISO 8601, durations in seconds, bytes as `payload_base64`."""
+    if isinstance(value, Policy):
+        return {**_fields(value), "backoff": {"kind": value.backoff.kind, **plain(value.backoff)}}
+    if isinstance(value, Backoff):
+        return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Message | Waiting):
+        found = {name: plain(getattr(value, name)) for name in value.__struct_fields__ if name != "payload"}
+        if isinstance(value.payload, bytes):
+            return {**found, "payload_base64": base64.b64encode(value.payload).decode()}
+        return {**found, "payload": value.payload}
+    if isinstance(value, Topic):
+        return {**_fields(value), "message_count": value.message_count, "priorities": value.priorities}
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID | Path):
+        return str(value)
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+DURATIONS = {
+    "visibility_timeout",
+    "handler_timeout",
+    "initial",
+    "cap",
+    "window",
+    "probe_after",
+    "time",
+    "segment_time",
+}
+
+
+def _seconds(name: str, value: Any) -> Any:
+    return seconds(value) if name in DURATIONS and value is not None else plain(value)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+
+
+def to_json(document: object) -> str:
+    return msgspec.json.encode(plain(document)).decode()
