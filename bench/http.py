@@ -1,0 +1,94 @@
+"""The HTTP door: one message a request with and without coalescing, batches, receive and ack; how long each takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import custody
+from bench.measure import Samples
+from bench.report import Row, at_least
+from bench.sizes import PAYLOAD_BYTES
+from bench.stage import Stage
+
+CONNECTIONS = (1, 16, 64)
+TARGET = 5
+"""With 64 connections: so many times as much as without coalescing."""
+
+
+@contextmanager
+def serving(url: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """A server process; its host and port."""
+    command = [sys.executable, "-m", "custody", "--json", "--database", url, "serve", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        parts = urlsplit(json.loads(server.stdout.readline())["url"])
+        try:
+            yield str(parts.hostname), int(parts.port or 0)
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def load(place: tuple[str, int], connections: int, seconds: float, **what: object) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.load", place[0], str(place[1]), str(connections), str(seconds)]
+    given = json.dumps({"payload": "x" * PAYLOAD_BYTES, **what})
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def rows(stage: Stage) -> Iterator[Row]:
+    seconds = max(0.5, stage.sizes.both_seconds / 12)
+    with stage.database() as url:
+        with custody.connect(url) as c:
+            c.create_topic("bench")
+            c.create_group("bench", "bench", start="latest")
+        with serving(url) as together, serving(url, "--no-coalesce") as apart:
+            for connections in CONNECTIONS:
+                yield published(stage, together, apart, connections, seconds)
+            for batch in (100, 1000):
+                found = load(together, 4, seconds, kind="publish", batch=batch)
+                yield Row(
+                    what=f"HTTP publish, batch {batch:,}, 4 connections",
+                    measured=found["messages"],
+                    unit="msg/s",
+                    note=_times(found),
+                )
+            for connections, batch in ((1, 1), (64, 1), (4, 100)):
+                found = load(together, connections, seconds, kind="consume", batch=batch)
+                yield Row(
+                    what=f"HTTP receive + ack, {batch} a request, {connections} connection{'s' * (connections > 1)}",
+                    measured=found["messages"],
+                    unit="msg/s",
+                    note=_times(found),
+                )
+
+
+def published(stage: Stage, together: tuple[str, int], apart: tuple[str, int], connections: int, seconds: float) -> Row:
+    """One message a request, both servers in turn."""
+    rates = {True: Samples(), False: Samples()}
+    last: dict[bool, dict[str, float]] = {}
+    for repetition in range(stage.sizes.repetitions):
+        for coalesced in (True, False) if repetition % 2 else (False, True):
+            last[coalesced] = load(together if coalesced else apart, connections, seconds, kind="publish", batch=1)
+            rates[coalesced].values.append(last[coalesced]["messages"])
+    with_, without = rates[True].median, rates[False].median
+    return Row(
+        what=f"HTTP publish, one a request, {connections} connection{'s' * (connections > 1)}",
+        measured=with_,
+        unit="msg/s",
+        beside="without coalescing",
+        other=without,
+        ratio=with_ / without,
+        ratio_target=at_least(TARGET) if connections == 64 else None,
+        note=f"{_times(last[True])}; without: {_times(last[False])}",
+    )
+
+
+def _times(found: dict[str, float]) -> str:
+    return f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
