@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.http import Server, Settings
+from custody.http.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,10 @@ class Response:
 class Http:
     """Requests to one server, each on a connection of its own. Without a Content-Type, as curl -d with a bare body."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, state: State | None = None) -> None:
         self.url = url
+        self.state = state
+        """What a server of this process holds: only to be looked at."""
 
     def __call__(
         self,
@@ -86,7 +89,7 @@ def served(engine: custody.Custody, **settings: Any) -> Iterator[Http]:
 
     thread = threading.Thread(target=run, name="custody-server")
     thread.start()
-    door = Http(server.url)
+    door = Http(server.url, server._state)
 
     def ready() -> bool:
         assert not failed, failed
@@ -108,8 +111,6 @@ def served(engine: custody.Custody, **settings: Any) -> Iterator[Http]:
 @pytest.fixture
 def serve(c: custody.Custody) -> Iterator[Callable[..., Http]]:
     """Starts servers on the test's database, with the test's clock, and stops them at the end."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(served(c, **settings))
 

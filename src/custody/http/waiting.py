@@ -54,7 +54,7 @@ class Desk:
     def __init__(self, place: Place, clerk: Clerk, interval: Callable[[], float]) -> None:
         self.place, self._clerk, self._interval = place, clerk, interval
         self.line: list[Waiter] = []
-        self._serving: asyncio.Task[None] | None = None
+        self.serving: asyncio.Task[None] | None = None
         self._news = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -71,12 +71,12 @@ class Desk:
 
     def wake(self) -> None:
         self._news = True
-        if self._serving is None and self.line:
-            self._serving = asyncio.get_running_loop().create_task(self._serve())
-            self._serving.add_done_callback(self._served)
+        if self.serving is None and self.line:
+            self.serving = asyncio.get_running_loop().create_task(self._serve())
+            self.serving.add_done_callback(self._served)
 
     def _served(self, task: asyncio.Task[None]) -> None:
-        self._serving = None
+        self.serving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("serving those who wait for %s failed", self.place, exc_info=error)
             for waiter in list(self.line):
@@ -172,7 +172,7 @@ class Desks:
         desk.stand(waiter)
         try:
             while not waiter.answer.done() and waiter.seen is None:
-                serving = desk._serving
+                serving = desk.serving
                 if serving is None:
                     break
                 both: set[asyncio.Future[Any]] = {serving, waiter.answer}
@@ -187,7 +187,7 @@ class Desks:
 
     def _leave(self, desk: Desk, waiter: Waiter) -> None:
         desk.leave(waiter)
-        if not desk.line and desk._serving is None and self._desks.get(desk.place) is desk:
+        if not desk.line and desk.serving is None and self._desks.get(desk.place) is desk:
             del self._desks[desk.place]
 
     def _over(self, desk: Desk, waiter: Waiter) -> None:

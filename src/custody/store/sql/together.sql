@@ -133,10 +133,17 @@ BEGIN
         END IF;
         BEGIN
             v_named := p_offsets[p_first[i]:p_last[i]];
-            IF NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i]) THEN
+            IF (p_topics[i] IS NOT NULL OR p_partitions[i] IS NOT NULL) AND p_leases[i] IS NOT NULL AND NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i]) THEN
                 v_result := ROW(0, v_named, '{}', '{}');
-            ELSIF p_first[i] IS NULL THEN
+            ELSIF p_first[i] IS NULL OR EXISTS (
+                SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i] HAVING count(*) = 1 AND NOT bool_or(l.of_cases)
+                AND range_agg(l.held) = custody.offsets_set(v_named))
+            THEN
+                -- all that it holds: one statement
                 v_result := ROW(custody.ack_lease(v_leases[i], p_workers[i], p_now), '{}', '{}', '{}');
+                IF v_result.settled = 0 THEN
+                    v_result.lost := v_named;
+                END IF;
             ELSE
                 v_result := custody.settle(v_leases[i], '{}', '{}', p_worker => p_workers[i], p_now => p_now,
                                            p_acked => custody.offsets_set(v_named));

@@ -1,0 +1,106 @@
+"""Requests of independent clients share a transaction; each has its own answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from tests.http.conftest import Http, Response
+from tests.waiting import wait_for
+
+import custody
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
+    """In how many transactions messages were written to the log."""
+    db.execute("CREATE TABLE seen (xid xid8 PRIMARY KEY)")
+    db.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO seen VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING; RETURN NEW; END'"
+    )
+    db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
+    return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]
+
+
+@pytest.mark.req("C5")
+def test_single_publishes_that_meet_share_a_commit_and_a_bad_one_spoils_nobody(
+    c: custody.Custody, http_: Http, database_url: str, commits: Callable[[], int]
+) -> None:
+    c.create_topic("orders")
+    bodies = [{"topic": "orders", "payload": n} for n in range(20)]
+    bodies[7]["partition"] = 5
+    bodies[11]["headers"] = {"x-custody-routing-key": "*"}
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(21) as clients:
+        holder.execute("SELECT FROM custody.heads FOR UPDATE")
+        first = clients.submit(http_.post, "/messages", {"topic": "orders", "payload": "first"})
+        wait_for(lambda: http_.state.publishes._running == 1, "the first request is under way")
+        rest = [clients.submit(http_.post, "/messages", body) for body in bodies]
+        wait_for(lambda: len(http_.state.publishes._pending) == 20, "the others have come")
+        holder.rollback()
+        assert first.result().json["offset"] == 0
+        answers = [one.result() for one in rest]
+    assert [answer.status for answer in answers] == [
+        200 if n not in (7, 11) else {7: 404, 11: 422}[n] for n in range(20)
+    ]
+    assert answers[7].code == "partition_not_found"
+    found = {message.offset: message.payload for message in c.read("orders")}
+    assert all(found[a.json["offset"]] == n for n, a in enumerate(answers) if a.status == 200)
+    # the first alone; then all others; the refused partition made those that were merged with it go one by one, but
+    # still in the same transaction
+    assert commits() <= 3
+
+
+@pytest.mark.req("C5")
+def test_single_acks_that_meet_share_a_commit(c: custody.Custody, http_: Http, db: psycopg.Connection) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", list(range(12)))
+    leases = [http_.get("/messages/orders/0?group=g").json for _ in range(12)]
+    with ThreadPoolExecutor(12) as clients:
+        db.execute("BEGIN")
+        db.execute("LOCK TABLE custody.journal IN SHARE MODE")  # nobody can write to it: what is under way waits
+        first = [
+            clients.submit(http_.post, "/messages/ack", {"receipt": lease["messages"][0]["receipt"]})
+            for lease in leases[:2]
+        ]
+        wait_for(lambda: http_.state.acks._running == 2, "two are under way")
+        rest = [
+            clients.submit(http_.post, "/messages/ack", {"receipt": lease["messages"][0]["receipt"]})
+            for lease in leases[2:]
+        ]
+        wait_for(lambda: len(http_.state.acks._pending) == 10, "the others have come")
+        db.execute("COMMIT")
+        answers: list[Response] = [one.result() for one in (*first, *rest)]
+    assert [answer.json["settled"] for answer in answers] == [1] * 12
+    assert c.stats("orders", "g").in_flight == 0
+    transactions = db.execute("SELECT count(DISTINCT xid) FROM custody.journal WHERE kind = 'ack'").fetchone()[0]
+    assert transactions <= 4
+
+
+def test_an_ack_that_waits_for_somebody_does_not_hold_up_others(
+    c: custody.Custody, http_: Http, database_url: str
+) -> None:
+    """A lease that is being settled in a user's own open transaction is in the way of its own acks only."""
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", list(range(4)))
+    pair = c.claim("orders", "g", max_messages=2)
+    other = c.claim("orders", "g")
+    with psycopg.connect(database_url) as own:
+        pair.ack(pair.messages[0], connection=own)
+        held = threading.Thread(
+            target=lambda: http_.post("/messages/ack", {"lease_id": str(pair.lease_id), "offsets": [1]})
+        )
+        held.start()
+        wait_for(lambda: http_.state.acks._running == 1, "the ack that waits is under way")
+        assert http_.post("/messages/ack", {"lease_id": str(other.lease_id)}, timeout=10).json["settled"] == 1
+        assert held.is_alive()
+        own.commit()
+    held.join(10)
+    assert c.stats("orders", "g").in_flight == 0

@@ -1,0 +1,237 @@
+"""Long polls: answered as soon as there is something, and cheap while there is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from tests.conftest import Clock
+from tests.http.conftest import Http, Process, Response, served
+from tests.waiting import wait_for
+
+import custody
+
+pytestmark = pytest.mark.core
+
+
+class Poll:
+    """A long poll in a thread of the test."""
+
+    def __init__(self, http: Http, path: str) -> None:
+        self.answer: Response | None = None
+        self.took = 0.0
+        self._thread = threading.Thread(target=self._run, args=[http, path])
+        self._thread.start()
+
+    def _run(self, http: Http, path: str) -> None:
+        began = time.monotonic()
+        self.answer = http.get(path, timeout=60)
+        self.took = time.monotonic() - began
+
+    def result(self) -> Response:
+        self._thread.join(30)
+        assert self.answer is not None, "the poll was not answered"
+        return self.answer
+
+    @property
+    def messages(self) -> list[object]:
+        return [message["payload"] for message in self.result().json["messages"]]
+
+
+def waiting(http: Http, count: int) -> None:
+    wait_for(lambda: len(http.state.desks) == count, lambda: f"{len(http.state.desks)} wait, not {count}")
+
+
+@pytest.mark.req("G4")
+def test_a_poll_is_answered_by_a_publish_from_anywhere(
+    c: custody.Custody, http_: Http, db: psycopg.Connection, serve: Callable[..., Http]
+) -> None:
+    c.create_topic("orders", partitions=3)
+    other = serve()
+    for publish in (
+        lambda: http_.post("/messages", {"topic": "orders", "payload": "here"}),
+        lambda: other.post("/messages", {"topic": "orders", "payload": "through another server"}),
+        lambda: c.publish("orders", "directly"),
+        lambda: db.execute("SELECT custody.send('orders', '\"by SQL\"')"),  # without a hint: found by looking
+    ):
+        poll = Poll(http_, "/messages/orders?wait=20s")
+        waiting(http_, 1)
+        publish()
+        assert len(poll.messages) == 1
+        assert poll.took < 15
+
+
+@pytest.mark.req("G4", "G15", "V4")
+def test_a_poll_is_answered_when_something_becomes_due(database_url: str) -> None:
+    with custody.connect(database_url) as real, served(real) as http:  # by the clock of the database
+        real.create_topic("orders")
+        real.create_group("orders", "g", custody.Policy(backoff=custody.Constant("300ms")))
+        real.publish("orders", "retried")
+        real.claim("orders", "g").nack()
+        assert Poll(http, "/messages/orders?group=g&wait=20s&visibility_timeout=400ms").messages == ["retried"]
+        assert Poll(http, "/messages/orders?group=g&wait=20s").messages == ["retried"]  # its lease has expired
+        real.publish("orders", "delayed", delay="400ms")
+        poll = Poll(http, "/messages/orders?group=g&wait=20s")
+        assert poll.messages == ["delayed"]
+        assert poll.took < 5
+
+
+def test_a_poll_is_answered_when_its_group_is_resumed(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish("orders", 1)
+    http_.post("/topics/orders/groups/g/pause", {"reason": "maintenance"})
+    poll = Poll(http_, "/messages/orders?group=g&wait=20s")
+    waiting(http_, 1)
+    http_.post("/topics/orders/groups/g/resume")
+    assert poll.messages == [1]
+    http_.post("/topics/orders/groups/g/pause", {"reason": "maintenance"})
+    over = Poll(http_, "/messages/orders?group=g&wait=100ms").result()
+    assert (over.status, over.code, over.headers["retry-after"]) == (503, "paused", "1")
+    assert "maintenance" in over.json["error"]["message"]
+
+
+@pytest.mark.req("V10")
+def test_a_poll_is_answered_by_an_event_of_the_outbox(c: custody.Custody, http_: Http, db: psycopg.Connection) -> None:
+    c.create_topic("orders")
+    poll = Poll(http_, "/messages/orders?wait=20s")
+    waiting(http_, 1)
+    custody.outbox.write(db, event_type="placed", payload={"n": 1}, destination="orders")
+    assert poll.messages == [{"n": 1}]
+
+
+@pytest.mark.req("G4")
+def test_an_empty_poll_ends_after_its_time_and_is_no_longer_than_the_server_allows(
+    c: custody.Custody, serve: Callable[..., Http]
+) -> None:
+    c.create_topic("orders")
+    http = serve(max_wait="300ms")
+    poll = Poll(http, "/messages/orders?wait=50s")
+    assert poll.result().json == {"lease_id": None, "deadline": None, "messages": [], "reason": "empty", "detail": None}
+    assert 0.25 < poll.took < 10
+
+
+def test_whoever_goes_away_leaves_the_line_and_loses_nothing(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+
+    async def go_away() -> None:
+        parts = urlsplit(http_.url)
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"GET /messages/orders?group=g&wait=50s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        await writer.drain()
+        await asyncio.to_thread(waiting, http_, 1)
+        writer.close()
+
+    asyncio.run(go_away())
+    waiting(http_, 0)
+    c.publish("orders", 1)
+    assert c.claim("orders", "g").messages[0].attempt == 1
+
+
+def test_those_who_wait_are_served_in_their_order(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    polls = []
+    for number in range(5):
+        polls.append(Poll(http_, "/messages/orders?wait=20s"))
+        waiting(http_, number + 1)
+    for number in range(5):
+        c.publish("orders", number)
+        assert polls[number].messages == [number]
+
+
+def test_an_expired_wait_of_one_does_not_end_that_of_another(c: custody.Custody, http_: Http, clock: Clock) -> None:
+    c.create_topic("orders")
+    long = Poll(http_, "/messages/orders?wait=20s")
+    waiting(http_, 1)
+    short = Poll(http_, "/messages/orders?wait=50ms")
+    assert short.messages == []
+    assert http_.get("/messages/orders").json["messages"] == []  # does not wait at all
+    waiting(http_, 1)
+    c.publish("orders", 1)
+    assert long.messages == [1]
+
+
+async def _many(url: str, count: int, group_of: Callable[[int], str], all_wait: threading.Event) -> list[bytes]:
+    """So many polls on connections of their own; the answers."""
+    parts = urlsplit(url)
+    gate = asyncio.Semaphore(100)
+
+    async def poll(number: int) -> bytes:
+        async with gate:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.write(
+                f"GET /messages/orders?group={group_of(number)}&wait=60s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+            )
+            await writer.drain()
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        return body
+
+    answers = asyncio.gather(*(poll(number) for number in range(count)))
+    await asyncio.sleep(0)
+    all_wait.set()
+    return await answers
+
+
+@pytest.mark.req("C5", "G4")
+@pytest.mark.parametrize("groups", [1, 50])
+def test_two_thousand_wait_on_one_server_with_ten_connections(
+    c: custody.Custody, process: Callable[..., Process], db: psycopg.Connection, groups: int
+) -> None:
+    waiting_consumers = 2000
+    c.create_topic("orders", partitions=4)
+    names = [f"g{number}" for number in range(groups)]
+    for name in names:
+        c.create_group("orders", name)
+    server = process("--connections", "10", "--max-wait", "120s")
+    answers: list[bytes] = []
+    sent = threading.Event()
+    client = threading.Thread(
+        target=lambda: answers.extend(
+            asyncio.run(_many(server.http.url, waiting_consumers, lambda n: names[n % groups], sent))
+        )
+    )
+    client.start()
+    wait_for(lambda: _established(server) >= waiting_consumers, "all have connected", timeout=60)
+    assert _threads(server.popen.pid) < 40
+    connections = db.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'custody%' "
+    ).fetchone()[0]
+    # the pool, the one that listens, the one that sends hints; and this test's own, which may send hints too
+    assert connections <= 10 + 2 + 2
+    c.publish_many("orders", list(range(waiting_consumers // groups)))
+    client.join(120)
+    leases = [json.loads(body) for body in answers]
+    assert len(leases) == waiting_consumers
+    for name in names:
+        mine = [lease for number, lease in enumerate(leases) if names[number % groups] == name]
+        received = [message["payload"] for lease in mine for message in lease["messages"]]
+        assert sorted(received) == list(range(waiting_consumers // groups))
+    assert server.stop() == 0
+
+
+def _established(server: Process) -> int:
+    """How many sockets the server has open."""
+    found = 0
+    for entry in Path(f"/proc/{server.popen.pid}/fd").iterdir():
+        with suppress(OSError):  # closed while we looked
+            found += os.readlink(entry).startswith("socket:")
+    return found
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
