@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
 from tests.http.conftest import Process, Response
@@ -28,3 +31,41 @@ def test_a_stop_ends_waiting_polls_with_an_empty_answer(c: custody.Custody, proc
     for poll in polls:
         poll.join(5)
     assert [(answer.status, answer.json["messages"]) for answer in answers] == [(200, [])] * 5
+
+
+def test_a_stop_under_load_answers_all_that_it_has_accepted(
+    c: custody.Custody, process: Callable[..., Process]
+) -> None:
+    """Whoever got no answer was not heard: nothing happens that nobody is told of."""
+    c.create_topic("orders", partitions=2)
+    server = process()
+    told: set[str] = set()
+    untold: set[str] = set()
+    enough = threading.Event()
+
+    def publish(client: int) -> None:
+        connection = http.client.HTTPConnection(urlsplit(server.http.url).netloc, timeout=20)
+        for number in range(100_000):
+            payload = f"{client}/{number}"
+            try:
+                connection.request("POST", "/messages", json.dumps({"topic": "orders", "payload": payload}))
+                response = connection.getresponse()
+                response.read()
+            except (OSError, http.client.HTTPException):
+                untold.add(payload)
+                return
+            assert response.status == 200
+            told.add(payload)
+            if len(told) > 300:
+                enough.set()
+
+    clients = [threading.Thread(target=publish, args=[client]) for client in range(16)]
+    for client in clients:
+        client.start()
+    assert enough.wait(30)
+    assert server.stop(timeout=20) == 0
+    for client in clients:
+        client.join(20)
+    log = {message.payload for partition in range(2) for message in c.read("orders", partition, max_messages=10_000)}
+    assert log == told
+    assert len(untold) == 16

@@ -235,3 +235,37 @@ def _established(server: Process) -> int:
 
 def _threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_a_line_that_nobody_stands_in_is_forgotten(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    for number in range(20):
+        http_.get(f"/messages/orders?group=nobody{number}")
+        http_.get("/messages/orders?wait=5ms")
+        http_.get("/messages/orders/0")
+    assert http_.state.desks._desks == {}
+
+
+def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
+    c: custody.Custody, http_: Http, db: psycopg.Connection
+) -> None:
+    """More of them than one claim serves."""
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    answers: list[Response] = []
+    with psycopg.connect(c.database_url) as holder:
+        holder.execute("LOCK TABLE custody.frontiers IN ACCESS EXCLUSIVE MODE")
+        threads = [
+            threading.Thread(target=lambda: answers.append(http_.get("/messages/orders?group=g"))) for _ in range(60)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(http_.state.desks._desks[("orders", "g", None)].line) == 60, "all stand in line")
+        for _ in range(2):  # the claim of the first, and that of those who came meanwhile
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            ended += "AND application_name = 'custody' AND wait_event_type = 'Lock'"
+            wait_for(lambda query=ended: db.execute(query).fetchall(), "a claim is under way")
+        holder.rollback()
+    for thread in threads:
+        thread.join(20)
+    assert [(answer.status, answer.code) for answer in answers] == [(503, "database_unavailable")] * 60

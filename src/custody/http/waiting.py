@@ -42,8 +42,8 @@ class Clerk(Protocol):
 class Waiter:
     """One caller in a line. `answer` becomes a lease: an empty one when its time is over."""
 
-    def __init__(self, claim: Claim, answer: asyncio.Future[Lease]) -> None:
-        self.claim, self.answer = claim, answer
+    def __init__(self, claim: Claim, answer: asyncio.Future[Lease], *, patient: bool) -> None:
+        self.claim, self.answer, self.patient = claim, answer, patient
         self.seen: Lease | None = None
         """The last empty answer: why there is nothing."""
 
@@ -51,8 +51,10 @@ class Waiter:
 class Desk:
     """The line of one place. It is served when somebody arrives, on a hint, when something is due, and now and then."""
 
-    def __init__(self, place: Place, clerk: Clerk, interval: Callable[[], float]) -> None:
-        self.place, self._clerk, self._interval = place, clerk, interval
+    def __init__(
+        self, place: Place, clerk: Clerk, interval: Callable[[], float], deserted: Callable[[Desk], None]
+    ) -> None:
+        self.place, self._clerk, self._interval, self._deserted = place, clerk, interval, deserted
         self.line: list[Waiter] = []
         self.serving: asyncio.Task[None] | None = None
         self._news = False
@@ -83,6 +85,8 @@ class Desk:
                 self._hand(waiter, error)
         if self._news and self.line:
             self.wake()
+        elif not self.line:
+            self._deserted(self)
 
     async def _serve(self) -> None:
         pause = POLL
@@ -93,8 +97,9 @@ class Desk:
                 leases = await self._clerk.claim(self.place, [waiter.claim for waiter in served])
             except Transient as error:
                 logger.debug("nobody was served at %s: %s", self.place, error)
-                for waiter in served:
-                    self._hand(waiter, error)
+                for waiter in list(self.line):
+                    if waiter in served or not waiter.patient:
+                        self._hand(waiter, error)
                 break
             except CustodyError as error:  # no topic, no group: of no use to wait
                 for waiter in list(self.line):
@@ -150,11 +155,11 @@ class Desks:
     async def receive(self, place: Place, claim: Claim, wait: float) -> Lease:
         """A lease for this caller, as soon as there is something to give; an empty one after `wait` seconds."""
         loop = asyncio.get_running_loop()
-        waiter = Waiter(claim, loop.create_future())
+        waiter = Waiter(claim, loop.create_future(), patient=wait > 0 and not self._closed)
         desk = self._desks.get(place)
         if desk is None:
-            desk = self._desks[place] = Desk(place, self._clerk, self._interval)
-        if wait <= 0 or self._closed:
+            desk = self._desks[place] = Desk(place, self._clerk, self._interval, self._deserted)
+        if not waiter.patient:
             return await self._once(desk, waiter)
         self._waiting.add(waiter)
         over = loop.call_later(wait, self._over, desk, waiter)
@@ -165,7 +170,8 @@ class Desks:
             over.cancel()
             self._waiting.discard(waiter)
             waiter.answer.cancel()
-            self._leave(desk, waiter)
+            desk.leave(waiter)
+            self._deserted(desk)
 
     async def _once(self, desk: Desk, waiter: Waiter) -> Lease:
         """For whoever does not want to wait: served with the line, or told that there is nothing."""
@@ -183,10 +189,11 @@ class Desks:
             return waiter.seen
         finally:
             waiter.answer.cancel()
-            self._leave(desk, waiter)
+            desk.leave(waiter)
+            self._deserted(desk)
 
-    def _leave(self, desk: Desk, waiter: Waiter) -> None:
-        desk.leave(waiter)
+    def _deserted(self, desk: Desk) -> None:
+        """Nobody stands there any more."""
         if not desk.line and desk.serving is None and self._desks.get(desk.place) is desk:
             del self._desks[desk.place]
 
