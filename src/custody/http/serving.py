@@ -21,6 +21,8 @@ from custody.policy import seconds
 
 __all__ = ["Server", "Settings", "serve"]
 
+BACKLOG = 2048
+
 
 class Server:
     """A door that is open on an engine. `run` serves until it is told to stop, by a signal or by `stop`."""
@@ -40,7 +42,7 @@ class Server:
             timeout_graceful_shutdown=max(1, round(seconds(settings.grace))),
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
-            backlog=2048,
+            backlog=BACKLOG,
         )
         self._server = _Uvicorn(config, self._state.stop)
 
@@ -99,6 +101,7 @@ def bound(settings: Settings) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host, settings.port))
+        made.listen(BACKLOG)  # whoever comes before the server is up has only to wait a moment
     except OSError as error:
         made.close()
         raise InvalidConfig(
