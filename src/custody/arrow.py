@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import adbc_driver_manager as adbc
 import pyarrow as pa
-from adbc_driver_postgresql import dbapi
 
 from custody import config, log
 from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange
 from custody.store.arrow import Condition, check_schema, select_events, select_view
 from custody.store.postgres import Database
 from custody.store.postmaster import Home
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql import dbapi
 
 __all__ = ["Bounds", "Condition", "Planner", "Read", "connect", "events", "locate", "offsets", "view"]
 
@@ -185,6 +187,9 @@ def _borrow(url: str) -> dbapi.Connection:
         if time.monotonic() - since < _FRESH or _lives(connection):
             return connection
         _close(connection)
+    # it loads all of pandas: Spark starts many processes that only plan, and never read
+    from adbc_driver_postgresql import dbapi
+
     return dbapi.connect(url, autocommit=True)
 
 

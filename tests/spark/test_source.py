@@ -210,6 +210,13 @@ spark.stop()
 """
 
 
+def test_planning_loads_no_pandas() -> None:
+    """Spark starts a process for each step of a plan, and each would spend half of its time on it."""
+    program = "import sys, pyspark_custody; print({'pandas', 'pyarrow.dataset'} & {*sys.modules})"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "set()\n"
+
+
 @pytest.mark.slow
 def test_a_fresh_process_needs_no_registration_and_shows_no_password(
     orders: Custody, database_url: str, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -96,9 +97,18 @@ JOURNAL = _struct(
 
 TABLES = {"events": EVENTS, "deliveries": DELIVERIES, "dead_letters": DEAD_LETTERS, "journal": JOURNAL}
 
-_KINDS = pa.array(["j", "t", "b"])
-_KIND_NAMES = pa.array(["json", "text", "bytes"])
 _decode = msgspec.json.Decoder().decode
+
+
+@cache
+def _kinds() -> tuple[pa.Array, pa.Array]:
+    """Letters and names. Not made before it is needed: a first array loads all of pandas, and planning needs none."""
+    return pa.array(["j", "t", "b"]), pa.array(["json", "text", "bytes"])
+
+
+def _kind_names(letters: pa.Array) -> pa.Array:
+    known, names = _kinds()
+    return names.take(pc.index_in(letters, value_set=known))
 
 
 def event_batch(topic: str, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -107,7 +117,7 @@ def event_batch(topic: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         EVENTS,
         {
             "topic": pa.repeat(topic, batch.num_rows),
-            "payload_kind": _KIND_NAMES.take(pc.index_in(batch.column("kind"), value_set=_KINDS)),
+            "payload_kind": _kind_names(batch.column("kind")),
             **{name: batch.column(name) for name in batch.schema.names},
         },
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import adbc_driver_postgresql.dbapi  # noqa: F401
 import pandas  # noqa: F401
 import pyspark.sql.pandas.serializers
 import pyspark.worker  # noqa: F401
