@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from custody.store import cluster, embedded, server_user
 from custody.store.embedded import EmbeddedError, acquire
-from custody.store.postmaster import LOG_LIMIT
+from custody.store.postmaster import LOG_LIMIT, Home
 
 SOURCE = Path(embedded.__file__).resolve().parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -293,7 +293,8 @@ def test_a_server_started_by_hand_is_joined_where_it_listens(base: Path, home: P
     server_user.private_directory(elsewhere, user)
     command: list[str | Path] = [embedded.binaries() / "postgres", "-D", home / "data", "-k", elsewhere, "-h", ""]
     with subprocess.Popen(command, cwd="/", stderr=subprocess.DEVNULL, **user.spawn_options()) as by_hand:
-        wait_until((home / "data" / "postmaster.pid").exists, "the server has written its process id")
+        # the file is there before anything stands in it
+        wait_until(lambda: Home.at(home).postmaster() is not None, "the server has written its process id")
         with acquire(home) as server:
             assert server.pid == by_hand.pid
             assert conninfo_to_dict(server.url)["host"] == str(elsewhere)
