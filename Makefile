@@ -46,7 +46,7 @@ demo: install ## Run the stock example
 	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile -m 'not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not long' $(ARGS)
 
 test-long: install ## Run the whole suite, volume and chaos runs included
 	@$(PYTEST) -q $(ARGS)
@@ -56,7 +56,7 @@ test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE
 		echo "Set CUSTODY_TEST_DATABASE=postgresql://… to the server to test on." >&2; \
 		exit 1; \
 	fi
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile -m 'core and not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not slow and not long' $(ARGS)
 
 check: lint test ## Run everything that has to pass before a commit: lint, format, types, layers, tests
 

@@ -14,12 +14,48 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from tests import jvm
 
 import custody
 from custody.store import embedded, migrate
 
 TEMPLATE = "custody_template"
 _numbers = itertools.count()
+FIRST = ("spark", "docs", "chaos", "property", "cli")
+"""Folders of files that take long: what is short comes last, so that no process is left alone with a long one."""
+ARCHIVE = pytest.StashKey[Path | None]()
+"""Where the classes for JVMs are to be found, while they are not used yet."""
+
+
+def pytest_configure() -> None:
+    jvm.quicken()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {folder: number for number, folder in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.parent.name, len(FIRST)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    with_spark = sum(item.path.parent.name == "spark" for item in session.items)
+    if with_spark >= jvm.PAYS and not session.config.option.collectonly:
+        session.config.stash[ARCHIVE] = jvm.archive_in(session.config.cache.mkdir("jvm"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The first process to come here makes the archive; the others go on, and use it when it is there."""
+    archive = item.config.stash.get(ARCHIVE, None)
+    if archive is None:
+        return
+    if not archive.exists():
+        try:
+            jvm.make(archive)
+        except BaseException:
+            del item.config.stash[ARCHIVE]  # it fails one test and not all
+            raise
+    if archive.exists():
+        jvm.quicken(archive)
+        del item.config.stash[ARCHIVE]
 
 
 def _in_memory() -> Path | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from tests import jvm
 from tests.spark.drivers import in_session
 from tests.waiting import wait_for
 
@@ -29,10 +30,9 @@ MASTER = "127.0.0.1"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 STARTED = 90.0
 """Seconds that a JVM may take to be there on a busy machine."""
-_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 SETTINGS = {
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": _SMALL,
+    "spark.executor.extraJavaOptions": jvm.FLAGS,
     "spark.driver.memory": "512m",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -121,7 +121,7 @@ class Cluster:
             self.place,
             "master",
             [*command, "--webui-port", str(self._page_port)],
-            {"SPARK_LOCAL_IP": MASTER, "SPARK_DAEMON_JAVA_OPTS": f"{options} {_SMALL}"},
+            {"SPARK_LOCAL_IP": MASTER, "SPARK_DAEMON_JAVA_OPTS": f"{options} {jvm.FLAGS}"},
         )
 
     def start_worker(self, host: str, **environment: str) -> None:
@@ -132,7 +132,7 @@ class Cluster:
             place,
             "worker",
             [*command, "--memory", "1g", "--work-dir", str(place / "work"), self.url],
-            {"SPARK_LOCAL_IP": host, "SPARK_DAEMON_JAVA_OPTS": _SMALL, "TMPDIR": str(place), **environment},
+            {"SPARK_LOCAL_IP": host, "SPARK_DAEMON_JAVA_OPTS": jvm.FLAGS, "TMPDIR": str(place), **environment},
         )
 
     def kill_master(self) -> None:
@@ -179,7 +179,7 @@ def _clean() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("SPARK", "PYSPARK", "JAVA", "CUSTODY")) and name not in ("PYTHONPATH", "PYTHONWARNINGS")
     }
-    return {**kept, "JAVA_HOME": str(java.find().home), "SPARK_HOME": str(SPARK)}
+    return {**kept, **jvm.variables(), "JAVA_HOME": str(java.find().home), "SPARK_HOME": str(SPARK)}
 
 
 def _is_python_worker(pid: int) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
+from tests import jvm
 from tests.waiting import wait_for
 
 from custody.spark import java
@@ -44,7 +45,7 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith(("SPARK", "PYSPARK", "JAVA", "CUSTODY")) and name != "PYTHONWARNINGS"
     }
     ours = {"JAVA_HOME": str(java.find().home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {**kept, **ours, **more}
+    return {**kept, **jvm.variables(), **ours, **more}
 
 
 def settings(more: Mapping[str, str]) -> list[str]:
