@@ -35,11 +35,13 @@ CustodyError
     │   ├── ProducerNotFound      producer_not_found
     │   ├── DelayNotFound         delay_not_found
     │   ├── TransactionNotFound   transaction_not_found
+    │   ├── KeyNotFound           key_not_found
     │   └── EventNotFound         event_not_found
     ├── Conflict
     │   ├── TopicExists           topic_exists
     │   ├── TopicChanged          topic_changed
     │   ├── GroupExists           group_exists
+    │   ├── KeyExists             key_exists
     │   ├── LeaseLost             lease_lost
     │   ├── ReceiptRequired       receipt_required
     │   ├── OrderConflict         order_conflict
@@ -288,6 +290,12 @@ class TransactionNotFound(NotFound):
     code = "transaction_not_found"
 
 
+class KeyNotFound(NotFound):
+    """There is no such API key."""
+
+    code = "key_not_found"
+
+
 class Conflict(Terminal):
     """It does not fit the present state."""
 
@@ -311,6 +319,12 @@ class GroupExists(Conflict):
     """The topic has a group of that name already."""
 
     code = "group_exists"
+
+
+class KeyExists(Conflict):
+    """There is an API key of that name already."""
+
+    code = "key_exists"
 
 
 class LeaseLost(Conflict):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import (
+    apikeys,
     blocked,
     consume,
     dead,
@@ -97,6 +98,7 @@ def command() -> Callable[..., Any]:
     app.command()(consume.consume)
     app.command()(work.work)
     app.command()(serve.serve)
+    app.add_typer(apikeys.app, name="apikeys")
     app.add_typer(pipeline.app, name="pipeline")
     app.add_typer(outbox.app, name="outbox")
     app.add_typer(relay.app, name="relay")

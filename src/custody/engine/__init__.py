@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from custody.engine.apikeys import ApiKeys
 from custody.engine.grouping import Start
 from custody.engine.operating import Operating
 from custody.engine.producing import Producing
@@ -13,7 +14,7 @@ from custody.engine.serving import Serving
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producing, Serving, Operating):
+class Custody(Producing, Serving, Operating, ApiKeys):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

@@ -1,0 +1,134 @@
+"""API keys: who may call a server, and what for. A key is shown once; the database has only its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from custody.errors import InvalidArgument
+from custody.policy import Duration, seconds
+from custody.store.postgres import Database
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_KEY = re.compile(rb"cus_([a-z0-9]{12})_[A-Za-z0-9_-]{43}\Z")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}\Z")
+_NOBODYS = bytes(32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiKey:
+    """A key without its secret: for each right the patterns of topics that it holds for."""
+
+    key_id: str
+    name: str
+    produce: tuple[str, ...]
+    consume: tuple[str, ...]
+    admin: tuple[str, ...]
+    created_at: datetime
+    created_by: str | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+    active: bool
+    """Neither revoked nor expired."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """A key that was just made. The secret is what a caller shows; it cannot be had again."""
+
+    key: ApiKey
+    secret: str = field(repr=False)
+
+
+def create(
+    db: Database,
+    name: str,
+    *,
+    produce: Collection[str],
+    consume: Collection[str],
+    admin: Collection[str],
+    expires: Duration | None,
+    actor: str | None,
+    now: datetime | None,
+) -> NewKey:
+    """A new key with 256 random bits: no guessing leads to it, so that a plain SHA-256 is all it takes to keep it."""
+    if expires is not None and seconds(expires) < 1:
+        raise InvalidArgument(f"a key cannot expire after {expires!r}", "Give it a second at least, or no end.")
+    key_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
+    secret = f"cus_{key_id}_{secrets.token_urlsafe(32)}"
+    row = db.call_dicts(
+        "create_api_key",
+        key_id=key_id,
+        name=name,
+        digest=_digest(secret.encode()),
+        produce=_patterns(produce),
+        consume=_patterns(consume),
+        admin=_patterns(admin),
+        expires_in=None if expires is None else timedelta(seconds=seconds(expires)),
+        actor=actor,
+        now=now,
+    )[0]
+    return NewKey(key=_key({**row, "active": True}), secret=secret)
+
+
+def _patterns(given: Collection[str]) -> list[str]:
+    if isinstance(given, str):
+        raise InvalidArgument(f"patterns of topics are a list, not the text {given!r}", f"Write [{given!r}].")
+    for pattern in given:
+        if not _PATTERN.match(pattern):
+            raise InvalidArgument(
+                f"{pattern!r} is not a pattern of topics",
+                "Use the letters of topics, * for any text and ? for a letter.",
+            )
+    return list(dict.fromkeys(given))
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _key(row: dict[str, Any]) -> ApiKey:
+    rights = {right: tuple(row[right]) for right in ("produce", "consume", "admin")}
+    return ApiKey(**{name: value for name, value in row.items() if name != "digest"} | rights)
+
+
+def every(db: Database, *, revoked: bool, now: datetime | None) -> list[ApiKey]:
+    return [_key(row) for row in db.call_dicts("list_api_keys", revoked=revoked, now=now)]
+
+
+def revoke(db: Database, name: str, *, actor: str | None, now: datetime | None) -> bool:
+    return bool(db.call("revoke_api_key", name=name, actor=actor, now=now)[0][0])
+
+
+class Ring:
+    """All keys that are in use at one moment, to tell who shows one without asking the database."""
+
+    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] = ()) -> None:
+        self._keys = {key.key_id.encode(): (digest, key) for digest, key in keys}
+
+    def __bool__(self) -> bool:
+        """Whether there are keys, be they expired: a door does not open because a key has come to its end."""
+        return bool(self._keys)
+
+    @property
+    def active(self) -> int:
+        return sum(key.active for _, key in self._keys.values())
+
+    def find(self, shown: bytes) -> ApiKey | None:
+        """The key that is shown. It is looked up by its id, which is no secret, and compared in constant time."""
+        matched = _KEY.match(shown)
+        digest, key = self._keys.get(matched[1], (_NOBODYS, None)) if matched is not None else (_NOBODYS, None)
+        if hmac.compare_digest(_digest(shown), digest) and key is not None and key.active:
+            return key
+        return None
+
+
+def ring(db: Database, *, now: datetime | None) -> Ring:
+    return Ring((row["digest"], _key(row)) for row in db.call_dicts("list_api_keys", revoked=False, now=now))
