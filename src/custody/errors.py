@@ -20,6 +20,7 @@ CustodyError
     ├── InvalidArgument           invalid_argument
     │   ├── InvalidPolicy         invalid_policy
     │   ├── InvalidConfig         invalid_config
+    │   │   └── KeysNeeded        keys_needed
     │   ├── InvalidJson           invalid_json
     │   ├── NoPriorities          no_priorities
     │   └── InvalidPayload        invalid_payload
@@ -205,6 +206,12 @@ class InvalidConfig(InvalidArgument):
     """The configuration is not valid."""
 
     code = "invalid_config"
+
+
+class KeysNeeded(InvalidConfig):
+    """A server that others can reach needs API keys."""
+
+    code = "keys_needed"
 
 
 class InvalidPayload(InvalidArgument):

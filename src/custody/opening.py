@@ -9,6 +9,7 @@ from pathlib import Path
 from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument
+from custody.policy import Duration, seconds
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, exists
 from custody.store.postgres import Database
@@ -20,16 +21,18 @@ def connect(
     home: str | Path | None = None,
     worker: str | None = None,
     pool_size: int = 10,
+    statement_timeout: Duration | None = None,
     clock: Callable[[], datetime] | None = None,
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
     The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with every other
     process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your
-    own it is created if there is none, and changed only by `custody.migrate`. `clock` replaces the server's clock, for
-    tests.
+    own it is created if there is none, and changed only by `custody.migrate`. A call that takes the database longer
+    than `statement_timeout` is given up (`busy`). `clock` replaces the server's clock, for tests.
     """
-    return _open(database, home, _prepare, worker=worker, pool_size=pool_size, clock=clock)
+    timeout = None if statement_timeout is None else seconds(statement_timeout)
+    return _open(database, home, _prepare, worker=worker, pool_size=pool_size, statement_timeout=timeout, clock=clock)
 
 
 def look(database: str | None = None, *, home: str | Path | None = None, worker: str | None = None) -> Custody | None:
@@ -50,6 +53,7 @@ def _open(
     *,
     worker: str | None,
     pool_size: int = 10,
+    statement_timeout: float | None = None,
     clock: Callable[[], datetime] | None = None,
 ) -> Custody:
     settings = config.load()
@@ -61,7 +65,7 @@ def _open(
     elif not url.startswith(("postgresql://", "postgres://")):
         raise InvalidArgument(f"{url!r} is not a database", "Give a URL that begins with postgresql://, or nothing.")
     try:
-        opened = Database(url, pool_size=pool_size)
+        opened = Database(url, pool_size=pool_size, statement_timeout=statement_timeout)
         try:
             prepare(opened, server is not None)
         except BaseException:

@@ -261,10 +261,12 @@ def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
         for thread in threads:
             thread.start()
         wait_for(lambda: len(http_.state.desks._desks[("orders", "g", None)].line) == 60, "all stand in line")
-        for _ in range(2):  # the claim of the first, and that of those who came meanwhile
-            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-            ended += "AND application_name = 'custody' AND wait_event_type = 'Lock'"
-            wait_for(lambda query=ended: db.execute(query).fetchall(), "a claim is under way")
+        ended = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'custody' AND wait_event_type = 'Lock'"
+        )
+        wait_for(lambda: db.execute(ended).fetchall(), "the claim of the first is under way")
+        wait_for(lambda: len(answers) == 60, "everybody has been told")
         holder.rollback()
     for thread in threads:
         thread.join(20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ import typer
 
 from custody.cli import arguments
 from custody.cli.door import door_of
-from custody.cli.work import logged
 
 _DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
 
@@ -22,18 +22,28 @@ def serve(
     max_body: Annotated[Any, typer.Option(parser=arguments.size, metavar="SIZE", help="The largest body.")] = "16MB",
     max_batch: Annotated[int, typer.Option(min=1, help="The most messages of one request.")] = 10_000,
     max_wait: Annotated[Any, typer.Option(help="The longest long poll.", **_DURATION)] = "60s",
+    body_timeout: Annotated[Any, typer.Option(help="How long a request may take to come.", **_DURATION)] = "30s",
+    statement_timeout: Annotated[Any, typer.Option(help="How long a database call may take.", **_DURATION)] = "30s",
     grace: Annotated[Any, typer.Option(help="How long a stop waits for requests.", **_DURATION)] = "30s",
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
     origin: Annotated[list[str] | None, typer.Option(help="Web pages from here may call (CORS).")] = None,
+    log: Annotated[
+        str | None, typer.Option(metavar="json|text|none", help="Lines on stderr (default: text on a terminal).")
+    ] = None,
     coalesce: Annotated[bool, typer.Option("--coalesce/--no-coalesce", help="Let requests share transactions.")] = True,
 ) -> None:
     """Serve HTTP until SIGTERM or Ctrl-C: then it answers what it has accepted, and stops."""
     import custody
     from custody.http import Settings
     from custody.http import serve as run
+    from custody.http.logs import FORMATS, format_for, written
 
     door = door_of(ctx)
+    usual = "none" if door.quiet else format_for(sys.stderr)
+    kind = next((known for known in FORMATS if known == (log or usual)), None)
+    if kind is None:
+        raise typer.BadParameter(f"--log cannot be {log!r}: it is {', '.join(FORMATS)}")
     settings = Settings(
         host=host,
         port=port,
@@ -42,6 +52,7 @@ def serve(
         max_body=max_body,
         max_batch=max_batch,
         max_wait=max_wait,
+        body_timeout=body_timeout,
         grace=grace,
         tls_cert=tls_cert,
         tls_key=tls_key,
@@ -55,7 +66,13 @@ def serve(
             door.say(f"Custody serves on {url} (docs at {url}/docs); SIGTERM or Ctrl-C stops")
 
     with (
-        custody.connect(door.database, home=door.home, pool_size=connections, worker="http") as opened,
-        logged(door),
+        written(kind),
+        custody.connect(
+            door.database,
+            home=door.home,
+            pool_size=connections,
+            statement_timeout=statement_timeout,
+            worker="http",
+        ) as opened,
     ):
         run(opened, settings, ready=ready)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from starlette.types import Receive
 
-from custody.errors import InvalidArgument
+from custody.errors import InvalidArgument, TooLarge
 from custody.http.rights import Caller, Right
 
 if TYPE_CHECKING:
@@ -55,6 +55,16 @@ class Call:
     def allow(self, right: Right, *topics: str) -> None:
         """Refuses what the caller's key has no right to do with these topics."""
         self.caller.require(right, topics)
+
+    def allow_everywhere(self, right: Right) -> None:
+        """Refuses what concerns all topics, if the caller's key is not for all of them."""
+        self.caller.require_everywhere(right)
+
+    def require_batch(self, count: int) -> None:
+        """Refuses more messages than one request may name."""
+        most = self.state.settings.max_batch
+        if count > most:
+            raise TooLarge(f"{count} messages are more than the {most} that one request may have", "Send several.")
 
     @property
     def topic(self) -> str:

@@ -122,6 +122,8 @@ def failed(error: Exception, request_id: str) -> Answer:
             body.lost = list(error.lost)
         if isinstance(error, Transient):
             extra.append(RETRY_AFTER)
+        if isinstance(error, RequestTimeout):  # the rest of the body would be taken for the next request
+            extra.append((b"connection", b"close"))
         if status == 401:
             extra.append((b"www-authenticate", b'Bearer realm="custody"'))
         if status >= 500 and not isinstance(error, Transient):

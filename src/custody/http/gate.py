@@ -10,22 +10,20 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from custody.errors import CustodyError, Forbidden
+from custody.errors import CustodyError
 from custody.http.answers import Answer
 from custody.http.door import answer, failed
 from custody.http.operation import Operation
+from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared
 from custody.http.rights import ANYBODY, Caller
-from custody.http.settings import Settings
 from custody.http.state import State
 
 access = logging.getLogger("custody.http.access")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
 _WORKER = re.compile(rb"[\x21-\x7e]{1,200}\Z")
 
 
@@ -72,6 +70,9 @@ class Gate:
 
         scope["custody"] = request
         try:
+            if is_preflight(scope["method"], request.headers):
+                await _send(sending, self._preflight(scope, request))
+                return
             found = self._operation(scope)
             if found is not None and (refused := await self._refused(scope, request, found[0])) is not None:
                 await _send(sending, refused)
@@ -117,26 +118,34 @@ class Gate:
 
     async def _refused(self, scope: Scope, request: Request, operation: Operation | None) -> Answer | None:
         """The answer to whoever may not come in; None lets it pass."""
+        settings = self._state.settings
+        open = operation.open if operation is not None else is_open(scope["path"])
         try:
-            require_origin(request.headers, scope.get("scheme", "http"), self._state.settings)
-            request.caller = await self._state.authenticate(
-                request.headers, open=operation.open if operation is not None else is_open(scope["path"])
-            )
+            require_origin(request.headers, scope.get("scheme", "http"), settings, open=open)
+            request.caller = await self._state.authenticate(request.headers, open=open)
+            if not self._state.keys.needed:
+                require_host(request.headers, settings)
         except CustodyError as error:
             return failed(error, request.request_id)
         named = request.headers.get(b"x-custody-worker", b"")
-        if _WORKER.match(named):
-            request.worker = named.decode()
-        elif request.caller.name is not None:
+        if request.caller.name is not None:  # in the journal nobody goes under the name of another key
             request.worker = request.caller.name
+        if _WORKER.match(named):
+            own = named.decode()
+            request.worker = own if request.caller.name is None else f"{request.caller.name}/{own}"
         return None
 
+    def _preflight(self, scope: Scope, request: Request) -> Answer:
+        """The answer to a browser that asks whether a page may call. It shows no key for that."""
+        request.route = "preflight"
+        try:
+            require_origin(request.headers, scope.get("scheme", "http"), self._state.settings, open=False)
+        except CustodyError as error:
+            return failed(error, request.request_id)
+        return preflight(request.headers, self._state.settings)
+
     def _extra(self, request: Request) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", request.request_id.encode())]
-        origin = request.headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1") in self._state.settings.origins:
-            headers += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-        return headers
+        return [(b"x-request-id", request.request_id.encode()), *shared(request.headers, self._state.settings)]
 
     def _note(self, scope: Scope, request: Request, status: int, took: float) -> None:
         self._state.observe(scope["method"], request.route, status, took)
@@ -151,7 +160,6 @@ class Gate:
                         "status": status,
                         "ms": round(took * 1000, 3),
                         "key": request.caller.name,
-                        "worker": request.worker,
                         "client": (scope.get("client") or ("-",))[0],
                     }
                 },
@@ -164,22 +172,6 @@ OPEN_PATHS = ("/openapi.json", "/docs", "/healthz", "/readyz")
 def is_open(path: str) -> bool:
     """What is shown to whoever asks: nothing in it is anybody's."""
     return path in OPEN_PATHS
-
-
-def require_origin(headers: Mapping[bytes, bytes], scheme: str, settings: Settings) -> None:
-    """Refuses a web page of somebody else that makes a browser call us, and a name that only pretends to be ours.
-
-    Programs send no Origin. A server that asks nobody for a key answers only to the names of this machine: else a page
-    could give its own name our address.
-    """
-    host = headers.get(b"host", b"").decode("latin-1")
-    origin = headers.get(b"origin")
-    if origin is not None:
-        given = origin.decode("latin-1")
-        if given not in settings.origins and given != f"{scheme}://{host}":
-            raise Forbidden(f"a page from {given!r} may not call this server", "Start it with --origin to allow it.")
-    if settings.loopback and host and (urlsplit(f"//{host}").hostname or "") not in _LOCAL | {settings.host}:
-        raise Forbidden(f"this server is not {host!r}", "It serves this machine only: call it as 127.0.0.1.")
 
 
 async def _send(send: Send, answer: Answer) -> None:

@@ -16,6 +16,8 @@ from custody.plain import plain
 
 table = Table("operating")
 
+ORIGINAL_TOPIC = "x-custody-original-topic"
+
 
 @table.operation(
     "GET",
@@ -44,6 +46,7 @@ async def replay(call: Call) -> object:
     call.allow("admin", body.dlq_topic)
     if body.target_topic is not None:
         call.allow("produce", body.target_topic)
+    await _allow_origin(call, body)
     return await call.run(
         call.engine.replay,
         body.dlq_topic,
@@ -52,6 +55,19 @@ async def replay(call: Call) -> object:
         target_topic=body.target_topic,
         reason=body.reason,
     )
+
+
+async def _allow_origin(call: Call, body: ReplayIn) -> None:
+    """The topic that a copy names as its own is changed too: its dead message is resolved, and it may be the target.
+
+    Whoever could publish the copy wrote that name, so it gives no right by itself.
+    """
+    if call.caller.may_everywhere("admin"):
+        return
+    copies = await call.run(call.engine.read, body.dlq_topic, body.partition, offset=body.offset, max_messages=1)
+    for copy in copies:
+        if copy.offset == body.offset and (origin := copy.headers.get(ORIGINAL_TOPIC)) is not None:
+            call.allow("admin", origin)
 
 
 @table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[dict[str, Any]])
@@ -70,7 +86,7 @@ async def handling_times(call: Call) -> object:
 @table.operation("GET", "/server", answer=dict[str, Any])
 async def server(call: Call) -> object:
     """The database server: its version, what durability rests on, transactions that are open for long."""
-    call.allow("admin")
+    call.allow_everywhere("admin")
     return plain(await call.run(call.engine.server))
 
 
@@ -85,5 +101,5 @@ async def readyz(call: Call) -> Answer:
     """The server can do its work: its database answers, and it is not about to stop."""
     if call.state.stopping:
         raise ServerStopping(remedy="Use another one.")
-    await call.run(call.engine.ping)
+    await call.state.ping()
     return Answer(msgspec.json.encode(HealthOut("ready")))

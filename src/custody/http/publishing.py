@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from custody.errors import InvalidArgument, TooLarge
+from custody.errors import InvalidArgument
 from custody.http.answers import AddedOut, Answer, MessageOut, PlacedOut, ReceiptsOut, message_out
 from custody.http.call import Call
 from custody.http.operation import Table
@@ -45,11 +45,7 @@ async def publish(call: Call) -> Answer:
     given = [body] if body.messages is UNSET else body.messages
     if body.messages is not UNSET and (body.payload is not UNSET or body.payload_base64 is not UNSET):
         raise InvalidArgument("a request has one payload or many messages, not both")
-    if len(given) > call.state.settings.max_batch:
-        raise TooLarge(
-            f"{len(given)} messages are more than the {call.state.settings.max_batch} that one request may have",
-            "Send them in several requests.",
-        )
+    call.require_batch(len(given))
     messages = [(_topic(message, body), outgoing(message)) for message in given]
     call.allow("produce", *{topic for topic, _ in messages})
     if body.transaction_id is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -20,24 +20,41 @@ class Caller:
     """
 
     name: str | None = None
-    rights: dict[Right, tuple[str, ...]] = field(default_factory=dict)
+    produce: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
 
     def may(self, right: Right, topic: str | None) -> bool:
         """Whether it has the right on the topic; without a topic, on any at all."""
         if self.name is None:
             return True
-        patterns = (*self.rights.get(right, ()), *self.rights.get("admin", ()))
+        patterns = self._patterns(right)
         return bool(patterns) if topic is None else any(fnmatchcase(topic, pattern) for pattern in patterns)
+
+    def may_everywhere(self, right: Right) -> bool:
+        """Whether it has the right on all topics, those of tomorrow too."""
+        return self.name is None or "*" in self._patterns(right)
+
+    def _patterns(self, right: Right) -> tuple[str, ...]:
+        given: tuple[str, ...] = getattr(self, right)
+        return given if right == "admin" else (*given, *self.admin)
 
     def require(self, right: Right, topics: Iterable[str]) -> None:
         """Refuses if the right is missing for one of the topics, or, without topics, altogether."""
         for topic in topics or (None,):
             if not self.may(right, topic):
-                what = "any topic" if topic is None else f"topic {topic!r}"
-                raise Forbidden(
-                    f"the key {self.name!r} has no right to {right} on {what}",
-                    f"Use another key, or make one with: custody apikeys create NAME --{right} {topic or '*'}",
-                )
+                raise self._refusal(right, "any topic" if topic is None else f"topic {topic!r}", topic or "*")
+
+    def require_everywhere(self, right: Right) -> None:
+        """Refuses what concerns all topics if the right does not hold for all."""
+        if not self.may_everywhere(right):
+            raise self._refusal(right, "all topics", "'*'")
+
+    def _refusal(self, right: Right, where: str, pattern: str) -> Forbidden:
+        return Forbidden(
+            f"the key {self.name!r} has no right to {right} on {where}",
+            f"Use another key, or make one with: custody apikeys create NAME --{right} {pattern}",
+        )
 
 
 ANYBODY = Caller()

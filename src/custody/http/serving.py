@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import ssl
@@ -13,14 +14,18 @@ from types import FrameType
 import uvicorn
 
 from custody.engine import Custody
-from custody.errors import InvalidConfig
+from custody.errors import InvalidConfig, KeysNeeded
 from custody.http.app import application
+from custody.http.protocol import bounded
 from custody.http.settings import Settings
 from custody.http.state import State
 from custody.policy import seconds
 
 __all__ = ["Server", "Settings", "serve"]
 
+logger = logging.getLogger(__name__)
+
+REMEDY = "Make one with `custody apikeys create NAME --admin '*'`, or serve on 127.0.0.1."
 BACKLOG = 2048
 
 
@@ -30,11 +35,14 @@ class Server:
     def __init__(self, engine: Custody, settings: Settings) -> None:
         self._settings = settings
         self._state = State(engine, settings)
-        self._socket = bound(settings)
         if settings.tls_cert is not None:
             _require_tls(settings)
+        self._require_keys()
+        self._socket = bound(settings)
         config = uvicorn.Config(
             application(self._state),
+            http=bounded(seconds(settings.body_timeout)),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -45,6 +53,17 @@ class Server:
             backlog=BACKLOG,
         )
         self._server = _Uvicorn(config, self._state.stop)
+
+    def _require_keys(self) -> None:
+        """Refuses to be open to everybody who can reach this machine."""
+        active = self._state.keys.load().active
+        if self._settings.loopback:
+            return
+        where = f"{self._settings.host} can be reached from elsewhere"
+        if not active:
+            raise KeysNeeded(f"{where}, and there is no API key", REMEDY)
+        if self._settings.tls_cert is None:
+            logger.warning("%s, and keys and messages travel in the clear. Give --tls-cert and --tls-key", where)
 
     @property
     def url(self) -> str:
@@ -114,10 +133,13 @@ def bound(settings: Settings) -> socket.socket:
 def _require_tls(settings: Settings) -> None:
     assert settings.tls_cert is not None
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        # a password, so that OpenSSL asks nobody at the terminal for one
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except OSError as error:  # an SSLError is one too
         raise InvalidConfig(
-            f"the certificate cannot be used: {error}", "Give PEM files that belong together."
+            f"{settings.tls_cert} and {settings.tls_key} cannot be used: {error}",
+            "Give PEM files that belong together, the key without a password.",
         ) from error
 
 

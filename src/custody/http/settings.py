@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from custody.errors import InvalidConfig
 from custody.policy import Duration, seconds
@@ -37,6 +38,8 @@ class Settings:
             raise InvalidConfig(f"there is no port {self.port}", "Use one below 65,536; 0 takes a free one.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfig("TLS needs a certificate and its key", "Give both files.")
+        for origin in self.origins:
+            _require_origin(origin)
         size_in_bytes(self.max_body)
         for given in (self.max_wait, self.body_timeout, self.grace):
             seconds(given)
@@ -54,3 +57,16 @@ class Settings:
     @property
     def scheme(self) -> str:
         return "http" if self.tls_cert is None else "https"
+
+
+def _require_origin(origin: str) -> None:
+    """Refuses what no browser sends as an origin; and `*`, which would let every page call."""
+    try:
+        parts = urlsplit(origin)
+        good = parts.scheme in ("http", "https") and origin == f"{parts.scheme}://{parts.netloc}" and bool(parts.netloc)
+    except ValueError:
+        good = False
+    if not good or "*" in origin or origin != origin.lower():
+        raise InvalidConfig(
+            f"{origin!r} is not an origin", "Write it as browsers do: https://app.example.com, without a path."
+        )

@@ -43,11 +43,13 @@ async def ack(call: Call) -> Answer:
 
 def _acks(call: Call, body: AckIn) -> list[Ack]:
     if body.messages is None:
+        call.require_batch(len(body.offsets or ()))
         return [_one(call, body, body.offsets)]
     if body.offsets is not None or body.offset is not None or body.receipt is not None:
         raise InvalidArgument("messages are named in one way: as `messages`, as `offsets`, or by themselves")
     if not body.messages:
         raise InvalidArgument("`messages` is empty", "Name the messages that are done.")
+    call.require_batch(len(body.messages))
     every = [
         _one(call, message if message.lease_id or body.lease_id is None else _of_lease(message, body), None)
         for message in body.messages
@@ -100,18 +102,15 @@ def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
 
 async def _allow(call: Call, wanted: Sequence[Ack]) -> None:
     """Refuses if the key has no right to consume one of the topics; where only a lease is named, it tells which."""
-    if call.caller.name is None:
+    if call.caller.may_everywhere("consume"):
         return
     for one in wanted:
-        if one.lease_id is None:
-            assert one.topic is not None
+        if one.topic is not None:  # a lease of another topic than the one named with it settles nothing
             call.allow("consume", one.topic)
             continue
+        assert one.lease_id is not None
         place = await call.state.place_of(one.lease_id)
-        if place is not None:  # else it holds nothing, and nothing will be changed
-            call.allow("consume", place[0])
-        else:
-            call.allow("consume", *([] if one.topic is None else [one.topic]))
+        call.allow("consume", *([] if place is None else [place[0]]))  # no place: it holds nothing to be changed
 
 
 def _all_good(answers: Sequence[Settled | CustodyError], wanted: Sequence[Ack]) -> list[Settled]:
@@ -234,6 +233,7 @@ async def later(call: Call) -> Answer:
 async def settle(call: Call) -> Answer:
     """Many outcomes of one lease, in one commit."""
     body: SettleIn = call.body
+    call.require_batch(len(body.outcomes))
     outcomes: dict[int, Outcome] = {}
     for given in body.outcomes:
         if given.offset in outcomes:

@@ -15,6 +15,7 @@ from custody.claim import Lease
 from custody.engine import Custody
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.coalesce import Coalescer
+from custody.http.keyring import Keyring
 from custody.http.rights import ANYBODY, Caller
 from custody.http.settings import Settings
 from custody.http.waiting import Desks, Place
@@ -59,6 +60,12 @@ class State:
             enabled=settings.coalesce,
         )
         self.desks = Desks(self)
+        self.keys = Keyring(
+            engine.key_ring,
+            required=not settings.loopback,
+            in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self._quick, read),
+        )
+        self._pinging: asyncio.Future[None] | None = None
         self._ended, self._stopping = threading.Event(), False
         self._stop_listening: Callable[[], None] | None = None
 
@@ -79,9 +86,15 @@ class State:
         """Events for topics of this database, which nobody has moved into the log yet."""
         keep_up(self.engine.move_outbox, self._ended, 1.0)
 
-    async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool) -> Caller:  # noqa: ARG002
+    async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool) -> Caller:
         """Who sends a request with these headers; `open` calls are for everybody."""
-        return ANYBODY
+        return ANYBODY if open else await self.keys.caller(headers)
+
+    async def ping(self) -> None:
+        """Whether the database answers. Asked once for all who want to know now: they need no key for it."""
+        if self._pinging is None or self._pinging.done():
+            self._pinging = asyncio.ensure_future(self.run(self.engine.ping))
+        await asyncio.shield(self._pinging)
 
     def observe(self, method: str, route: str, status: int, took: float) -> None:
         """A request was answered, in so many seconds."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -86,7 +86,10 @@ def translate(error: psycopg.Error) -> CustodyError:
 class Database:
     """A pool of connections to one database. Safe for use by many threads."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 10.0) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 10, timeout: float = 10.0, statement_timeout: float | None = None
+    ) -> None:
+        """`statement_timeout`, in seconds: a call that takes longer is given up, and is `Busy`."""
         self.url = url
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url,
@@ -100,7 +103,7 @@ class Database:
                 "application_name": "custody",
                 "client_encoding": "UTF8",
             },
-            configure=configure,
+            configure=partial(configure, statement_timeout=statement_timeout),
         )
         with translated():
             psycopg.connect(url, connect_timeout=int(timeout)).close()  # the pool would try for long and say little
@@ -151,8 +154,11 @@ class Database:
             return cursor.fetchall()
 
 
-def configure(connection: Connection) -> None:
+def configure(connection: Connection, *, statement_timeout: float | None = None) -> None:
     connection.execute("SET TIME ZONE 'UTC'")
+    if statement_timeout is not None:
+        milliseconds = str(round(statement_timeout * 1000))
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
 
 
 def run_function(connection: Connection, function: str, arguments: dict[str, Any]) -> list[Row]:

@@ -1,0 +1,177 @@
+"""Bounds: how large a request may be, how long it may take to come, and how long the database may take for it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from tests.http.conftest import Http, Process
+
+import custody
+from custody.http.protocol import LARGEST_HEAD
+
+pytestmark = pytest.mark.core
+
+
+def connect(http: Http) -> socket.socket:
+    found = urlsplit(http.url)
+    return socket.create_connection((found.hostname, found.port), timeout=20)
+
+
+def answer_to(http: Http, *parts: bytes) -> bytes:
+    """What comes back for these bytes, until the server closes the connection."""
+    with closing(connect(http)) as sock:
+        try:
+            for part in parts:
+                sock.sendall(part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has answered already
+        received = b""
+        try:
+            while chunk := sock.recv(65536):
+                received += chunk
+        except ConnectionResetError:
+            pass
+        return received
+
+
+@pytest.mark.req("G19")
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    http = serve(max_body="1KB")
+    message = json.dumps({"topic": "orders", "payload": "x"}).encode()
+    exact = message[:-2] + b"x" * (1024 - len(message)) + message[-2:]
+    assert len(exact) == 1024
+    assert http("POST", "/messages", exact).status == 200
+    refused = http("POST", "/messages", exact + b" ")
+    assert (refused.status, refused.code) == (413, "too_large")
+    assert "--max-body" in refused.json["error"]["remedy"]
+    # by its Content-Length alone: nothing of the body has come
+    head = b"POST /messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1025\r\n\r\n"
+    assert answer_to(http, head).startswith(b"HTTP/1.1 413 ")
+    assert c.topic("orders").message_count == 1
+
+
+@pytest.mark.req("G19")
+def test_a_body_that_grows_too_large_is_refused(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    http = serve(max_body="1KB")
+
+    def send(size: int) -> int:
+        def chunks() -> Iterator[bytes]:
+            yield b'{"topic": "orders", "payload": "'
+            for _ in range(size // 100):
+                yield b"x" * 100
+            yield b'"}'
+
+        connection = HTTPConnection(urlsplit(http.url).netloc, timeout=20)
+        try:
+            connection.request("POST", "/messages", chunks(), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    assert send(900) == 200
+    assert send(1000) == 413
+    assert send(50_000) == 413
+    assert c.topic("orders").message_count == 1
+
+
+@pytest.mark.req("G19")
+def test_a_batch_that_is_too_large_is_refused(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    http = serve(max_batch=3)
+    assert http.post("/messages", {"topic": "orders", "messages": [{"payload": n} for n in range(3)]}).status == 200
+    refused = http.post("/messages", {"topic": "orders", "messages": [{"payload": n} for n in range(4)]})
+    assert (refused.status, refused.code) == (413, "too_large")
+    lease = http.get("/messages/orders?max=3").json["lease_id"]
+    outcomes = [{"offset": n, "outcome": "ack"} for n in range(4)]
+    for path, body in (
+        ("ack", {"lease_id": lease, "offsets": [0, 1, 2, 3]}),
+        ("nack", {"messages": [{"receipt": f"{lease}:{n}"} for n in range(4)]}),
+        ("settle", {"lease_id": lease, "outcomes": outcomes}),
+    ):
+        assert http.post(f"/messages/{path}", body).status == 413
+    assert c.topic("orders").message_count == 3
+    assert c.stats("orders", "default").in_flight == 3
+
+
+@pytest.mark.req("G19")
+def test_a_body_that_does_not_come_is_given_up(serve: Callable[..., Http]) -> None:
+    http = serve(body_timeout="200ms")
+    head = b"POST /messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+    answer = answer_to(http, head, b'{"topic"')
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer.lower()
+    assert b'"request_timeout"' in answer
+    # in drops, each of them in time, it is no faster
+    with closing(connect(http)) as sock:
+        sock.sendall(head)
+        sock.settimeout(0.02)
+        for _ in range(90):
+            sock.sendall(b" ")
+            try:
+                assert sock.recv(65536).startswith(b"HTTP/1.1 408 ")
+                break
+            except TimeoutError:
+                continue
+        else:
+            pytest.fail("the server waits for as long as something comes")
+
+
+@pytest.mark.req("G19")
+def test_a_head_that_does_not_come_is_given_up(serve: Callable[..., Http]) -> None:
+    http = serve(body_timeout="200ms")
+    assert answer_to(http) == b"", "nothing was asked: the connection is closed"
+    assert answer_to(http, b"GET /healthz HTTP/1.1\r\nHost: local").startswith(b"HTTP/1.1 408 ")
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    late = answer_to(http, whole + b"GET /healthz HTTP/1.1\r\n")
+    assert [late.count(b"HTTP/1.1 200 "), late.count(b"HTTP/1.1 408 ")] == [1, 1], "on a connection that is kept, too"
+
+
+@pytest.mark.req("G19")
+def test_a_head_that_is_too_large_is_refused(serve: Callable[..., Http]) -> None:
+    http = serve()
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    room = LARGEST_HEAD - 1000
+    assert answer_to(http, start, b"X-Long: " + b"x" * room + b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    for parts in (
+        [start, b"X-Long: ", *[b"x" * 10_000] * 100],  # one header without an end
+        [start, *[b"X-Many: " + b"x" * 100 + b"\r\n"] * 10_000],  # headers without an end
+        [start, b"X-Long: " + b"x" * (LARGEST_HEAD + 1) + b"\r\n\r\n"],  # whole, in one piece
+        [b"GET /healthz?" + b"x" * 200_000],
+    ):
+        assert answer_to(http, *parts).startswith(b"HTTP/1.1 431 ")
+    assert http.get("/healthz").status == 200
+
+
+@pytest.mark.req("G20")
+def test_what_is_not_http_is_refused(serve: Callable[..., Http]) -> None:
+    http = serve()
+    for sent in (b"\x16\x03\x01\x00\xff\x01", b"NONSENSE\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"):
+        assert answer_to(http, sent).startswith(b"HTTP/1.1 400 ")
+    upgrade = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    assert b" 101 " not in answer_to(http, upgrade + key).split(b"\r\n")[0]
+    assert http.get("/healthz").status == 200
+
+
+@pytest.mark.req("G19")
+def test_a_call_that_takes_the_database_too_long_is_busy(
+    c: custody.Custody, db: psycopg.Connection, process: Callable[..., Process]
+) -> None:
+    c.create_topic("orders")
+    http = process("--statement-timeout", "200ms").http
+    with db.transaction():
+        db.execute("SELECT FROM custody.heads FOR UPDATE")
+        refused = http.post("/messages", {"topic": "orders", "payload": 1})
+        assert (refused.status, refused.code) == (503, "busy")
+        assert refused.headers["retry-after"] == "1"
+    assert http.post("/messages", {"topic": "orders", "payload": 1}).status == 200
+    assert c.topic("orders").message_count == 1

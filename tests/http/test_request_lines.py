@@ -1,0 +1,175 @@
+"""Request ids, and what a server writes down: a line for each request, and nothing that anybody confided to it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from tests.cli.conftest import Run, environment, quick  # noqa: F401  # fixtures
+from tests.http.conftest import Http, Process
+from tests.waiting import wait_for
+
+import custody
+from custody.errors import Busy, CustodyError
+from custody.http.logs import JsonLines, TextLines, Writer, written
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.req("G20")
+def test_every_answer_has_a_request_id(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    for path in ("/topics", "/healthz", "/docs", "/openapi.json", "/nowhere", "/topics/nowhere", "/messages/orders"):
+        given = http_.get(path, headers={"X-Request-Id": "a.b-c_1:2"})
+        made = [http_.get(path), http_.get(path), http_.get(path, headers={"X-Request-Id": "no space"})]
+        assert given.headers["x-request-id"] == "a.b-c_1:2"
+        ids = {answer.headers["x-request-id"] for answer in made}
+        assert len(ids) == 3
+        assert all(len(one) == 32 for one in ids)
+        for answer in (given, *made):
+            if answer.status >= 400:
+                assert answer.json["error"]["request_id"] == answer.headers["x-request-id"]
+    assert http_.get("/topics", headers={"X-Request-Id": "x" * 129}).headers["x-request-id"] != "x" * 129
+    assert http_("PUT", "/topics", headers={"X-Request-Id": "put"}).json["error"]["request_id"] == "put"
+    assert (
+        http_.get("/topics", headers={"X-Request-Id": "evil", "Origin": "https://evil.example"}).headers["x-request-id"]
+        == "evil"
+    )
+
+
+def lines(server: Process) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log.read_text().splitlines()]
+
+
+@pytest.mark.req("G19")
+def test_a_line_for_each_request_and_no_secret_in_any(
+    c: custody.Custody, db: psycopg.Connection, process: Callable[..., Process]
+) -> None:
+    c.create_topic("orders")
+    secret = c.create_api_key("shop", admin=["*"]).secret
+    server = process()
+    headers = {"Authorization": f"Bearer {secret}", "X-Custody-Worker": "hidden-worker"}
+
+    def call(number: int, method: str, path: str, body: object = None, **given: str) -> int:
+        return server.http(method, path, body, headers={**headers, "X-Request-Id": f"r{number}", **given}).status
+
+    message = {"topic": "orders", "payload": "hidden-payload", "key": "hidden-key", "headers": {"a": "hidden-header"}}
+    assert call(1, "POST", "/messages", message) == 200
+    assert call(2, "GET", "/messages/orders?group=default&visibility_timeout=4711s") == 200
+    assert call(3, "POST", "/messages", b'{"topic": "orders", "payload": hidden-payload') == 400
+    assert call(4, "POST", "/messages", {**message, "priority": "hidden-priority"}) == 422
+    assert call(5, "GET", "/topics/hidden-topic") == 404
+    assert call(6, "GET", "/messages/orders", Authorization=f"Bearer {secret[:-1]}~") == 401
+    assert call(7, "GET", "/messages/orders", **{"X-Api-Key": "hidden-key", "Authorization": "Basic hidden"}) == 401
+    # the database refuses in its own words, with the row; and it fails in a way that nobody has thought of
+    db.execute("ALTER TABLE custody.log_1 ADD CONSTRAINT no CHECK (key <> 'hidden-key') NOT VALID")
+    assert call(8, "POST", "/messages", message) == 422
+    db.execute("ALTER FUNCTION custody.publish RENAME TO hidden")
+    assert call(9, "POST", "/messages", message) == 500
+    wait_for(lambda: "r9" in server.log.read_text(), "the last request is noted")
+    assert server.stop() == 0
+    text = server.log.read_text()
+    assert "hidden-" not in text
+    assert "4711" not in text
+    assert secret[17:-1] not in text
+    found = {line["request_id"]: line for line in lines(server) if line.get("request_id", "").startswith("r")}
+    assert {name: line["status"] for name, line in found.items()} == {
+        "r1": 200, "r2": 200, "r3": 400, "r4": 422, "r5": 404, "r6": 401, "r7": 401, "r8": 422, "r9": 500,
+    }  # fmt: skip
+    first = found["r1"]
+    assert (first["method"], first["route"], first["key"], first["client"]) == (
+        "POST",
+        "/messages",
+        "shop",
+        "127.0.0.1",
+    )
+    assert first["ms"] > 0
+    assert found["r2"]["route"] == "/messages/{topic}"
+    assert found["r6"]["key"] is None
+    (failure,) = [line for line in lines(server) if line["level"] == "error"]
+    assert "r9" in failure["message"]
+    assert failure["cause"]["sqlstate"] == "42883"
+    assert any("together.py" in frame for frame in failure["at"])
+
+
+@pytest.mark.req("G19")
+def test_text_and_none(process: Callable[..., Process]) -> None:
+    text, none = process("--log", "text"), process("--log", "none")
+    for server in (text, none):
+        assert server.http.get("/topics", headers={"X-Request-Id": "told"}).status == 200
+        assert server.stop() == 0
+    (line,) = [line for line in text.log.read_text().splitlines() if "told" in line]
+    assert " INFO request request_id=told method=GET route=/topics status=200 ms=" in line
+    assert none.log.read_text() == ""
+
+
+def test_another_way_of_logging_is_refused(quick: Run) -> None:  # noqa: F811
+    assert "--log cannot be 'xml': it is json, text, none" in quick("serve", "--log", "xml", code=2).err
+
+
+@pytest.mark.req("G19")
+@pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
+def test_the_words_of_an_error_are_left_out_wherever_they_stand(formatter: logging.Formatter) -> None:
+    stream = io.StringIO()
+    logger = logging.getLogger("custody.test")
+    writer = Writer(stream, formatter)
+    logger.addHandler(writer)
+    try:
+        try:
+            try:
+                raise KeyError("hidden")
+            except KeyError as error:
+                raise CustodyError("hidden") from error
+        except CustodyError as error:
+            logger.error("it failed", exc_info=error)
+            logger.warning("put off: %s", error)
+        logger.warning("put off: %s, %d", Busy("somebody has it"), 1)
+        logger.warning("100 %")
+    finally:
+        logger.removeHandler(writer)
+        writer.close()
+    said = stream.getvalue()
+    assert "hidden" not in said
+    assert said.count("\n") == 4
+    for part in ("CustodyError", "KeyError", "test_request_lines.py", "somebody has it", "100 %"):
+        assert part in said
+
+
+@pytest.mark.req("G19")
+def test_a_reader_that_stands_still_holds_up_nobody() -> None:
+    going = threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            going.wait(20)
+            return super().write(text)
+
+    stream = Stuck()
+    writer = Writer(stream, TextLines(), most=100)
+    record = logging.LogRecord("custody", logging.INFO, "", 0, "line", None, None)
+    for _ in range(1000):  # would not end before the reader goes on
+        writer.handle(record)
+    assert stream.getvalue() == ""
+    going.set()
+    writer.close()
+    kept = stream.getvalue().count(" line\n")
+    assert 100 <= kept < 1000
+    assert f"{1000 - kept} lines were not written" in stream.getvalue()
+
+
+def test_logging_is_as_before_when_the_server_has_ended() -> None:
+    logger = logging.getLogger("custody")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    stream = io.StringIO()
+    with written("json", stream):
+        logging.getLogger("custody.http.access").info("request", extra={"custody": {"status": 200}})
+    logger.warning("afterwards")
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+    (line,) = stream.getvalue().splitlines()
+    assert (json.loads(line)["message"], json.loads(line)["status"]) == ("request", 200)

@@ -1,0 +1,248 @@
+"""Every call needs a right on what it touches: a key without it gets 403, or a list without what is not its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.http.conftest import Http, Response
+
+import custody
+from custody.http.app import OPERATIONS
+from custody.http.operation import Operation
+from custody.http.rights import Caller
+
+pytestmark = pytest.mark.core
+
+KEYS: dict[str, dict[str, list[str]]] = {
+    "produce": {"produce": ["orders*"]},
+    "consume": {"consume": ["orders*"]},
+    "admin": {"admin": ["orders*"]},
+    "other produce": {"produce": ["elsewhere"]},
+    "other consume": {"consume": ["elsewhere"]},
+    "other admin": {"admin": ["elsewhere", "order", "rders*", "Orders*"]},
+    "all": {"admin": ["*"]},
+}
+PRODUCE, CONSUME, ADMIN = {"produce", "admin", "all"}, {"consume", "admin", "all"}, {"admin", "all"}
+ANY, EVERYWHERE = {"produce", "consume", "admin", "all"}, {"all"}
+PRODUCE_SOMEWHERE, CONSUME_SOMEWHERE = (
+    PRODUCE | {"other produce", "other admin"},
+    CONSUME | {"other consume", "other admin"},
+)
+EVERYBODY = set(KEYS)
+
+GROUP = "/topics/{topic}/groups/{group}"
+# who may call what; and what with, where the example of the operation does not do
+WANTED: dict[tuple[str, str], set[str]] = {
+    ("POST", "/messages"): PRODUCE,
+    ("GET", "/topics/{topic}/partitions/{partition}/messages"): CONSUME,
+    ("GET", "/topics/{topic}/delayed"): CONSUME,
+    ("DELETE", "/topics/{topic}/delayed/{delay_id}"): PRODUCE,
+    ("POST", "/messages/ack"): CONSUME,
+    ("POST", "/messages/nack"): CONSUME,
+    ("POST", "/messages/release"): CONSUME,
+    ("POST", "/messages/later"): CONSUME,
+    ("POST", "/messages/settle"): CONSUME,
+    ("POST", "/messages/extend-visibility"): CONSUME,
+    ("GET", "/messages/{topic}/{partition}"): CONSUME,
+    ("GET", "/messages/{topic}"): CONSUME,
+    ("POST", "/topics"): ADMIN,
+    ("GET", "/topics"): EVERYBODY,
+    ("GET", "/topics/{topic}"): ANY,
+    ("PATCH", "/topics/{topic}"): ADMIN,
+    ("DELETE", "/topics/{topic}"): ADMIN,
+    ("GET", "/topics/{topic}/inflight"): CONSUME,
+    ("GET", "/topics/{topic}/segments"): CONSUME,
+    ("GET", "/topics/{topic}/kept"): CONSUME,
+    ("POST", "/maintain"): EVERYWHERE,
+    ("GET", "/journal"): EVERYWHERE,
+    ("PATCH", "/journal"): EVERYWHERE,
+    ("POST", "/topics/{topic}/groups"): ADMIN,
+    ("GET", "/topics/{topic}/groups"): CONSUME,
+    ("GET", GROUP): CONSUME,
+    ("PATCH", GROUP): ADMIN,
+    ("DELETE", GROUP): ADMIN,
+    ("GET", GROUP + "/stats"): CONSUME,
+    ("GET", GROUP + "/due"): CONSUME,
+    ("GET", GROUP + "/dead"): CONSUME,
+    ("POST", GROUP + "/redrive"): ADMIN,
+    ("POST", GROUP + "/discard"): ADMIN,
+    ("POST", GROUP + "/rewind"): ADMIN,
+    ("POST", GROUP + "/pause"): ADMIN,
+    ("POST", GROUP + "/resume"): ADMIN,
+    ("GET", GROUP + "/blocked"): CONSUME,
+    ("POST", GROUP + "/blocked/release"): ADMIN,
+    ("POST", GROUP + "/blocked/skip"): ADMIN,
+    ("GET", GROUP + "/fetch"): CONSUME,
+    ("POST", GROUP + "/commit"): CONSUME,
+    ("POST", "/producers/init"): PRODUCE_SOMEWHERE,
+    ("GET", "/producers/{producer_id}"): PRODUCE,
+    ("POST", "/transactions/begin"): PRODUCE_SOMEWHERE,
+    ("POST", "/transactions/ack"): CONSUME,
+    ("POST", "/transactions/commit"): PRODUCE_SOMEWHERE,
+    ("POST", "/transactions/abort"): PRODUCE_SOMEWHERE,
+    ("GET", "/transactions"): EVERYWHERE,
+    ("GET", "/topics/{topic}/partitions/{partition}/messages/{offset}/history"): CONSUME,
+    ("POST", "/messages/dlq/replay"): ADMIN,
+    ("GET", "/handling-times"): CONSUME_SOMEWHERE,
+    ("GET", "/server"): EVERYWHERE,
+}
+LAST = [("DELETE", GROUP), ("DELETE", "/topics/{topic}")]
+PARAMS = {
+    "topic": "orders",
+    "group": "stock",
+    "partition": "0",
+    "offset": "0",
+    "delay_id": "1",
+    "producer_id": "billing",
+}
+
+
+DIED = {
+    f"x-custody-{name}": value
+    for name, value in (
+        ("original-topic", "orders"),
+        ("original-partition", "0"),
+        ("original-offset", "0"),
+        ("consumer-group", "stock"),
+    )
+}
+
+
+class Walk:
+    """A database with something of everything, a server on it, and a key for each kind of caller."""
+
+    def __init__(self, c: custody.Custody, http: Callable[..., Http]) -> None:
+        c.create_topic("orders")
+        c.create_topic("elsewhere")
+        c.create_topic("orders-dlq")
+        c.create_group("orders", "stock")
+        producer = c.init_producer("billing")
+        producer.publish("orders", 1)
+        c.publish("orders-dlq", 1, headers=DIED)
+        self.lease = str(c.claim("orders", "stock").lease_id)
+        transaction_id, _ = c.transactions.begin("billing", epoch=producer.epoch, timeout=None)
+        self.transaction = str(transaction_id)
+        self.secrets = {name: c.create_api_key(name.replace(" ", "-"), **given).secret for name, given in KEYS.items()}
+        self.http = http()
+
+    def __call__(self, caller: str, operation: Operation, **rest: Any) -> Response:
+        path = re.sub(r"{(\w+)}", lambda found: PARAMS[found[1]], operation.path)
+        return self.call(caller, operation.method, path, self._body(operation), **rest)
+
+    def call(self, caller: str, method: str, path: str, body: Any = None) -> Response:
+        return self.http(method, path, body, headers={"Authorization": f"Bearer {self.secrets[caller]}"})
+
+    def _body(self, operation: Operation) -> Any:
+        if operation.body is None:
+            return None
+        body = dict(operation.example or {})
+        known = set(operation.body.__struct_fields__)
+        if "lease_id" in known:  # by the lease alone: it tells which topic is meant
+            for name in ("topic", "partition", "offset", "receipt"):
+                body.pop(name, None)
+            body["lease_id"] = self.lease
+        if "transaction_id" in known and operation.path.startswith("/transactions"):
+            body["transaction_id"] = self.transaction
+        if operation.path == "/topics":
+            body["name"] = "orders-2"
+        if operation.path == "/messages/dlq/replay":
+            body["offset"] = 0
+        return body
+
+
+@pytest.fixture
+def walk(c: custody.Custody, serve: Callable[..., Http]) -> Walk:
+    return Walk(c, serve)
+
+
+@pytest.mark.req("G19")
+def test_a_key_can_do_what_its_rights_say_and_nothing_else(walk: Walk) -> None:
+    operations = {(one.method, one.path): one for one in OPERATIONS if not one.open}
+    assert set(operations) == set(WANTED), "each operation says here who may call it"
+    for place, operation in operations.items():
+        for caller in KEYS:
+            if caller not in WANTED[place]:
+                refused = walk(caller, operation)
+                assert refused.status == 403, f"{caller} may call {place}: {refused.body!r}"
+                assert refused.code == "forbidden"
+    # only then what may be done: it changes what there is
+    for place in [*(place for place in operations if place not in LAST), *LAST]:
+        for caller in WANTED[place]:
+            answer = walk(caller, operations[place])
+            assert answer.status not in (401, 403, 422), f"{caller} may not call {place}: {answer.body!r}"
+            assert answer.status < 500
+
+
+@pytest.mark.req("G19")
+def test_only_health_and_the_description_are_for_everybody() -> None:
+    assert {one.path for one in OPERATIONS if one.open} == {"/healthz", "/readyz"}
+
+
+@pytest.mark.req("G19")
+def test_lists_have_only_what_a_key_has_a_right_to(walk: Walk) -> None:
+    walk.call("all", "POST", "/messages/ack", {"lease_id": walk.lease})
+    for caller, topics in {
+        "produce": {"orders", "orders-dlq"},
+        "other consume": {"elsewhere"},
+        "all": {"orders", "orders-dlq", "elsewhere"},
+    }.items():
+        assert {topic["name"] for topic in walk.call(caller, "GET", "/topics").json} == topics
+    assert [one["topic"] for one in walk.call("consume", "GET", "/handling-times").json] == ["orders"]
+    assert walk.call("other consume", "GET", "/handling-times").json == []
+
+
+@pytest.mark.req("G19")
+def test_a_publish_needs_the_right_on_each_of_its_topics(walk: Walk, c: custody.Custody) -> None:
+    both = {"messages": [{"topic": "orders", "payload": 2}, {"topic": "elsewhere", "payload": 2}]}
+    for body in (both, {**both, "transaction_id": walk.transaction}):
+        for caller in ("produce", "admin", "other produce", "consume"):
+            assert walk.call(caller, "POST", "/messages", body).status == 403
+    assert c.topic("elsewhere").message_count == 0
+    assert walk.call("all", "POST", "/messages", both).status == 200
+
+
+@pytest.mark.req("G19")
+def test_a_lease_is_no_less_safe_under_the_name_of_another_topic(walk: Walk, c: custody.Custody) -> None:
+    lie = {"lease_id": walk.lease, "topic": "elsewhere"}
+    many = {"messages": [{"lease_id": walk.lease, "topic": "elsewhere", "partition": 0, "offset": 0}]}
+    for path in ("ack", "nack", "release", "later", "extend-visibility"):
+        for body in (lie, many) if path != "extend-visibility" else (lie,):
+            wanted = {**body, "after": "1s"} if path == "later" else body
+            answer = walk.call("other consume", "POST", f"/messages/{path}", wanted)
+            assert (answer.status, answer.code) == (409, "lease_lost"), path
+    assert c.stats("orders", "stock").in_flight == 1
+    assert walk.call("consume", "POST", "/messages/ack", {"lease_id": walk.lease}).json["settled"] == 1
+
+
+@pytest.mark.req("G19")
+def test_a_replay_needs_the_right_on_the_topic_that_the_copy_names(walk: Walk, c: custody.Custody) -> None:
+    c.publish("elsewhere", 1, headers=DIED)
+    copy = {"dlq_topic": "elsewhere", "partition": 0, "offset": 0}
+    for body in (copy, {**copy, "target_topic": "elsewhere"}):
+        assert walk.call("other admin", "POST", "/messages/dlq/replay", body).status == 403
+    assert walk.call("admin", "POST", "/messages/dlq/replay", {**copy, "target_topic": "orders"}).status == 403
+    assert c.topic("orders").message_count == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "fits"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders-dlq", False),
+        ("orders*", "orders-dlq", True),
+        ("orders.?", "orders.1", True),
+        ("orders.?", "orders.12", False),
+        ("orders.?", "ordersx1", False),
+        ("*", "anything", True),
+        ("Orders", "orders", False),
+    ],
+)
+def test_patterns(pattern: str, topic: str, fits: bool) -> None:
+    caller = Caller(name="shop", consume=(pattern,))
+    assert caller.may("consume", topic) is fits
+    assert not caller.may("produce", topic)
+    assert not caller.may("admin", topic)
+    assert caller.may_everywhere("consume") is (pattern == "*")
