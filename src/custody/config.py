@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ _DELIVERY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`home` holds the embedded database; `database` is the URL of another one; `policy` is a new group's default."""
+    """`home` holds the embedded database; `database` is the URL of another one, or of a server; `policy` is a new
+    group's default. For a server: the key to send, and the file of the authority that signs its certificate."""
 
     home: Path
     database: str | None
     policy: Policy
+    api_key: str | None = field(default=None, repr=False)
+    ca: Path | None = None
 
 
 def load(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> Config:
@@ -55,6 +58,8 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
         home=Path(environment.get("CUSTODY_HOME") or settings.get("home") or directory / ".custody"),
         database=environment.get("CUSTODY_DATABASE") or settings.get("database"),
         policy=_policy(delivery),
+        api_key=environment.get("CUSTODY_API_KEY") or None,
+        ca=Path(environment["CUSTODY_CA"]) if environment.get("CUSTODY_CA") else None,
     )
 
 

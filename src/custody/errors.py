@@ -49,6 +49,7 @@ CustodyError
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
     │   ├── ProducerFenced        producer_fenced
+    │   ├── ProducerInUse         producer_in_use
     │   ├── TransactionOver       transaction_over
     │   ├── PipelineFenced        pipeline_fenced
     │   ├── ClaimLost             claim_lost
@@ -61,6 +62,7 @@ CustodyError
     ├── PublishRefused            publish_refused
     ├── OffsetOutOfRange          offset_out_of_range
     ├── IsolationLevel            isolation_level
+    ├── NeedsDatabase             needs_database
     ├── SchemaMismatch
     │   ├── SchemaMissing         schema_missing
     │   ├── SchemaOlder           schema_older
@@ -375,6 +377,12 @@ class ProducerFenced(Conflict):
     code = "producer_fenced"
 
 
+class ProducerInUse(Conflict):
+    """The producer has an open transaction."""
+
+    code = "producer_in_use"
+
+
 class TransactionOver(Conflict):
     """The transaction was aborted, timed out, or is committed already."""
 
@@ -464,6 +472,12 @@ class IsolationLevel(Terminal):
     """Custody's verbs need a READ COMMITTED transaction."""
 
     code = "isolation_level"
+
+
+class NeedsDatabase(Terminal):
+    """This needs a connection to the database itself, and Custody was opened over HTTP."""
+
+    code = "needs_database"
 
 
 class SchemaMismatch(Terminal):

@@ -10,6 +10,7 @@ from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument
 from custody.policy import Duration, seconds
+from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, exists
 from custody.store.postgres import Database
@@ -23,6 +24,9 @@ def connect(
     pool_size: int = 10,
     statement_timeout: Duration | None = None,
     clock: Callable[[], datetime] | None = None,
+    api_key: str | None = None,
+    ca: str | Path | None = None,
+    retry_for: Duration | None = None,
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
@@ -30,9 +34,43 @@ def connect(
     process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your
     own it is created if there is none, and changed only by `custody.migrate`. A call that takes the database longer
     than `statement_timeout` is given up (`busy`). `clock` replaces the server's clock, for tests.
+
+    With an `http://` or `https://` URL the verbs are those of a server (`custody serve`). `api_key` (or
+    CUSTODY_API_KEY) is sent to it, `ca` (or CUSTODY_CA) is a file of certificates to trust, and what gets no answer is
+    sent again, where that is safe, for `retry_for` (30 s).
     """
+    settings = config.load()
+    url, _ = _where(database, home, settings)
+    if url is not None and is_remote(url):
+        if clock is not None:
+            raise InvalidArgument("a server has its own clock", "Leave clock out.")
+        return _remote(url, settings, worker=worker, pool_size=pool_size, api_key=api_key, ca=ca, retry_for=retry_for)
+    if api_key is not None or ca is not None or retry_for is not None:
+        raise InvalidArgument("api_key, ca and retry_for are for a server", "Give the http:// or https:// URL of one.")
     timeout = None if statement_timeout is None else seconds(statement_timeout)
     return _open(database, home, _prepare, worker=worker, pool_size=pool_size, statement_timeout=timeout, clock=clock)
+
+
+def _remote(
+    url: str,
+    settings: config.Config,
+    *,
+    worker: str | None,
+    pool_size: int = 10,
+    api_key: str | None = None,
+    ca: str | Path | None = None,
+    retry_for: Duration | None = None,
+) -> Custody:
+    return open_remote(
+        url,
+        api_key=api_key,
+        fallback_key=settings.api_key,
+        ca=ca or settings.ca,
+        retry_for=retry_for,
+        pool_size=pool_size,
+        defaults=settings.policy,
+        worker=worker,
+    )
 
 
 def look(database: str | None = None, *, home: str | Path | None = None, worker: str | None = None) -> Custody | None:
@@ -40,9 +78,12 @@ def look(database: str | None = None, *, home: str | Path | None = None, worker:
 
     A schema that is missing or of another version is refused. An embedded PostgreSQL that is there is started.
     """
-    url, place = _where(database, home, config.load())
+    settings = config.load()
+    url, place = _where(database, home, settings)
     if url is None and not exists(place):
         return None
+    if url is not None and is_remote(url):
+        return _remote(url, settings, worker=worker)
     return _open(database, home, _check, worker=worker)
 
 
@@ -63,7 +104,9 @@ def _open(
         server = acquire(place)
         url = server.url
     elif not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument(f"{url!r} is not a database", "Give a URL that begins with postgresql://, or nothing.")
+        raise InvalidArgument(
+            f"{url!r} is not a database", "Give a URL that begins with postgresql:// or http://, or nothing."
+        )
     try:
         opened = Database(url, pool_size=pool_size, statement_timeout=statement_timeout)
         try:

@@ -21,6 +21,10 @@ def init_producer(db: Database, producer_id: str, *, now: datetime | None) -> Pr
     )
 
 
+def forget_producer(db: Database, producer_id: str, *, epoch: int | None, now: datetime | None) -> bool:
+    return bool(db.call("forget_producer", producer=producer_id, epoch=epoch, now=now)[0][0])
+
+
 def producer_state(db: Database, producer_id: str) -> Producer:
     row = db.call_dicts("producer_state", producer=producer_id)[0]
     receipt: Receipt | Delayed | None = None

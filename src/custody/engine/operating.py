@@ -30,7 +30,7 @@ class Operating(Base):
 
         Returns (partition, offset) of each; with `dry_run` nothing changes.
         """
-        chosen = _dead_filter(which)
+        chosen = dead_filter(which)
         return redrive.settle_dead(
             self._db,
             "redrive",
@@ -47,7 +47,7 @@ class Operating(Base):
         self, topic: str, group: str, *, dry_run: bool = False, reason: str | None = None, **which: Any
     ) -> list[tuple[int, int]]:
         """Dead messages are given up for good, with the same filters as `redrive`."""
-        chosen = _dead_filter(which)
+        chosen = dead_filter(which)
         return redrive.settle_dead(
             self._db,
             "discard",
@@ -139,7 +139,7 @@ class Operating(Base):
         return insights.server(self._db)
 
 
-def _dead_filter(which: Mapping[str, Any]) -> DeadFilter:
+def dead_filter(which: Mapping[str, Any]) -> DeadFilter:
     known = [field.name for field in fields(DeadFilter)]
     for name in which:
         if name not in known:

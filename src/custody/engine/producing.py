@@ -21,6 +21,14 @@ class Producing(Publishing):
         state = producer.init_producer(self._db, producer_id, now=self._now())
         return IdempotentProducer(state, self.publish_many, self.publish_delayed, self.transactions)
 
+    def forget_producer(self, producer_id: str, *, epoch: int | None = None) -> bool:
+        """Drops what is remembered of a producer that will not come back; False if there is none of that name.
+
+        Its last publishes cannot be repeated any more. With `epoch` a newer instance is left alone
+        (`producer_fenced`); while it has an open transaction it is refused (`producer_in_use`).
+        """
+        return producer.forget_producer(self._db, producer_id, epoch=epoch, now=self._now())
+
     @property
     def transactions(self) -> Transactions:
         """The verbs of transactions by their ids; `init_producer(…).transaction()` is the usual way."""

@@ -12,7 +12,8 @@ from custody.claim import Lease
 from custody.engine.consuming import Consuming
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError
-from custody.model import Settled
+from custody.log import arrays, encode_message
+from custody.model import Outgoing, Settled
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
 
@@ -70,6 +71,24 @@ class Serving(Publishing, Consuming):
         """Raises if the database does not answer."""
         with self._db.connection() as connection:
             connection.execute("SELECT 1")
+
+    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
+        """Publishes events of an outbox elsewhere, in one transaction: each once for its id and number of replays.
+
+        Returns how many were new.
+        """
+        encoded = [encode_message(message) for _, _, message in events]
+        new: int = self._db.call(
+            "outbox_receive",
+            topic=topic,
+            events=[event_id for event_id, _, _ in events],
+            replays=[replays for _, replays, _ in events],
+            **arrays(encoded),
+            now=self._now(),
+        )[0][0]
+        if new:
+            self.hint([topic])
+        return new
 
     def move_outbox(self) -> int:
         """Moves due events of the outbox into the topics of this database that they are meant for. Returns how many.

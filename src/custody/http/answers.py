@@ -206,6 +206,13 @@ class DueOut(Struct):
     due: float | None
 
 
+class NewsOut(Struct):
+    """`token` goes into the next question. `news`: something may have come since the one that was given."""
+
+    token: str
+    news: bool
+
+
 class HealthOut(Struct):
     status: str
 

@@ -42,7 +42,9 @@ def application(state: State) -> Gate:
     gate = Gate(app, state, OPERATIONS)
     for operation in OPERATIONS:
         app.add_api_route(
-            operation.path,
+            operation.path.replace(
+                "{producer_id}", "{producer_id:path}"
+            ),  # of all names only this one may have a slash
             _endpoint(gate, operation),
             methods=[operation.method],
             name=operation.name,

@@ -117,9 +117,9 @@ async def change_group(call: Call) -> object:
     bindings = _bindings(body.bindings) if body.bindings is not UNSET else None
     changed = await call.run(call.engine.group, call.topic, call.group)
     if body.policy is not UNSET:
-        if changed.policy is None:
-            raise InvalidArgument("a bare group has no policy")
-        policy = Policy.from_mapping({**plain(changed.policy), **body.policy})
+        # a bare group has none: the verb refuses it in its own words
+        before = {} if changed.policy is None else plain(changed.policy)
+        policy = Policy.from_mapping({**before, **body.policy})
         changed = await call.run(call.engine.update_group, call.topic, call.group, policy)
     if body.bindings is not UNSET:
         changed = await call.run(call.engine.bind, call.topic, call.group, bindings)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from custody.errors import InvalidArgument
-from custody.http.answers import AbortedOut, BegunOut, CommittedOut, ProducerOut, placed_out
+from custody.http.answers import AbortedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut, placed_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
+from custody.http.shapes import AbortIn, BeginIn, EpochQuery, ProducerIn, TransactionAckIn, TransactionIn
 from custody.plain import plain
 
 table = Table("producers")
@@ -44,6 +44,16 @@ async def producer(call: Call) -> object:
     if found.last_receipt is not None:  # it tells where the topic ends
         call.allow("produce", found.last_receipt.topic)
     return plain(found)
+
+
+@table.operation("DELETE", "/producers/{producer_id}", query=EpochQuery, answer=ChangedOut)
+async def forget_producer(call: Call) -> object:
+    """Forget a producer that will not come back.
+
+    Its last publishes cannot be repeated any more. With an epoch a newer instance is left alone.
+    """
+    call.allow("produce")
+    return ChangedOut(await call.run(call.engine.forget_producer, call.params["producer_id"], epoch=call.query.epoch))
 
 
 @table.operation(

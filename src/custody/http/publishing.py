@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from custody.errors import InvalidArgument
-from custody.http.answers import AddedOut, Answer, MessageOut, PlacedOut, ReceiptsOut, message_out
+from custody.http.answers import AddedOut, Answer, CountOut, MessageOut, PlacedOut, ReceiptsOut, message_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import DelayedQuery, MessageIn, PublishIn, ReadQuery
+from custody.http.shapes import DelayedQuery, EventIn, EventsIn, MessageIn, PublishIn, ReadQuery
 from custody.model import Delayed, Outgoing, Receipt
 from custody.plain import plain
 from custody.together import Publish
@@ -62,17 +62,20 @@ def _topic(message: MessageIn, body: PublishIn) -> str:
     return topic
 
 
-def outgoing(message: MessageIn) -> Outgoing:
+def payload_of(message: MessageIn | EventIn) -> object:
     if (message.payload is UNSET) == (message.payload_base64 is UNSET):
         raise InvalidArgument("a message has a payload or a payload_base64, and one of them")
-    payload: object = message.payload
-    if message.payload_base64 is not UNSET:
-        try:
-            payload = base64.b64decode(message.payload_base64, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidArgument(f"payload_base64 is not base64: {error}") from error
+    if message.payload_base64 is UNSET:
+        return message.payload
+    try:
+        return base64.b64decode(message.payload_base64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"payload_base64 is not base64: {error}") from error
+
+
+def outgoing(message: MessageIn) -> Outgoing:
     return Outgoing(
-        payload,
+        payload_of(message),
         key=message.key,
         headers=message.headers,
         partition=message.partition,
@@ -120,6 +123,28 @@ async def _add(call: Call, body: PublishIn, messages: list[tuple[str, Outgoing]]
     return Answer(encode(AddedOut(body.transaction_id, count)), 202)
 
 
+@table.operation(
+    "POST",
+    "/topics/{topic}/events",
+    body=EventsIn,
+    answer=CountOut,
+    example={"events": [{"event_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e", "payload": {"order": 17}}]},
+)
+async def receive_events(call: Call) -> object:
+    """Publish events of an outbox elsewhere, all or none: each once, however often it is brought.
+
+    The answer counts those that had not come before.
+    """
+    call.allow("produce", call.topic)
+    body: EventsIn = call.body
+    call.require_batch(len(body.events))
+    events = [
+        (event.event_id, event.replays, Outgoing(payload_of(event), key=event.key, headers=event.headers))
+        for event in body.events
+    ]
+    return CountOut(await call.state.quick(call.engine.receive_events, call.topic, events))
+
+
 @table.operation("GET", "/topics/{topic}/partitions/{partition}/messages", query=ReadQuery, answer=list[MessageOut])
 async def read(call: Call) -> object:
     """Read the log by offset or time; no group is involved."""
@@ -141,6 +166,13 @@ async def delayed(call: Call) -> object:
     """Delayed messages that are not due yet, the next one first."""
     call.allow("consume", call.topic)
     return plain(await call.run(call.engine.delayed, call.topic, key=call.query.key, limit=call.query.limit))
+
+
+@table.operation("GET", "/topics/{topic}/delayed/count", answer=CountOut)
+async def delayed_count(call: Call) -> object:
+    """How many delayed messages are not due yet."""
+    call.allow("consume", call.topic)
+    return CountOut(await call.run(call.engine.delayed_count, call.topic))
 
 
 @table.operation("DELETE", "/topics/{topic}/delayed/{delay_id}", answer=None, status=204)

@@ -8,10 +8,10 @@ import msgspec
 
 from custody.claim import Lease
 from custody.errors import InvalidArgument, Withheld, by_code
-from custody.http.answers import Answer, LeaseOut, lease_out
+from custody.http.answers import Answer, LeaseOut, NewsOut, lease_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import ReceiveQuery
+from custody.http.shapes import NewsQuery, ReceiveQuery
 from custody.http.waiting import Place
 from custody.policy import Duration, seconds
 from custody.together import Ack, Claim
@@ -61,6 +61,25 @@ async def _receive(call: Call, partition: int | None) -> Answer:
     if lease and query.auto_ack:
         await _acked(call, lease)
     return Answer(msgspec.json.encode(lease_out(lease)))
+
+
+@table.operation("GET", "/topics/{topic}/news", query=NewsQuery, answer=NewsOut)
+async def news(call: Call) -> object:
+    """Wait for news of a topic, without receiving anything.
+
+    The answer comes as soon as something was published (or may have been) since the token that is given.
+    """
+    call.allow("consume", call.topic)
+    query: NewsQuery = call.query
+    wait = min(seconds(query.wait), call.state.max_wait)
+    if wait:
+        task = asyncio.ensure_future(call.state.news.wait(call.topic, query.since, wait))
+        try:
+            await call.unless_gone(task)
+        finally:
+            task.cancel()
+    token = call.state.news.token(call.topic)
+    return NewsOut(token, token != query.since)
 
 
 async def _acked(call: Call, lease: Lease) -> None:

@@ -132,6 +132,21 @@ class ReplayIn(Shape):
     reason: Reason = None
 
 
+class EventIn(Shape):
+    """An event of an outbox elsewhere: it is published once for each `event_id` and number of replays."""
+
+    event_id: UUID
+    replays: Small = 0
+    payload: msgspec.Raw | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+    key: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class EventsIn(Shape):
+    events: list[EventIn]
+
+
 class RetentionIn(Shape):
     time: Duration | None = None
     size: Size | None = None
@@ -286,6 +301,17 @@ class ReadQuery(Shape):
 class FetchQuery(Shape):
     partition: Partition = 0
     max: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class EpochQuery(Shape):
+    epoch: Positive | None = None
+
+
+class NewsQuery(Shape):
+    """`since` is the token of the last answer; without one the answer comes at once."""
+
+    since: Annotated[str, Meta(max_length=100)] | None = None
+    wait: Duration = 0.0
 
 
 class GroupQuery(Shape):

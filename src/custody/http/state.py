@@ -16,6 +16,7 @@ from custody.engine import Custody
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.coalesce import Coalescer
 from custody.http.keyring import Keyring
+from custody.http.news import News
 from custody.http.rights import ANYBODY, Caller
 from custody.http.settings import Settings
 from custody.http.waiting import Desks, Place
@@ -66,6 +67,7 @@ class State:
             in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self._quick, read),
         )
         self._pinging: asyncio.Future[None] | None = None
+        self.news = News()
         self._ended, self._stopping = threading.Event(), False
         self._stop_listening: Callable[[], None] | None = None
 
@@ -80,7 +82,11 @@ class State:
 
     def _hear(self, loop: asyncio.AbstractEventLoop, topic: str | None) -> None:
         if not self._ended.is_set():
-            loop.call_soon_threadsafe(self.desks.wake, topic)
+            loop.call_soon_threadsafe(self._tell, topic)
+
+    def _tell(self, topic: str | None) -> None:
+        self.desks.wake(topic)
+        self.news.tell(topic)
 
     def _move_outbox(self) -> None:
         """Events for topics of this database, which nobody has moved into the log yet."""
@@ -107,6 +113,7 @@ class State:
         """Ends all waiting at once; requests are still answered."""
         self._stopping = True
         self.desks.close()
+        self.news.close()
 
     def close(self) -> None:
         self._ended.set()

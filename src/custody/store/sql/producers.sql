@@ -106,3 +106,27 @@ BEGIN
         PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
     END IF;
 END $$;
+
+-- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. With an epoch
+-- only that instance is meant. False if there is none of that name.
+CREATE FUNCTION custody.forget_producer(p_producer text, p_epoch int DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_producer custody.producers;
+BEGIN
+    PERFORM custody.require_read_committed();
+    SELECT * INTO v_producer FROM custody.producers WHERE producer_id = p_producer FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF v_producer.epoch <> p_epoch THEN
+        PERFORM custody.refuse('producer_fenced', format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
+            'A newer instance has taken over: it is not this one''s to forget.');
+    ELSIF EXISTS (SELECT FROM custody.transactions t
+                  WHERE t.producer_id = p_producer AND t.epoch = v_producer.epoch AND t.state = 'open'
+                    AND t.expires_at > coalesce(p_now, clock_timestamp())) THEN
+        PERFORM custody.refuse('producer_in_use', format('producer %L has an open transaction', p_producer),
+            'Commit or abort it first.');
+    END IF;
+    DELETE FROM custody.producers WHERE producer_id = p_producer;
+    RETURN true;
+END $$;

@@ -1,0 +1,56 @@
+"""The client: every verb of Custody, over HTTP. `custody.connect("http://…")` opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from custody.engine import Custody
+from custody.policy import Duration, Policy, seconds
+from custody.remote.address import Address, is_remote
+from custody.remote.consuming import RemoteConsuming
+from custody.remote.operating import RemoteOperating
+from custody.remote.producing import RemoteProducing
+from custody.remote.transport import Transport
+
+__all__ = ["RemoteCustody", "is_remote", "open_remote"]
+
+RETRY_FOR = "30s"
+
+
+class Health(Struct):
+    status: str
+
+
+class RemoteCustody(RemoteProducing, RemoteConsuming, RemoteOperating, Custody):
+    """Custody at a server. Safe for use by many threads; close it, or use it as a context manager.
+
+    The verbs and their errors are those of the direct connection; what needs the database itself is `needs_database`.
+    """
+
+
+def open_remote(
+    url: str,
+    *,
+    api_key: str | None,
+    fallback_key: str | None,
+    ca: str | Path | None,
+    retry_for: Duration | None,
+    pool_size: int,
+    defaults: Policy | None,
+    worker: str | None,
+) -> RemoteCustody:
+    """Opens the client. A server that is not there is told at once; later calls wait for it for `retry_for`."""
+    transport = Transport(
+        Address.of(url, key=api_key, otherwise=fallback_key),
+        ca=ca,
+        retry_for=seconds(RETRY_FOR if retry_for is None else retry_for),
+        pool_size=pool_size,
+    )
+    try:
+        transport.call("GET", "/healthz", Health, worker=worker or "-", retry_for=0.0)
+    except BaseException:
+        transport.close()
+        raise
+    return RemoteCustody(transport, defaults=defaults, worker=worker)

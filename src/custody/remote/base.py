@@ -1,0 +1,89 @@
+"""What every part of the client leans on: the transport, and a place where a database would be."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any, TypeVar
+
+from custody import log
+from custody.engine.base import Base
+from custody.errors import GroupNotFound, NeedsDatabase, TopicNotFound
+from custody.policy import Policy
+from custody.remote.transport import Method, Transport
+from custody.remote.values import TopicIn
+
+T = TypeVar("T")
+
+REMEDY = "Open Custody with the postgresql:// URL of the database for this."
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+
+
+class NoDatabase:
+    """In the place of a database: whatever needs one is refused."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsDatabase(remedy=REMEDY)
+
+
+NO_DATABASE: Any = NoDatabase()
+
+
+class RemoteBase(Base):
+    """An open connection to a server, with the name under which things are done."""
+
+    def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
+        # not the one of the base: there is no database to open
+        self._transport = transport
+        self._db = NO_DATABASE
+        self._hints = NO_DATABASE
+        self._server, self._clock = None, None
+        self._defaults = defaults or Policy()
+        self._layouts: dict[str, log.Layout] = {}
+        self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
+
+    def __repr__(self) -> str:
+        return f"<Custody at {self._transport.address.url}>"
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._transport.close()
+
+    @property
+    def database_url(self) -> str:
+        """There is none: what needs it (the outbox, pipelines on Spark) has to be given the database itself."""
+        raise NeedsDatabase("the database of a server is not told to its clients", REMEDY)
+
+    def ping(self) -> None:
+        """Raises if the server or its database does not answer."""
+        self._call("GET", "/readyz", type(None), retry_for=0.0)
+
+    def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
+        return self._transport.call(method, path, answer, worker=self.worker, **given)
+
+    def _layout_of(self, topic: str) -> log.Layout:
+        layout = self._layouts.get(topic)
+        if layout is None:
+            found = self._call("GET", topic_path(topic), TopicIn).value()
+            layout = self._layouts[topic] = log.Layout(found.partitions, found.priorities)
+        return layout
+
+
+def topic_path(topic: str) -> str:
+    """The path of a topic; what cannot be the name of one is refused as any topic that is not there."""
+    return f"/topics/{require_topic(topic)}"
+
+
+def require_topic(topic: str) -> str:
+    if not _NAME.match(topic):
+        raise TopicNotFound(f"there is no topic {topic!r}", "Create it first.")
+    return topic
+
+
+def group_path(topic: str, group: str) -> str:
+    path = topic_path(topic)
+    if not _NAME.match(group):
+        raise GroupNotFound(f"topic {topic!r} has no group {group!r}", "Create it first.")
+    return f"{path}/groups/{group}"

@@ -1,0 +1,138 @@
+"""The lifecycle over HTTP: claim, settle, and the loop over both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from msgspec import Struct
+
+from custody.claim import Lease
+from custody.engine.consuming import Consuming
+from custody.errors import NeedsDatabase, Withheld
+from custody.policy import Duration, Policy
+from custody.remote.base import NO_DATABASE, group_path, require_topic, topic_path
+from custody.remote.grouping import RemoteGrouping
+from custody.remote.keeping import RemoteKeeping
+from custody.remote.listening import NewsIn, RemoteListener
+from custody.remote.settling import Held, Leases, RemoteSettler
+from custody.remote.transport import Transport
+from custody.remote.values import LeaseIn, duration, require_partition
+from custody.worker import Worker
+from custody.worker.calling import Handler
+
+MOST = 10_000
+"""So many messages a claim gets at most."""
+DEFAULT_GROUP = "default"
+_SELDOM = "365d"
+
+
+class DueIn(Struct):
+    due: float | None
+
+
+class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
+    """Claims and what becomes of them."""
+
+    def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
+        super().__init__(transport, defaults=defaults, worker=worker)
+        self._leases = Leases()
+        self._seen: set[tuple[str, str]] = set()
+        self._patience: float | None = None
+
+    def claim(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 1,
+        visibility_timeout: Duration | None = None,
+        partition: int | None = None,
+    ) -> Lease:
+        """As the direct connection, and at most 10,000 messages at once.
+
+        If the answer is lost it is asked again; what the first one leased comes back when that lease expires.
+        """
+        self._require_group(topic, group)
+        require_partition(partition)
+        path = f"/messages/{require_topic(topic)}" + ("" if partition is None else f"/{partition}")
+        query = {
+            "group": group,
+            "max": min(max_messages, MOST),
+            "visibility_timeout": duration(visibility_timeout),
+        }
+        try:
+            found = self._call("GET", path, LeaseIn, query=query, retry_for=self._patience)
+        except Withheld as error:
+            return self._lease(LeaseIn(lease_id=None, deadline=None, messages=[], reason=error.code), error)
+        if found.lease_id is not None:
+            place = Held(topic, group, found.messages[0].partition, tuple(one.offset for one in found.messages))
+            self._leases.remember(found.lease_id, place)
+        return self._lease(found)
+
+    def _require_group(self, topic: str, group: str) -> None:
+        """The server makes the group `default` for whoever receives from it; the verb does not."""
+        group_path(topic, group)
+        if group == DEFAULT_GROUP and (topic, group) not in self._seen:
+            self.group(topic, group)
+            self._seen.add((topic, group))
+
+    def _lease(self, found: LeaseIn, withheld: Withheld | None = None) -> Lease:
+        return Lease(
+            self._settler(),
+            lease_id=found.lease_id,
+            deadline=found.deadline,
+            messages=[message.value() for message in found.messages],
+            reason=found.reason,
+            detail=found.detail if withheld is None else _detail(withheld),
+        )
+
+    def _settler(self, connection: Any = None) -> RemoteSettler:
+        return RemoteSettler(
+            db=NO_DATABASE, worker=self.worker, connection=connection, transport=self._transport, leases=self._leases
+        )
+
+    def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
+        """As the direct connection. The upkeep of the log is the server's."""
+        return Worker(self._impatient(), topic, group, handler, **{"upkeep": _SELDOM, **settings})
+
+    def _impatient(self) -> Self:
+        """For a loop that has its own way of waiting for a server: it has to hear of a stop meanwhile."""
+        other = copy.copy(self)
+        other._patience = 0.0
+        return other
+
+    def next_due(self, topic: str, group: str) -> float | None:
+        return self._call("GET", group_path(topic, group) + "/due", DueIn, retry_for=self._patience).due
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
+        path = topic_path(topic) + "/news"
+
+        def ask(token: str | None, wait: float) -> NewsIn:
+            return self._call("GET", path, NewsIn, query={"since": token, "wait": wait}, retry_for=0.0, longer=wait)
+
+        return RemoteListener(ask, wake).close
+
+    def drive(self, *_: Any, **__: Any) -> NoReturn:
+        raise _pipeline()
+
+    def figures(self, *_: Any, **__: Any) -> NoReturn:
+        raise _pipeline()
+
+    def driving(self, *_: Any, **__: Any) -> NoReturn:
+        raise _pipeline()
+
+
+def _detail(withheld: Withheld) -> str | None:
+    """What the server adds to the reason, if anything: `The group is paused: a bad deploy`."""
+    said = (type(withheld).__doc__ or "").strip().rstrip(".")
+    return withheld.message.removeprefix(f"{said}: ") if withheld.message.startswith(f"{said}: ") else None
+
+
+def _pipeline() -> NeedsDatabase:
+    return NeedsDatabase(
+        "a pipeline claims and commits in the database itself",
+        "Run it with the postgresql:// URL of the database; a worker (`work`) can do with a server.",
+    )

@@ -1,0 +1,107 @@
+"""Groups over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from custody.engine.grouping import Grouping, Start
+from custody.errors import GroupExists, InvalidArgument, NotFound
+from custody.log import require_zone
+from custody.model import Group, Message
+from custody.plain import plain
+from custody.policy import Policy
+from custody.remote.base import RemoteBase, group_path, topic_path
+from custody.remote.transport import Tries
+from custody.remote.values import GroupIn, MessageIn, require_partition, same_policy
+from custody.routing import Binding, bindings_of
+
+
+class ChangedIn(Struct):
+    changed: bool
+
+
+class RemoteGrouping(RemoteBase, Grouping):
+    """Groups of a topic."""
+
+    def create_group(
+        self,
+        topic: str,
+        group: str,
+        policy: Policy | None = None,
+        *,
+        start: Start = "earliest",
+        bare: bool = False,
+        bindings: Iterable[Binding | str] | None = None,
+    ) -> Group:
+        """As the direct connection. Without a policy it has this client's defaults, or else those of the server."""
+        if bare and policy is not None:
+            raise InvalidArgument("a bare group has no policy")
+        if policy is None and not bare and not same_policy(self._defaults, Policy()):
+            policy = self._defaults
+        if isinstance(start, datetime):
+            require_zone(start)
+        bound = bindings_of(bindings)
+        body = {
+            "name": group,
+            "policy": None if policy is None else plain(policy),
+            "start": start,
+            "bare": bare,
+            "bindings": [one.plain() for one in bound],
+        }
+        tries = Tries()
+        try:
+            return self._call(
+                "POST", topic_path(topic) + "/groups", GroupIn, body=body, repeat=True, tries=tries
+            ).value()
+        except GroupExists:
+            if tries.unknown:  # an attempt of ours may have made it
+                made = self.group(topic, group)
+                asked = policy is None or same_policy(made.policy, policy)
+                if asked and (made.bare, made.bindings) == (bare, bound):
+                    return made
+            raise
+
+    def update_group(self, topic: str, group: str, policy: Policy) -> Group:
+        return self._changed(topic, group, policy=plain(policy))
+
+    def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
+        return self._changed(topic, group, bindings=[one.plain() for one in bindings_of(bindings)])
+
+    def _changed(self, topic: str, group: str, **body: Any) -> Group:
+        return self._call("PATCH", group_path(topic, group), GroupIn, body=body, repeat=True).value()
+
+    def delete_group(self, topic: str, group: str) -> None:
+        tries = Tries()
+        try:
+            self._call("DELETE", group_path(topic, group), type(None), repeat=True, tries=tries)
+        except NotFound:
+            if not tries.unknown:
+                raise
+
+    def groups(self, topic: str) -> list[Group]:
+        return [group.value() for group in self._call("GET", topic_path(topic) + "/groups", list[GroupIn])]
+
+    def group(self, topic: str, group: str) -> Group:
+        return self._call("GET", group_path(topic, group), GroupIn).value()
+
+    def pause(self, topic: str, group: str, *, reason: str | None = None) -> bool:
+        return self._call("POST", group_path(topic, group) + "/pause", ChangedIn, body={"reason": reason}).changed
+
+    def resume(self, topic: str, group: str) -> bool:
+        return self._call("POST", group_path(topic, group) + "/resume", ChangedIn).changed
+
+    def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
+        path = group_path(topic, group) + "/fetch"
+        require_partition(partition)
+        query = {"partition": partition, "max": min(max_messages, 10_000)}
+        return [message.value() for message in self._call("GET", path, list[MessageIn], query=query)]
+
+    def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
+        path = group_path(topic, group) + "/commit"
+        require_partition(partition)
+        body = {"partition": partition, "next_offset": next_offset}
+        self._call("POST", path, type(None), body=body, repeat=True)

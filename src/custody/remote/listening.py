@@ -1,0 +1,51 @@
+"""Hearing of news over HTTP: a long poll in a thread, in place of a connection that listens."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from custody.errors import CustodyError
+
+logger = logging.getLogger(__name__)
+
+WAIT = 10.0
+PAUSE = 1.0
+
+
+class NewsIn(Struct):
+    token: str
+    news: bool
+
+
+class RemoteListener:
+    """Calls `wake` when something was published, and when something may have been while nobody listened."""
+
+    def __init__(self, ask: Callable[[str | None, float], NewsIn], wake: Callable[[], None]) -> None:
+        self._ask, self._wake = ask, wake
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="custody-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Nothing is called any more. The poll that is under way ends by itself, and is not waited for."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        token: str | None = None
+        while not self._closed.is_set():
+            try:
+                answer = self._ask(token, WAIT)
+            except CustodyError as error:
+                logger.debug("no hints can be heard, polling instead: %s", error)
+                token = None
+                self._closed.wait(PAUSE * random.uniform(0.5, 1))
+                continue
+            if answer.news and not self._closed.is_set():
+                self._wake()
+            elif token == answer.token:
+                self._closed.wait(0.001)  # a server that is about to stop answers at once
+            token = answer.token

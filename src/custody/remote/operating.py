@@ -1,0 +1,154 @@
+"""What an operator asks and does, over HTTP. What changes something is sent once: its count cannot be had twice."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from custody.engine.operating import Operating, dead_filter
+from custody.errors import PartitionNotFound
+from custody.insights import HandlingTime, Server
+from custody.log import require_zone
+from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
+from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
+from custody.remote.values import DeadIn, require_partition
+
+
+class PlaceIn(Struct):
+    partition: int
+    offset: int
+
+
+class RedrivenIn(Struct):
+    messages: list[PlaceIn]
+
+
+class RewindIn(Struct):
+    partitions: list[Rewound]
+
+
+class CountIn(Struct):
+    count: int
+
+
+class RemoteOperating(RemoteBase, Operating):
+    """Looking at groups, and repairing them."""
+
+    def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
+        found = self._call("GET", group_path(topic, group) + "/dead", list[DeadIn], query={"limit": limit})
+        return [one.value() for one in found]
+
+    def redrive(
+        self, topic: str, group: str, *, dry_run: bool = False, reason: str | None = None, **which: Any
+    ) -> list[tuple[int, int]]:
+        return self._settle_dead("redrive", topic, group, dry_run, reason, which)
+
+    def discard(
+        self, topic: str, group: str, *, dry_run: bool = False, reason: str | None = None, **which: Any
+    ) -> list[tuple[int, int]]:
+        return self._settle_dead("discard", topic, group, dry_run, reason, which)
+
+    def _settle_dead(
+        self, verb: str, topic: str, group: str, dry_run: bool, reason: str | None, which: dict[str, Any]
+    ) -> list[tuple[int, int]]:
+        chosen = asdict(dead_filter(which))
+        if chosen["offsets"] is not None:
+            chosen["offsets"] = list(chosen["offsets"])
+        body = {**chosen, "dry_run": dry_run, "reason": reason}
+        found = self._call("POST", f"{group_path(topic, group)}/{verb}", RedrivenIn, body=body, repeat=dry_run)
+        return [(one.partition, one.offset) for one in found.messages]
+
+    def replay(
+        self,
+        dlq_topic: str,
+        partition: int,
+        offset: int,
+        *,
+        target_topic: str | None = None,
+        reason: str | None = None,
+    ) -> Replayed:
+        """As the direct connection. It is sent again after a lost answer, and then is a duplicate."""
+        require_partition(partition)
+        body = {
+            "dlq_topic": require_topic(dlq_topic),
+            "partition": partition,
+            "offset": offset,
+            "target_topic": target_topic,
+            "reason": reason,
+        }
+        return self._call("POST", "/messages/dlq/replay", Replayed, body=body, repeat=True)
+
+    def rewind(
+        self,
+        topic: str,
+        group: str,
+        *,
+        to_offset: int | None = None,
+        to_time: datetime | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+        reason: str | None = None,
+    ) -> list[Rewound]:
+        require_zone(to_time)
+        path = group_path(topic, group) + "/rewind"
+        require_partition(partition)
+        body = {
+            "to_offset": to_offset,
+            "to_time": to_time,
+            "partition": partition,
+            "dry_run": dry_run,
+            "reason": reason,
+        }
+        return self._call("POST", path, RewindIn, body=body, repeat=dry_run).partitions
+
+    def blocked_keys(self, topic: str, group: str, *, limit: int = 1000) -> list[BlockedKey]:
+        return self._call("GET", group_path(topic, group) + "/blocked", list[BlockedKey], query={"limit": limit})
+
+    def release_key(self, topic: str, group: str, key: str, *, reason: str | None = None) -> int:
+        path = group_path(topic, group) + "/blocked/release"
+        return self._call("POST", path, CountIn, body={"key": key, "reason": reason}).count
+
+    def skip(self, topic: str, group: str, partition: int, offset: int, *, reason: str | None = None) -> None:
+        path = group_path(topic, group) + "/blocked/skip"
+        require_partition(partition)
+        body = {"partition": partition, "offset": offset, "reason": reason}
+        self._call("POST", path, type(None), body=body)
+
+    def stats(self, topic: str, group: str) -> Stats:
+        return self._call("GET", group_path(topic, group) + "/stats", Stats)
+
+    def trace(self, topic: str, partition: int, offset: int, *, group: str | None = None) -> list[HistoryEntry]:
+        path = topic_path(topic)
+        try:
+            require_partition(partition)
+        except PartitionNotFound:
+            return []  # nothing has happened there
+        query = {"group": group}
+        return self._call(
+            "GET", f"{path}/partitions/{partition}/messages/{offset}/history", list[HistoryEntry], query=query
+        )
+
+    def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
+        found = self._call("GET", topic_path(topic) + "/inflight", InFlightIn, query={"group": group})
+        return {
+            partition: (one.in_flight_count, one.oldest_in_flight_age_seconds)
+            for partition, one in found.partitions.items()
+        }
+
+    def handling_times(self, topic: str | None = None, group: str | None = None) -> list[HandlingTime]:
+        return self._call("GET", "/handling-times", list[HandlingTime], query={"topic": topic, "group": group})
+
+    def server(self) -> Server:
+        return self._call("GET", "/server", Server)
+
+
+class FlightIn(Struct):
+    in_flight_count: int
+    oldest_in_flight_age_seconds: float | None
+
+
+class InFlightIn(Struct):
+    partitions: dict[int, FlightIn]

@@ -1,0 +1,95 @@
+"""The client's own producers: what it publishes is idempotent, so that it can be sent again after a lost answer."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from custody.errors import CustodyError, DatabaseUnavailable, ProducerFenced, ProducerNotFound, SequenceConflict
+from custody.remote.transport import Tries
+
+T = TypeVar("T")
+
+
+class OwnProducer:
+    """One of them. It publishes one batch at a time; without an epoch it has to be initialised first."""
+
+    def __init__(self) -> None:
+        self.producer_id = f"client-{uuid.uuid4().hex}"
+        self.epoch: int | None = None
+        self.sequence = 0
+
+
+Publish = Callable[[str, int, int, Tries], T]
+"""Publishes under a producer's id, epoch and sequence."""
+
+
+class OwnProducers:
+    """As many as publishes were ever under way at once. `init` returns a new epoch, `forget` drops a producer."""
+
+    def __init__(self, init: Callable[[str], int], forget: Callable[[str, int], object]) -> None:
+        self._init, self._forget = init, forget
+        self._idle: list[OwnProducer] = []
+        self._lock = threading.Lock()
+
+    def publish(self, count: int, send: Publish[T]) -> T:
+        """Sends `count` messages under a producer that nobody else uses meanwhile."""
+        with self._lock:
+            producer = self._idle.pop() if self._idle else OwnProducer()
+        try:
+            return self._publish(producer, count, send)
+        finally:
+            with self._lock:
+                self._idle.append(producer)
+
+    def _publish(self, producer: OwnProducer, count: int, send: Publish[T]) -> T:
+        if producer.epoch is not None:
+            try:
+                return self._send(producer, count, send)
+            except (ProducerNotFound, ProducerFenced, SequenceConflict):
+                # refused at the first attempt, so nothing was published: the database has forgotten this producer,
+                # or has been restored to an earlier state
+                producer.epoch = None
+        producer.epoch, producer.sequence = self._init(producer.producer_id), 0
+        return self._send(producer, count, send)
+
+    def _send(self, producer: OwnProducer, count: int, send: Publish[T]) -> T:
+        assert producer.epoch is not None
+        tries = Tries()
+        try:
+            answer = send(producer.producer_id, producer.epoch, producer.sequence, tries)
+        except BaseException as error:
+            if tries.unknown or not isinstance(error, CustodyError):
+                # it may still be on its way: under a new epoch it would be refused
+                producer.epoch = None
+            if tries.unknown and isinstance(error, CustodyError):
+                raise unknown_publish(error) from error
+            raise
+        producer.sequence += count
+        return answer
+
+    def close(self) -> None:
+        """Drops them at the server too, if it can be reached: a row that stays is of no harm."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for producer in idle:
+            if producer.epoch is not None:
+                try:
+                    self._forget(producer.producer_id, producer.epoch)
+                except DatabaseUnavailable:
+                    return
+                except CustodyError:
+                    continue  # somebody else has dropped it
+
+
+def unknown_publish(error: CustodyError) -> DatabaseUnavailable:
+    """After an attempt without an answer even a refusal of the next one leaves open what the first one did."""
+    if isinstance(error, DatabaseUnavailable):
+        return error
+    return DatabaseUnavailable(
+        f"whether it was published is unknown: an attempt got no answer, and the next one was refused ({error.code}:"
+        f" {error.message.rstrip('.')})",
+        "Look into the topic before you publish it again.",
+    )

@@ -1,0 +1,245 @@
+"""The log over HTTP: topics, publishing now or later, reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from custody.engine.publishing import Publishing
+from custody.errors import CustodyError, InvalidArgument, NotFound, TopicExists
+from custody.log import require_zone
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
+from custody.plain import plain
+from custody.policy import Duration, Policy
+from custody.remote.base import RemoteBase, require_topic, topic_path
+from custody.remote.producers import OwnProducers, unknown_publish
+from custody.remote.transport import Transport, Tries
+from custody.remote.values import (
+    MessageIn,
+    PlacedIn,
+    TopicIn,
+    WaitingIn,
+    batch_of,
+    duration,
+    outgoing,
+    require_partition,
+    same_retention,
+)
+from custody.retention import Retention
+
+PAGE = 10_000
+"""So many messages are read by one request."""
+
+
+class ReceiptsIn(Struct):
+    receipts: list[PlacedIn]
+
+
+class CountIn(Struct):
+    count: int
+
+
+class EpochIn(Struct):
+    epoch: int
+
+
+class RemotePublishing(RemoteBase, Publishing):
+    """Topics and what is in them. What is published is sent under a producer, and so arrives once."""
+
+    def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
+        super().__init__(transport, defaults=defaults, worker=worker)
+        self._own = OwnProducers(self._init_own, self._forget_own)
+
+    def close(self) -> None:
+        """Ends the connections, after the server was told to forget this client's producers."""
+        self._own.close()
+        super().close()
+
+    def _init_own(self, producer_id: str) -> int:
+        return self._call("POST", "/producers/init", EpochIn, body={"producer_id": producer_id}, repeat=True).epoch
+
+    def _forget_own(self, producer_id: str, epoch: int) -> None:
+        self._call("DELETE", f"/producers/{producer_id}", type(None), query={"epoch": epoch}, retry_for=0.0)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        max_depth: int | None = None,
+        priorities: bool = False,
+        starvation_limit: Duration | None = None,
+        retention: Retention | None = None,
+    ) -> Topic:
+        body = {
+            "name": name,
+            "partitions": partitions,
+            "max_depth": max_depth,
+            "priorities": priorities,
+            "starvation_limit": duration(starvation_limit),
+            "retention": None if retention is None else plain(retention),
+        }
+        tries = Tries()
+        try:
+            made = self._call("POST", "/topics", TopicIn, body=body, repeat=True, tries=tries).value()
+        except TopicExists:
+            if not tries.unknown:
+                raise
+            made = self.topic(name)  # an attempt of ours may have made it
+            if not _as_asked(made, partitions, max_depth, priorities, retention):
+                raise
+        self._layouts.pop(name, None)
+        return made
+
+    def delete_topic(self, name: str) -> None:
+        tries = Tries()
+        try:
+            self._call("DELETE", topic_path(name), type(None), repeat=True, tries=tries)
+        except NotFound:
+            if not tries.unknown:
+                raise
+        self._layouts.pop(name, None)
+
+    def topics(self) -> list[Topic]:
+        return [topic.value() for topic in self._call("GET", "/topics", list[TopicIn])]
+
+    def topic(self, name: str) -> Topic:
+        return self._call("GET", topic_path(name), TopicIn).value()
+
+    def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[Outgoing | Payload],
+        *,
+        expected_offset: int | None = None,
+        producer_id: str | None = None,
+        epoch: int | None = None,
+        sequence: int | None = None,
+    ) -> list[Receipt]:
+        """As the direct connection. One request: what is larger than the server takes is refused (`too_large`)."""
+        batch = batch_of(messages)
+        if any(message.delayed for message in batch):
+            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+        placed = self._publish(topic, batch, producer_id, epoch, sequence, expected_offset)
+        return [one for one in placed if isinstance(one, Receipt)]
+
+    def publish_delayed(
+        self,
+        topic: str,
+        messages: Iterable[Outgoing],
+        *,
+        producer_id: str | None = None,
+        epoch: int | None = None,
+        sequence: int | None = None,
+    ) -> list[Delayed]:
+        batch = list(messages)
+        if not all(message.delayed for message in batch):
+            raise InvalidArgument("the message has no delay", "Give delay or deliver_at, or publish it at once.")
+        placed = self._publish(topic, batch, producer_id, epoch, sequence, None)
+        return [one for one in placed if isinstance(one, Delayed)]
+
+    def _publish(
+        self,
+        topic: str,
+        batch: list[Outgoing],
+        producer_id: str | None,
+        epoch: int | None,
+        sequence: int | None,
+        expected_offset: int | None,
+    ) -> list[Receipt | Delayed]:
+        if producer_id is not None and (epoch is None or sequence is None):
+            raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+        if not batch:
+            self._layout_of(topic)  # refuses a topic that is not there
+            return []
+        body: dict[str, Any] = {"topic": require_topic(topic), "messages": [outgoing(message) for message in batch]}
+        if expected_offset is not None:
+            body["expected_offset"] = expected_offset
+
+        def send(producer_id: str, epoch: int, sequence: int, tries: Tries) -> list[Receipt | Delayed]:
+            named = {**body, "producer_id": producer_id, "epoch": epoch, "sequence": sequence}
+            answer = self._call("POST", "/messages", ReceiptsIn, body=named, repeat=True, tries=tries)
+            return [one.value() for one in answer.receipts]
+
+        if producer_id is None:
+            return [_first(one) for one in self._own.publish(len(batch), send)]
+        assert epoch is not None
+        assert sequence is not None
+        tries = Tries()
+        try:
+            return send(producer_id, epoch, sequence, tries)
+        except CustodyError as error:
+            if tries.unknown:
+                raise unknown_publish(error) from error
+            raise
+
+    def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
+        found = self._call("GET", topic_path(topic) + "/delayed", list[WaitingIn], query={"key": key, "limit": limit})
+        return [one.value() for one in found]
+
+    def delayed_count(self, topic: str) -> int:
+        return self._call("GET", topic_path(topic) + "/delayed/count", CountIn).count
+
+    def cancel_delayed(self, topic: str, delay_id: int) -> None:
+        self._call("DELETE", f"{topic_path(topic)}/delayed/{delay_id}", type(None))
+
+    def hint(self, topics: Iterable[str]) -> None:
+        """Nothing: the server hints by itself."""
+
+    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
+        """Events of an outbox elsewhere. After a lost answer the count has only those that had not come before."""
+        given = [
+            {"event_id": event_id, "replays": replays, **outgoing(message)} for event_id, replays, message in events
+        ]
+        return self._call("POST", topic_path(topic) + "/events", CountIn, body={"events": given}, repeat=True).count
+
+    def read(
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        max_messages: int = 100,
+    ) -> list[Message]:
+        if time is not None and offset is not None:
+            raise InvalidArgument("read takes an offset or a time, not both")
+        require_zone(time)
+        path = topic_path(topic)
+        if not 0 <= partition < 2**31:
+            self._layout_of(topic)
+            require_partition(partition)
+        found: list[Message] = []
+        while True:
+            size = min(PAGE, max_messages - len(found))
+            query = {"offset": offset, "time": None if time is None else time.isoformat(), "max": size}
+            page = self._call("GET", f"{path}/partitions/{partition}/messages", list[MessageIn], query=query)
+            found += [message.value() for message in page]
+            if len(page) < size or len(found) >= max_messages:
+                return found
+            offset, time = found[-1].offset + 1, None
+
+
+def _first(placed: Receipt | Delayed) -> Receipt | Delayed:
+    """A receipt of a publish that was sent twice without the caller's doing: to the caller it is the first one."""
+    if not placed.duplicate:
+        return placed
+    if isinstance(placed, Receipt):
+        return Receipt(placed.topic, placed.partition, placed.offset)
+    return Delayed(
+        topic=placed.topic, partition=placed.partition, delay_id=placed.delay_id, deliver_at=placed.deliver_at
+    )
+
+
+def _as_asked(
+    made: Topic, partitions: int, max_depth: int | None, priorities: bool, retention: Retention | None
+) -> bool:
+    """Whether a topic is what was asked for. Of the starvation limit only that there is one: it has a default."""
+    asked = partitions * 5 if priorities else partitions
+    return (made.partitions, made.max_depth, made.priorities) == (asked, max_depth, priorities) and same_retention(
+        made.retention, retention
+    )

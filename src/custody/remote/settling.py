@@ -1,0 +1,194 @@
+"""Settling over HTTP, by lease id. A settle whose answer was lost is sent again, and then told from a lost lease."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
+from custody.model import HistoryEntry, Settled
+from custody.outcomes import Kind, Outcome
+from custody.policy import Duration
+from custody.remote.transport import Method, Transport, Tries
+from custody.remote.values import duration
+from custody.settle import REMEDY, Settler, listed, storable
+
+T = TypeVar("T")
+
+REMEMBERED = 10_000
+
+_RECORDED: dict[Kind, frozenset[str]] = {
+    "ack": frozenset({"ack"}),
+    "nack": frozenset({"nack", "dead"}),
+    "dead": frozenset({"dead"}),
+    "reject": frozenset({"dead"}),
+    "later": frozenset({"later"}),
+    "release": frozenset({"release"}),
+}
+"""What the journal says of a message that was settled so."""
+
+
+class SettledIn(Struct):
+    settled: int
+    dead: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
+
+    def value(self) -> Settled:
+        return Settled(settled=self.settled, dead=self.dead, released=self.released)
+
+
+class DeadlineIn(Struct):
+    deadline: datetime
+
+
+class Held(NamedTuple):
+    """Where the messages of a lease are, and which of them are not settled yet as far as this client knows."""
+
+    topic: str
+    group: str
+    partition: int
+    offsets: tuple[int, ...]
+
+
+class Leases:
+    """The last leases of this client: where to look up what became of one."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[UUID, Held] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def remember(self, lease_id: UUID, held: Held) -> None:
+        with self._lock:
+            self._held[lease_id] = held
+            while len(self._held) > REMEMBERED:
+                self._held.popitem(last=False)
+
+    def get(self, lease_id: UUID) -> Held | None:
+        with self._lock:
+            return self._held.get(lease_id)
+
+    def settled(self, lease_id: UUID, offsets: Iterable[int] | None) -> None:
+        """These have left the lease, or all of them."""
+        with self._lock:
+            held = self._held.pop(lease_id, None)
+            if held is not None and offsets is not None:
+                gone = frozenset(offsets)
+                left = tuple(offset for offset in held.offsets if offset not in gone)
+                if left:
+                    self._held[lease_id] = held._replace(offsets=left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSettler(Settler):
+    """The settle verbs, each a request."""
+
+    transport: Transport = field(repr=False)
+    leases: Leases = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.connection is not None:
+            raise NeedsDatabase(
+                "over HTTP a settle cannot join a transaction of yours",
+                "Open Custody with the URL of that database, or record what is processed with custody.once.",
+            )
+
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
+        if not outcomes:
+            return Settled(settled=0)
+        if all(outcome.kind == "ack" for outcome in outcomes.values()):
+            return self._send("/messages/ack", lease_id, outcomes, {"offsets": list(outcomes)})
+        given = [
+            {
+                "offset": offset,
+                "outcome": outcome.kind,
+                "error": storable(outcome.error),
+                "delay": duration(outcome.delay),
+            }
+            for offset, outcome in outcomes.items()
+        ]
+        return self._send("/messages/settle", lease_id, outcomes, {"outcomes": given})
+
+    def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
+        if offsets is not None:
+            return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
+        return self._send("/messages/ack", lease_id, self._every(lease_id, Outcome("ack")), {})
+
+    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
+        if offsets is not None:
+            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+        body: dict[str, Any] = {}
+        path = "/messages/release"
+        if outcome.kind == "later":
+            path, body = "/messages/later", {"after": duration(outcome.delay)}
+        elif outcome.kind != "release":
+            path = "/messages/nack"
+            body = {
+                "requeue": outcome.kind == "nack",
+                "error": storable(outcome.error),
+                "delay": duration(outcome.delay),
+            }
+        return self._send(path, lease_id, self._every(lease_id, outcome), body)
+
+    def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
+        body = {"lease_id": lease_id, "offset": offset, "timeout_seconds": duration(timeout)}
+        return self._call("POST", "/messages/extend-visibility", DeadlineIn, body=body, repeat=True).deadline
+
+    def _every(self, lease_id: UUID, outcome: Outcome) -> dict[int, Outcome] | None:
+        """An outcome for each message of a lease; None if it is not known which they are."""
+        held = self.leases.get(lease_id)
+        return None if held is None else dict.fromkeys(held.offsets, outcome)
+
+    def _send(self, path: str, lease_id: UUID, outcomes: Mapping[int, Outcome] | None, body: dict[str, Any]) -> Settled:
+        """`outcomes` are what the request means, as far as it is known."""
+        tries = Tries()
+        whole = "offsets" not in body and "outcomes" not in body
+        try:
+            answer = self._call("POST", path, SettledIn, body={"lease_id": lease_id, **body}, repeat=True, tries=tries)
+        except LeaseLost as lost:
+            if not tries.unknown:
+                raise
+            return self._found(lease_id, outcomes, lost)
+        self.leases.settled(lease_id, None if whole else [*(outcomes or ()), *answer.released])
+        return answer.value()
+
+    def _found(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | None, lost: LeaseLost) -> Settled:
+        """After an attempt without an answer: the journal tells what it did, or that the lease was lost indeed.
+
+        The messages that left the lease with a stopped key are not looked up: `released` is empty.
+        """
+        held = self.leases.get(lease_id)
+        if held is None or outcomes is None:
+            raise DatabaseUnavailable(
+                f"whether lease {lease_id} was settled is unknown: an attempt got no answer, and the lease is over",
+                "The history of its messages tells (trace).",
+            ) from lost
+        missing: list[int] = []
+        dead: list[int] = []
+        for offset, outcome in outcomes.items():
+            if lost.lost and offset not in lost.lost:
+                continue  # settled by the last attempt
+            kinds = self._recorded(held, offset, lease_id)
+            if not kinds & _RECORDED[outcome.kind]:
+                missing.append(offset)
+            elif "dead" in kinds:
+                dead.append(offset)
+        self.leases.settled(lease_id, outcomes)
+        if missing:
+            raise LeaseLost(f"lease {lease_id} does not hold {listed(missing)}", REMEDY, lost=missing) from lost
+        return Settled(settled=len(outcomes), dead=tuple(dead))
+
+    def _recorded(self, held: Held, offset: int, lease_id: UUID) -> frozenset[str]:
+        """What the journal says that this lease did to a message."""
+        path = f"/topics/{held.topic}/partitions/{held.partition}/messages/{offset}/history"
+        found = self._call("GET", path, list[HistoryEntry], query={"group": held.group})
+        return frozenset(entry.kind for entry in found if entry.lease_id == lease_id)
+
+    def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
+        return self.transport.call(method, path, answer, worker=self.worker or "-", **given)

@@ -1,0 +1,207 @@
+"""Requests to a server: kept connections, answers turned into values, errors into ours, and safe repetition.
+
+What did not arrive is always sent again. What may have arrived is sent again only where twice is as good as once: the
+caller says so. Both end with the time that a client has for it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from custody.errors import (
+    CustodyError,
+    DatabaseUnavailable,
+    InvalidConfig,
+    LeaseLost,
+    ServerStopping,
+    by_code,
+)
+from custody.remote.address import Address
+
+T = TypeVar("T")
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+
+CONNECT = 5.0
+ANSWER = 30.0
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
+
+_ERRORS = by_code()
+_GATEWAY = {502, 503, 504}
+_NOT_SAID = re.compile(r"[^\x21-\x7e]")
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    message: str = ""
+    remedy: str = ""
+    lost: list[int] = []
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem
+
+
+class Tries:
+    """What became of the attempts of one call. `unknown`: one that got no answer may have taken effect."""
+
+    def __init__(self) -> None:
+        self.unknown = False
+
+
+class Transport:
+    """Requests to one server. Safe for use by many threads."""
+
+    def __init__(self, address: Address, *, ca: str | Path | None, retry_for: float, pool_size: int) -> None:
+        try:
+            import urllib3
+        except ImportError as error:  # pragma: no cover - an installation without it
+            raise InvalidConfig(
+                "a server is reached with urllib3", "Install it: pip install 'custody[client]'."
+            ) from error
+        self.address, self.retry_for = address, retry_for
+        self._http = urllib3
+        self._closed = threading.Event()
+        options: dict[str, Any] = {}
+        if address.secure:
+            options["ssl_context"] = _trusting(ca)
+        self._pool = urllib3.PoolManager(maxsize=pool_size, retries=False, **options)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.clear()
+
+    def call(
+        self,
+        method: Method,
+        path: str,
+        answer: type[T],
+        *,
+        worker: str,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        repeat: bool | None = None,
+        retry_for: float | None = None,
+        longer: float = 0.0,
+        tries: Tries | None = None,
+    ) -> T:
+        """One call of the interface. `repeat`: it may be sent again although it may have taken effect; a GET may.
+
+        `longer`: for so many seconds more the answer may be waited for.
+        """
+        tries = tries or Tries()
+        repeat = method == "GET" if repeat is None else repeat
+        until = time.monotonic() + (self.retry_for if retry_for is None else retry_for)
+        asked = self._url(path, query)
+        sent = None if body is None else msgspec.json.encode(body)
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return self._once(method, asked, sent, answer, worker, ANSWER + longer, tries)
+            except (DatabaseUnavailable, ServerStopping) as error:
+                over = time.monotonic() + pause > until or self._closed.is_set()
+                if over or (tries.unknown and not repeat):
+                    _give_up(error, tries)
+            self._closed.wait(pause * random.uniform(0.5, 1))
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _url(self, path: str, query: Mapping[str, Any] | None) -> str:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self.address.url + path + (f"?{urlencode(given)}" if given else "")
+
+    def _once(
+        self, method: str, url: str, body: bytes | None, answer: type[T], worker: str, wait: float, tries: Tries
+    ) -> T:
+        errors = self._http.exceptions
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                body=body,
+                headers=self._headers(worker),
+                timeout=self._http.Timeout(connect=CONNECT, read=wait),
+                redirect=False,
+            )
+        except (errors.NewConnectionError, errors.ConnectTimeoutError) as error:
+            raise self._unreachable(error) from error
+        except errors.SSLError as error:
+            if "CERTIFICATE" in str(error):
+                raise InvalidConfig(
+                    f"the certificate of {self.address.url} is not trusted: {error}",
+                    "Give the file of its authority: ca=…, or CUSTODY_CA.",
+                ) from error
+            tries.unknown = True
+            raise self._unreachable(error) from error
+        except errors.HTTPError as error:
+            tries.unknown = True
+            raise self._unreachable(error) from error
+        if not 200 <= response.status < 300:
+            self._refuse(response.status, response.data, tries)
+        return self._read(response.data, answer)
+
+    def _headers(self, worker: str) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "X-Custody-Worker": _NOT_SAID.sub("_", worker)[:200] or "-"}
+        if self.address.key is not None:
+            headers["Authorization"] = f"Bearer {self.address.key}"
+        return headers
+
+    def _read(self, data: bytes, answer: type[T]) -> T:
+        if answer is type(None):
+            return None
+        try:
+            return msgspec.json.decode(data, type=answer, strict=False)
+        except msgspec.MsgspecError as error:
+            raise CustodyError(
+                f"{self.address.url} answered what this version does not understand: {error}",
+                "Is it a Custody server, of the same version?",
+            ) from error
+
+    def _refuse(self, status: int, data: bytes, tries: Tries) -> NoReturn:
+        """Raises the error that an answer tells of, as the verb itself would."""
+        try:
+            problem = msgspec.json.decode(data, type=_Refusal).error
+        except msgspec.MsgspecError:
+            said = f"{self.address.url} answered {status}"
+            if status in _GATEWAY:  # not the server itself: something in between
+                tries.unknown = True
+                raise DatabaseUnavailable(f"{said}. Whether the call took effect is unknown") from None
+            raise CustodyError(said, "Is it a Custody server?") from None
+        kind = _ERRORS.get(problem.code, CustodyError)
+        if issubclass(kind, DatabaseUnavailable):
+            tries.unknown = True
+        if issubclass(kind, LeaseLost):
+            raise kind(problem.message, problem.remedy, lost=problem.lost)
+        raise kind(problem.message, problem.remedy)
+
+    def _unreachable(self, error: Exception) -> DatabaseUnavailable:
+        return DatabaseUnavailable(
+            f"the server at {self.address.url} cannot be reached: {type(error).__name__}",
+            "Check that it runs, and try again.",
+        )
+
+
+def _give_up(error: CustodyError, tries: Tries) -> NoReturn:
+    """What is raised after the last attempt: if any of them may have taken effect, that it is unknown."""
+    if tries.unknown and "unknown" not in error.message:
+        raise DatabaseUnavailable(
+            f"{error.message.rstrip('.')}. Whether the call took effect is unknown", error.remedy
+        ) from error
+    raise error
+
+
+def _trusting(ca: str | Path | None) -> Any:
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(f"{ca} is not a file of certificates: {error}", "Give one in PEM form.") from error

@@ -1,0 +1,63 @@
+"""One suite, two ways: every test here runs on the direct connection and through a server, with one expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.conftest import Clock
+from tests.http.conftest import served
+
+import custody
+from custody.errors import CustodyError
+
+TRANSPORTS = ("direct", "http")
+
+
+@pytest.fixture
+def direct(database_url: str, clock: Clock) -> Iterator[custody.Custody]:
+    """The direct connection, which the server has too: its clock is the test's."""
+    with custody.connect(database_url, worker="test", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture(params=TRANSPORTS)
+def c(request: pytest.FixtureRequest, direct: custody.Custody) -> Iterator[custody.Custody]:
+    """Custody, by either way."""
+    if request.param == "direct":
+        yield direct
+        return
+    with served(direct) as server, custody.connect(server.url, worker="test") as opened:
+        yield opened
+
+
+@contextmanager
+def refused(code: str) -> Iterator[list[CustodyError]]:
+    """The block is refused with this code: by the same class, whatever the way."""
+    found: list[CustodyError] = []
+    with pytest.raises(CustodyError) as caught:
+        yield found
+    assert caught.value.code == code, caught.value
+    found.append(caught.value)
+
+
+@pytest.fixture
+def orders(c: custody.Custody) -> custody.Custody:
+    """A topic `orders` with one partition and a group `stock` that is ordered by key."""
+    c.create_topic("orders")
+    c.create_group("orders", "stock", custody.Policy(ordering="key", max_attempts=2, backoff=custody.Constant("10s")))
+    return c
+
+
+Fill = Callable[..., list[custody.Receipt]]
+
+
+@pytest.fixture
+def fill(c: custody.Custody) -> Fill:
+    """Publishes so many messages to a topic, with keys k0, k1 … in turn."""
+
+    def publish(count: int, topic: str = "orders", keys: int = 3) -> list[custody.Receipt]:
+        return c.publish_many(topic, [custody.Outgoing({"n": n}, key=f"k{n % keys}") for n in range(count)])
+
+    return publish

@@ -1,0 +1,134 @@
+"""Dead letters, redrive, rewind and blocked keys, by either way."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from tests.conformance.conftest import Fill, refused
+from tests.conftest import Clock
+
+import custody
+from custody import Policy
+
+pytestmark = [pytest.mark.core, pytest.mark.req("G17")]
+
+
+@pytest.fixture
+def dead(orders: custody.Custody, fill: Fill) -> custody.Custody:
+    """Six messages, of which those at 0, 1 and 2 are dead by two errors."""
+    fill(6)
+    lease = orders.claim("orders", "stock", max_messages=3)
+    lease.nack(lease.messages[:2], requeue=False, error="timeout: 5 s")
+    lease.nack(lease.messages[2], requeue=False, error="bad input")
+    return orders
+
+
+def test_dead_letters_are_listed(dead: custody.Custody, direct: custody.Custody) -> None:
+    letters = dead.dead("orders", "stock")
+    assert [(letter.offset, letter.last_error) for letter in letters] == [
+        (0, "timeout: 5 s"),
+        (1, "timeout: 5 s"),
+        (2, "bad input"),
+    ]
+    assert letters == direct.dead("orders", "stock")
+    assert len(dead.dead("orders", "stock", limit=1)) == 1
+
+
+def test_dead_letters_are_redriven_by_choice(dead: custody.Custody, clock: Clock) -> None:
+    assert dead.redrive("orders", "stock", where_error="timeout%", dry_run=True) == [(0, 0), (0, 1)]
+    assert dead.redrive("orders", "stock", key="k2", died_from=clock(), reason="fixed") == [(0, 2)]
+    assert dead.redrive("orders", "stock", died_until=clock() - timedelta(seconds=1)) == []
+    assert dead.redrive("orders", "stock", partition=0, offsets=(1,)) == [(0, 1)]
+    assert dead.redrive("orders", "stock", limit=5) == [(0, 0)]
+    assert dead.dead("orders", "stock") == []
+    (entry,) = [entry for entry in dead.trace("orders", 0, 2) if entry.kind == "redrive"]
+    assert entry.worker == "test"
+    assert [(m.offset, m.attempt) for m in dead.claim("orders", "stock", max_messages=9)][:3] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
+
+
+def test_dead_letters_are_given_up(dead: custody.Custody) -> None:
+    assert dead.discard("orders", "stock", where_error="bad%", dry_run=True) == [(0, 2)]
+    assert dead.discard("orders", "stock") == [(0, 0), (0, 1), (0, 2)]
+    assert dead.dead("orders", "stock") == []
+
+
+def test_a_choice_that_makes_no_sense_is_refused(dead: custody.Custody) -> None:
+    for verb in (dead.redrive, dead.discard):
+        for wrong in (
+            {"errors": "x"},
+            {"limit": 0},
+            {"offsets": [1]},
+            {"died_from": datetime(2030, 1, 1)},
+        ):
+            with refused("invalid_argument"):
+                verb("orders", "stock", **wrong)
+
+
+@pytest.mark.req("G10")
+def test_a_dead_letter_topic_is_replayed_once(c: custody.Custody, fill: Fill) -> None:
+    c.create_topic("orders")
+    c.create_topic("second")
+    c.create_group("orders", "g", Policy(dead_letter="topic"))
+    fill(2)
+    c.claim("orders", "g", max_messages=2).nack(requeue=False, error="no")
+    first = c.replay("orders-dlq", 0, 0)
+    assert (first.topic, first.offset, first.duplicate, first.resolved) == ("orders", 2, False, True)
+    again = c.replay("orders-dlq", 0, 0)
+    assert (again.offset, again.duplicate) == (2, True)
+    assert c.replay("orders-dlq", 0, 1, target_topic="second", reason="moved").topic == "second"
+    assert c.dead("orders", "g") == []
+    with refused("topic_not_found"):
+        c.replay("nothing-dlq", 0, 0)
+    with refused("offset_out_of_range"):
+        c.replay("orders-dlq", 0, 9)
+
+
+def test_a_rewind_gives_everything_back(orders: custody.Custody, fill: Fill, clock: Clock) -> None:
+    fill(3)
+    clock.move(60)
+    fill(2)
+    lease = orders.claim("orders", "stock", max_messages=5)
+    lease.ack(lease.messages[:3])
+    (looked,) = orders.rewind("orders", "stock", to_offset=1, dry_run=True)
+    assert (looked.partition, looked.target, looked.messages) == (0, 1, 4)
+    assert orders.stats("orders", "stock").in_flight == 2
+    (done,) = orders.rewind("orders", "stock", to_time=clock(), partition=0, reason="again")
+    assert (done.target, done.messages) == (3, 2)
+    with refused("lease_lost"):
+        lease.ack()
+    for wrong in ({}, {"to_offset": 0, "to_time": clock()}, {"to_time": datetime(2030, 1, 1)}):
+        with refused("invalid_argument"):
+            orders.rewind("orders", "stock", **wrong)  # type: ignore[arg-type]
+    for partition in (5, -1):
+        with refused("partition_not_found"):
+            orders.rewind("orders", "stock", to_offset=0, partition=partition)
+
+
+def test_a_held_key_is_released(c: custody.Custody, fill: Fill) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g", Policy(ordering="key", on_dead="hold"))
+    fill(3, keys=1)
+    lease = c.claim("orders", "g", max_messages=3)
+    assert lease.nack(lease.messages[0], requeue=False, error="no").released == (1, 2)
+    (blocked,) = c.blocked_keys("orders", "g")
+    assert (blocked.key, blocked.why, blocked.partition) == ("k0", "held", 0)
+    assert len(c.blocked_keys("orders", "g", limit=1)) == 1
+    assert c.release_key("orders", "g", "k0", reason="looked at") == 1
+    assert c.release_key("orders", "g", "k0") == 0
+    assert "held" not in [blocked.why for blocked in c.blocked_keys("orders", "g")]
+    assert [m.offset for m in c.claim("orders", "g", max_messages=3)] == [1, 2]
+
+
+def test_a_waiting_message_is_skipped(dead: custody.Custody, clock: Clock) -> None:
+    dead.skip("orders", "stock", 0, 1, reason="known")
+    assert [letter.offset for letter in dead.dead("orders", "stock")] == [0, 2]
+    for offset in (1, 5, 99):
+        with refused("not_skippable"):
+            dead.skip("orders", "stock", 0, offset)
+    with refused("partition_not_found"):
+        dead.skip("orders", "stock", 9, 0)

@@ -1,0 +1,147 @@
+"""The worker and what wakes it, by either way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from tests.conformance.conftest import TRANSPORTS
+from tests.http.conftest import served
+from tests.waiting import wait_for
+
+import custody
+from custody import Dead, Later, Message, Outgoing, Policy, Retry
+from custody.worker import Summary, Worker
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(params=TRANSPORTS)
+def c(request: pytest.FixtureRequest, database_url: str) -> Iterator[custody.Custody]:
+    """By either way, with the real clock: workers wait."""
+    with custody.connect(database_url, worker="test") as opened:
+        if request.param == "direct":
+            yield opened
+            return
+        with served(opened) as server, custody.connect(server.url, worker="test") as remote:
+            yield remote
+
+
+@contextmanager
+def working(worker: Worker) -> Iterator[list[Summary]]:
+    summaries: list[Summary] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            summaries.append(worker.run())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield summaries
+    finally:
+        worker.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert not failed, failed
+
+
+def test_a_worker_says_what_became_of_each(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g", Policy(ordering="key", max_attempts=2, backoff=custody.Constant("10ms")))
+    seen: list[tuple[str, int]] = []
+
+    def handle(message: Message) -> None:
+        seen.append((message.payload, message.attempt))
+        if message.payload == "dead":
+            raise Dead("no use")
+        if message.payload == "retry":
+            raise Retry("once more", after="1ms")
+        if message.payload == "later" and len(seen) < 50 and ("later", 1) not in seen[:-1]:
+            raise Later("1ms")
+
+    names = ("fine", "dead", "retry", "later")
+    with working(c.worker_for("orders", "g", handle)) as summaries:
+        c.publish_many("orders", [Outgoing(name, key=name) for name in names])
+        wait_for(lambda: c.stats("orders", "g").depth == 0, "everything is resolved")
+    (summary,) = summaries
+    assert (summary.done, summary.dead, summary.later, summary.lost) == (2, 2, 1, 0)
+    assert {letter.payload: letter.reason for letter in c.dead("orders", "g")} == {
+        "dead": "terminal",
+        "retry": "max_retries_exceeded",
+    }
+
+
+def test_a_publish_wakes_a_worker_that_would_sleep_for_long(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    handled: list[float] = []
+    worker = c.worker_for("orders", "g", lambda _: handled.append(time.monotonic()), poll="1h")
+    with working(worker):
+        c.publish("orders", 0)
+        wait_for(lambda: len(handled) == 1, "the first message was handled")
+        wait_for(lambda: worker.waiting_for == "empty", "the worker sleeps")
+        delays = []
+        for n in range(2, 12):
+            published = time.monotonic()
+            c.publish("orders", n)
+            wait_for(lambda n=n: len(handled) == n, "the message was handled")  # type: ignore[misc]
+            delays.append(handled[-1] - published)
+        assert sorted(delays)[5] < 0.5, delays
+
+
+def test_listening_hears_of_its_topic_alone(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_topic("other")
+    heard = threading.Event()
+    stop = c.listen("orders", heard.set)
+    try:
+        wait_for(heard.is_set, "it is told once that it may have missed something")
+        heard.clear()
+        c.publish("other", 1)
+        c.publish("orders", 1)
+        wait_for(heard.is_set, "the publish is heard of")
+    finally:
+        stop()
+
+
+def test_work_ends_with_the_group(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    worker = c.worker_for("orders", "g", lambda _: None, poll="10ms")
+    caught: list[custody.CustodyError] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except custody.CustodyError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: worker.waiting_for == "empty", "the worker has come to the group")
+    c.delete_group("orders", "g")
+    c.create_topic("again")  # the group is gone, the topic is there
+    thread.join(20)
+    assert [error.code for error in caught] == ["group_not_found"]
+
+
+def test_events_of_an_outbox_elsewhere_arrive_once(c: custody.Custody) -> None:
+    c.create_topic("orders", partitions=2)
+    one, two = uuid4(), uuid4()
+    first = [(one, 0, Outgoing({"n": 1}, key="a")), (two, 0, Outgoing(b"\xff", headers={"h": "v"}))]
+    assert c.receive_events("orders", first) == 2
+    assert c.receive_events("orders", first) == 0
+    assert c.receive_events("orders", [(one, 1, Outgoing({"n": 1}, key="a"))]) == 1
+    messages = c.read("orders", 0) + c.read("orders", 1)
+    assert sorted(str(message.payload) for message in messages) == sorted([str(b"\xff"), "{'n': 1}", "{'n': 1}"])
+    with pytest.raises(custody.CustodyError) as refused:
+        c.receive_events("nothing", first)
+    assert refused.value.code == "topic_not_found"
