@@ -25,9 +25,9 @@ from custody.remote.values import (
     WaitingIn,
     batch_of,
     duration,
+    fits,
     outgoing,
     require_partition,
-    same_retention,
 )
 from custody.retention import Retention
 
@@ -240,6 +240,6 @@ def _as_asked(
 ) -> bool:
     """Whether a topic is what was asked for. Of the starvation limit only that there is one: it has a default."""
     asked = partitions * 5 if priorities else partitions
-    return (made.partitions, made.max_depth, made.priorities) == (asked, max_depth, priorities) and same_retention(
+    return (made.partitions, made.max_depth, made.priorities) == (asked, max_depth, priorities) and fits(
         made.retention, retention
     )

@@ -164,8 +164,12 @@ def same_policy(one: Policy | None, other: Policy | None) -> bool:
     return (one and one.columns()) == (other and other.columns())
 
 
-def same_retention(one: Retention | None, other: Retention | None) -> bool:
-    return (one and one.columns()) == (other and other.columns())
+def fits(kept: Retention | None, asked: Retention | None) -> bool:
+    """Whether a topic keeps what was asked for; what was left open has been filled in."""
+    if kept is None or asked is None:
+        return kept is asked
+    found = kept.columns()
+    return all(found[name] == value for name, value in asked.columns().items() if value is not None)
 
 
 def outgoing(message: Outgoing) -> dict[str, Any]:

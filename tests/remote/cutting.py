@@ -1,0 +1,115 @@
+"""A proxy before a server that loses what it is told to lose: a request, or the answer to one."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+When = Literal["before", "after"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What becomes of one request: it is lost before or after the server had it, or gets another answer instead."""
+
+    when: When = "before"
+    answer: tuple[int, bytes] | None = None
+    then: Callable[[], object] | None = None
+
+
+class Proxy:
+    """Passes requests on, but for the next ones whose method and path begin so."""
+
+    def __init__(self, url: str) -> None:
+        proxy = self
+        target = urlsplit(url).netloc
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self._cuts: list[tuple[str, Cut]] = []
+        self._lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def pass_on(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                cut = proxy._next(self.command, self.path, dict(self.headers.items()))
+                if cut is not None and cut.answer is not None:
+                    self._answer(*cut.answer)
+                    return
+                if cut is None or cut.when == "after":
+                    connection = http.client.HTTPConnection(target, timeout=30)
+                    connection.request(self.command, self.path, body or None, self._passed())
+                    response = connection.getresponse()
+                    status, data = response.status, response.read()
+                    connection.close()
+                if cut is None:
+                    self._answer(status, data)
+                    return
+                if cut.then is not None:
+                    cut.then()
+                self.close_connection = True
+
+            def _passed(self) -> dict[str, str]:
+                return {name: value for name, value in self.headers.items() if name.lower() != "host"}
+
+            def _answer(self, status: int, data: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = pass_on  # the names that http.server calls
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def _next(self, method: str, path: str, headers: dict[str, str]) -> Cut | None:
+        with self._lock:
+            self.requests.append((method, path, headers))
+            if self._cuts and f"{method} {path}".startswith(self._cuts[0][0]):
+                return self._cuts.pop(0)[1]
+        return None
+
+    def lose(self, what: str, when: When, *, times: int = 1, then: Callable[[], object] | None = None) -> None:
+        """Loses the next requests of this kind (`POST /messages`) or, after the server had them, their answers."""
+        with self._lock:
+            self._cuts += [(what, Cut(when=when, then=then))] * times
+
+    def answer(self, what: str, status: int, body: bytes, *, times: int = 1) -> None:
+        """Answers the next requests of this kind itself."""
+        with self._lock:
+            self._cuts += [(what, Cut(answer=(status, body)))] * times
+
+    @property
+    def waiting(self) -> int:
+        """How many cuts are still to come."""
+        with self._lock:
+            return len(self._cuts)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._cuts.clear()
+
+    def count(self, what: str) -> int:
+        """How many requests of this kind have come."""
+        with self._lock:
+            return sum(f"{method} {path}".startswith(what) for method, path, _ in self.requests)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

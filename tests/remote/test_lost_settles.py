@@ -1,0 +1,112 @@
+"""A settle whose answer was lost is told from a lost lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.conftest import Clock
+from tests.remote.cutting import Proxy, When
+
+import custody
+from custody import Lease, Outcome
+from custody.errors import DatabaseUnavailable, LeaseLost
+from custody.model import Settled
+
+pytestmark = pytest.mark.core
+
+Fill = Callable[[int], None]
+Verb = Callable[[Lease], Settled]
+VERBS: dict[str, Verb] = {
+    "ack": lambda lease: lease.ack(),
+    "ack some": lambda lease: lease.ack(lease.messages),
+    "nack": lambda lease: lease.nack(error="x"),
+    "nack some": lambda lease: lease.nack(lease.messages, error="x"),
+    "dead": lambda lease: lease.nack(requeue=False),
+    "later": lambda lease: lease.later(after="1m"),
+    "release": lambda lease: lease.release(),
+}
+
+
+@pytest.mark.req("G14")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_settle_is_repeated_without_a_false_alarm(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, orders: Fill, when: When, verb: str
+) -> None:
+    orders(3)
+    lease = remote.claim("orders", "stock", max_messages=3)
+    proxy.lose("POST /messages/", when)
+    settled = VERBS[verb](lease)
+    assert (proxy.waiting, settled.settled) == (0, 3)
+    assert settled.dead == ((0, 1, 2) if verb == "dead" else ())
+    assert c.stats("orders", "stock").in_flight == 0
+    kinds = [entry.kind for entry in c.trace("orders", 0, 0) if entry.kind != "claim"]
+    assert kinds == [verb.removesuffix(" some")]
+
+
+@pytest.mark.req("G14")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_lease_that_is_lost_indeed_is_said_to_be(
+    remote: custody.Custody, proxy: Proxy, orders: Fill, clock: Clock, verb: str
+) -> None:
+    orders(3)
+    lease = remote.claim("orders", "stock", max_messages=3, visibility_timeout="5s")
+    proxy.lose("POST /messages/", "before", then=lambda: clock.move(5))
+    with pytest.raises(LeaseLost) as lost:
+        VERBS[verb](lease)
+    assert lost.value.lost == (0, 1, 2)
+
+
+@pytest.mark.req("G14")
+def test_each_message_is_looked_up_by_itself(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, orders: Fill, clock: Clock
+) -> None:
+    """The first was acknowledged before, the others by nobody: an ack of the whole lease must not be called done."""
+    orders(3)
+    lease = remote.claim("orders", "stock", max_messages=3, visibility_timeout="5s")
+    lease.ack(lease.messages[0])
+    proxy.lose("POST /messages/ack", "before", then=lambda: clock.move(5))
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack()
+    assert lost.value.lost == (1, 2)
+    again = remote.claim("orders", "stock", max_messages=3)
+    assert len(again) == 1  # in a small piece: the lease was lost
+    outcomes = {again.messages[0].offset: Outcome("dead", error="no"), 99: Outcome("ack")}
+    proxy.lose("POST /messages/settle", "after")
+    with pytest.raises(LeaseLost) as lost:
+        remote.settle(again.lease_id, outcomes)
+    assert lost.value.lost == (99,)
+    assert len(c.dead("orders", "stock")) == 1
+
+
+def test_what_this_client_has_not_claimed_stays_unknown(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, orders: Fill
+) -> None:
+    orders(1)
+    lease = c.claim("orders", "stock")
+    proxy.lose("POST /messages/ack", "after")
+    with pytest.raises(DatabaseUnavailable, match="unknown"):
+        remote.ack(lease.lease_id)
+
+
+def test_claims_reads_and_extensions_are_repeated(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, orders: Fill
+) -> None:
+    orders(2)
+    proxy.lose("GET /messages/orders", "after")
+    lease = remote.claim("orders", "stock")
+    assert [message.offset for message in lease] == [1]  # the first one is leased to nobody until its deadline
+    proxy.lose("POST /messages/extend", "after")
+    assert lease.extend("1m") > lease.messages[0].published_at
+    proxy.lose("GET /topics", "before", times=2)
+    assert remote.topic("orders") == c.topic("orders")
+    assert proxy.waiting == 0
+
+
+def test_what_was_settled_before_is_not_counted_again(remote: custody.Custody, proxy: Proxy, orders: Fill) -> None:
+    orders(3)
+    lease = remote.claim("orders", "stock", max_messages=3)
+    lease.ack(lease.messages[0])
+    proxy.lose("POST /messages/ack", "after")
+    assert lease.ack().settled == 2
