@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.http.conftest import served
 from tests.outbox.conftest import rounds
 
 import custody
@@ -206,6 +207,27 @@ class TestCustodyElsewhere(PublisherContract):
         return CustodyDestination(c, db)
 
 
+class ServedDestination(CustodyDestination):
+    """The same, by way of its server."""
+
+    def __init__(self, c: custody.Custody, db: psycopg.Connection[Any], url: str) -> None:
+        super().__init__(c, db)
+        self.url = url
+
+    def publisher(self) -> Publisher:
+        return CustodyPublisher(self.url)
+
+    def unreachable(self) -> Publisher | None:
+        return CustodyPublisher("http://127.0.0.1:1")
+
+
+class TestCustodyServer(PublisherContract):
+    @pytest.fixture
+    def destination(self, c: custody.Custody, db: psycopg.Connection[Any]) -> Iterator[ServedDestination]:
+        with served(c) as server:
+            yield ServedDestination(c, db, server.url)
+
+
 def test_a_webhook_is_a_request_with_a_signature(service: Service) -> None:
     publisher = WebhookPublisher(
         service.url, method="PUT", headers={"Authorization": "Bearer x"}, secret="s3cret", clock=lambda: 1_900_000_000.5
@@ -364,3 +386,47 @@ def test_a_publisher_of_another_package_is_found_by_its_entry_point(alone_url: s
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "kafka got 7 for orders\n", done.stderr
+
+
+@pytest.mark.core
+def test_what_is_brought_twice_to_a_server_arrives_once(alone_url: str, target: custody.Custody) -> None:
+    """As if the relay had died between its publish and its settle, with the whole batch."""
+    written(alone_url, 20)
+    with served(target) as server, psycopg.connect(alone_url, autocommit=True) as outbox:
+        for _ in range(2):
+            relay = Relay(alone_url, {"elsewhere": f"custody+{server.url}"}, batch=7, lease="1h")
+            rounds(relay)
+            relay.close()
+            outbox.execute("SELECT custody.outbox_replay('{PUBLISHED}')")
+            outbox.execute("UPDATE custody.outbox SET replays = 0")
+    messages = everything(target)
+    assert sorted(m.payload["n"] for m in messages) == list(range(20))
+    for key in range(5):
+        assert [m.payload["n"] for m in messages if m.key == f"k{key}"] == list(range(key, 20, 5))
+
+
+def test_a_topic_that_a_server_does_not_have_is_an_outage(c: custody.Custody) -> None:
+    with served(c) as server:
+        publisher = CustodyPublisher(server.url)
+        with pytest.raises(PublisherUnavailable, match="topic_not_found"):
+            publisher.publish(event("elsewhere:orders", 1))
+        c.create_topic("orders")
+        with pytest.raises(PublishRefused, match="invalid_payload"):
+            publisher.publish(event("elsewhere:orders", 1, ordering_key="a\0b"))
+        publisher.publish(event("elsewhere:orders", 1))
+        assert c.topic("orders").message_count == 1
+
+
+def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes events chooses destinations: a server of theirs must not be sent the relay's key."""
+    monkeypatch.setenv("CUSTODY_API_KEY", "s3cret")
+    url = service.url.partition("/hook")[0]
+    CustodyPublisher().publish(event(f"custody+{url}#orders", 1))
+    CustodyPublisher(url).publish(event(f"custody+{url}/other#orders", 1))
+    CustodyPublisher(url).publish(event("warehouse:orders", 1))
+    CustodyPublisher(url, api_key="given").publish(event("warehouse:orders", 1))
+    CustodyPublisher(url.replace("://", "://mine@")).publish(event("warehouse:orders", 1))
+    keys = [headers.get("Authorization") for _, _, headers, _ in service.requests]
+    assert keys == [None, None, "Bearer s3cret", "Bearer given", "Bearer mine"]

@@ -1,4 +1,4 @@
-"""Events into a topic of another Custody database: each once, however often it is brought."""
+"""Events into a topic of another Custody: each once, however often it is brought."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from custody import config
+from custody.address import Address, is_remote
 from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, SchemaMismatch, Transient
+from custody.relay.over_http import Served
 from custody.relay.publisher import Claimed, Publisher
 from custody.store import migrate
 from custody.store.postgres import Database
@@ -16,17 +19,22 @@ _PREFIX = "custody+"
 
 
 class CustodyPublisher(Publisher):
-    """Publishes to a topic of another database. The target remembers the ids of the events that have come, in the same
-    transaction, so that a relay that was killed after its publish leaves no duplicate.
+    """Publishes to a topic of another database, or of a server. The target remembers the ids of the events that have
+    come, in the same transaction, so that a relay that was killed after its publish leaves no duplicate.
 
-    Without a `topic` the event's destination names it: `warehouse:orders`, or `custody+postgresql://…#orders`.
+    Without a `topic` the event's destination names it: `warehouse:orders`, `custody+postgresql://…#orders` or
+    `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY) is sent to the server at `url`, and to no other that a
+    destination may name.
     """
 
     whole_batches = True
 
-    def __init__(self, url: str | None = None, topic: str | None = None, *, pool_size: int = 4) -> None:
-        self._url, self._topic, self._pool_size = url, topic, pool_size
+    def __init__(
+        self, url: str | None = None, topic: str | None = None, *, pool_size: int = 4, api_key: str | None = None
+    ) -> None:
+        self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
         self._open: dict[str, Database] = {}
+        self._served: dict[str, Served] = {}
         self._lock = threading.Lock()
 
     def publish(self, event: Claimed) -> None:
@@ -34,6 +42,9 @@ class CustodyPublisher(Publisher):
 
     def publish_many(self, events: Sequence[Claimed]) -> None:
         url, topic = self._target(events[0].destination)
+        if is_remote(url):
+            self._server(url).receive(topic, events, [_named(event) for event in events])
+            return
         try:
             self._database(url).call(
                 "outbox_receive",
@@ -58,7 +69,7 @@ class CustodyPublisher(Publisher):
         if not url or not hashed or not topic:
             raise InvalidArgument(
                 f"{destination!r} names no topic of another database",
-                "Write name:topic for a publisher of the relay, or custody+postgresql://…#topic.",
+                "Write name:topic for a publisher of the relay, custody+postgresql://…#topic or custody+https://…#topic.",
             )
         return url, topic
 
@@ -76,6 +87,15 @@ class CustodyPublisher(Publisher):
                 self._open[url] = found
             return found
 
+    def _server(self, url: str) -> Served:
+        with self._lock:
+            found = self._served.get(url)
+            if found is None:
+                settings = config.load()
+                own = (self._api_key or settings.api_key) if url == self._url else None
+                found = self._served[url] = Served(Address.of(url, otherwise=own), ca=settings.ca)
+            return found
+
     def close(self) -> None:
         with self._lock:
             for database in self._open.values():
@@ -84,9 +104,13 @@ class CustodyPublisher(Publisher):
 
 
 def _headers(event: Claimed) -> str:
-    found = {
+    return msgspec.json.encode(_named(event)).decode()
+
+
+def _named(event: Claimed) -> dict[str, str]:
+    """The headers of the message: those of the event, and which one it is."""
+    return {
         **event.headers,
         "x-custody-event-id": str(event.event_id),
         "x-custody-event-type": event.event_type,
     }
-    return msgspec.json.encode(found).decode()

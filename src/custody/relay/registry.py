@@ -22,6 +22,8 @@ _BUILT_IN: dict[str, Callable[[], Publisher]] = {
     "https": WebhookPublisher,
     "custody+postgresql": CustodyPublisher,
     "custody+postgres": CustodyPublisher,
+    "custody+http": CustodyPublisher,
+    "custody+https": CustodyPublisher,
 }
 
 

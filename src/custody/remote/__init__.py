@@ -6,9 +6,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from custody.address import Address, is_remote
 from custody.engine import Custody
 from custody.policy import Duration, Policy, seconds
-from custody.remote.address import Address, is_remote
 from custody.remote.consuming import RemoteConsuming
 from custody.remote.operating import RemoteOperating
 from custody.remote.producing import RemoteProducing

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from custody.address import Address
 from custody.errors import (
     CustodyError,
     DatabaseUnavailable,
@@ -25,7 +26,6 @@ from custody.errors import (
     ServerStopping,
     by_code,
 )
-from custody.remote.address import Address
 
 T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]

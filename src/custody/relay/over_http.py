@@ -1,0 +1,95 @@
+"""Events into a topic of another Custody, through its server: one request for a batch, and each event once."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from custody.address import Address
+from custody.errors import InvalidConfig, PublisherUnavailable, PublishFailed, PublishRefused
+from custody.relay.publisher import Claimed
+
+TIMEOUT = 30.0
+
+_REFUSED = {"invalid_argument", "invalid_payload", "too_large"}
+"""What the same event would meet again. All else is a matter for the operator, or passes."""
+
+
+class Served:
+    """A server that takes events. One attempt for each call; a connection of its own, as for a webhook."""
+
+    def __init__(self, address: Address, *, ca: Path | None = None, timeout: float = TIMEOUT) -> None:
+        parts = urlsplit(address.url)
+        self._address, self._host, self._path, self._timeout = address, parts.netloc, parts.path, timeout
+        self._context: ssl.SSLContext | None = None
+        if address.secure:
+            try:
+                self._context = ssl.create_default_context(cafile=None if ca is None else str(ca))
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidConfig(f"{ca} is not a file of certificates: {error}", "Give one in PEM form.") from error
+
+    def receive(self, topic: str, events: Sequence[Claimed], headers: Sequence[dict[str, str]]) -> None:
+        """Brings the events, all of them or none; those that had come before are left out there."""
+        given = [_event(event, named) for event, named in zip(events, headers, strict=True)]
+        status, body = self._request(f"/topics/{quote(topic, safe='')}/events", msgspec.json.encode({"events": given}))
+        if 200 <= status < 300:
+            return
+        code, said = _problem(body)
+        text = f"the server at {self._address.url} answered {status}: {said}"
+        if code in _REFUSED:
+            raise PublishRefused(text)
+        if status < 500 or status in (502, 503, 504):
+            # a topic that is not there, a key without the right: no reason to give up the events
+            raise PublisherUnavailable(text)
+        raise PublishFailed(text)
+
+    def _request(self, path: str, body: bytes) -> tuple[int, bytes]:
+        connection: http.client.HTTPConnection
+        if self._context is not None:
+            connection = http.client.HTTPSConnection(self._host, timeout=self._timeout, context=self._context)
+        else:
+            connection = http.client.HTTPConnection(self._host, timeout=self._timeout)
+        headers = {"Content-Type": "application/json", "X-Custody-Worker": "relay"}
+        if self._address.key is not None:
+            headers["Authorization"] = f"Bearer {self._address.key}"
+        try:
+            connection.request("POST", self._path + path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            # whether they have come is unknown; the same again is harmless
+            raise PublisherUnavailable(
+                f"the server at {self._address.url} gave no answer: {type(error).__name__} {error}"
+            ) from error
+        finally:
+            connection.close()
+
+
+def _event(event: Claimed, headers: dict[str, str]) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "event_id": event.event_id,
+        "replays": event.replays,
+        "key": event.key,
+        "headers": headers,
+    }
+    if event.kind == "b":
+        body["payload_base64"] = base64.b64encode(event.data).decode()
+    else:
+        body["payload"] = msgspec.Raw(event.data) if event.kind == "j" else event.data.decode()
+    return body
+
+
+def _problem(body: bytes) -> tuple[str, str]:
+    """The code and the text of an error, if it is one of Custody's."""
+    try:
+        problem = msgspec.json.decode(body, type=dict[str, dict[str, Any]])["error"]
+        return str(problem["code"]), f"{problem['code']}: {problem.get('message', '')}"
+    except (msgspec.MsgspecError, KeyError):
+        return "", body[:200].decode("utf-8", "replace")
