@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.http.conftest import Http, served
+from tests.http.conftest import Http, process, served
 from tests.remote.cutting import Proxy
 
 import custody
+
+__all__ = ["process"]  # a fixture that is used here too
 
 
 @pytest.fixture

@@ -1,0 +1,178 @@
+"""Opening a client: which URL, which key, which certificates, and what it cannot do."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.http.conftest import Http
+from tests.remote.cutting import Proxy
+from tests.waiting import wait_for
+
+import custody
+from custody.engine import Custody
+from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, InvalidConfig, NeedsDatabase
+from custody.http import Server, Settings
+from custody.remote import RemoteCustody
+
+pytestmark = pytest.mark.core
+
+
+def test_the_environment_and_the_file_may_name_a_server(
+    server: Http, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "custody.yaml").write_text(f"database: {server.url}\n")
+    with custody.connect() as c:
+        assert (isinstance(c, RemoteCustody), c.topics()) == (True, [])
+    (tmp_path / "custody.yaml").unlink()
+    monkeypatch.setenv("CUSTODY_DATABASE", server.url + "/")
+    with custody.connect() as c:
+        assert repr(c) == f"<Custody at {server.url}>"
+
+
+def test_a_server_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1"):
+        custody.connect("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("url", ["http://", "http://host:port", "http://s3cret@host?x=1", "http://s3cret@[::1"])
+def test_what_is_no_server_is_refused_without_its_key(url: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        custody.connect(url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_what_is_for_a_server_is_refused_elsewhere(server: Http, database_url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        custody.connect(database_url, api_key="k")
+    with pytest.raises(InvalidArgument):
+        custody.connect(server.url, clock=lambda: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.req("G19")
+def test_a_key_is_sent_and_never_shown(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    host = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("CUSTODY_API_KEY", "of-the-environment")
+
+    def sent() -> str | None:
+        return proxy.requests[-1][2].get("Authorization")
+
+    for url, key, wanted in (
+        (f"http://{host}", None, "of-the-environment"),
+        (f"http://s3cret%2F@{host}", None, "s3cret/"),
+        (f"http://:s3cret@{host}", None, "s3cret"),
+        (f"http://other@{host}", "s3cret", "s3cret"),
+    ):
+        with custody.connect(url, api_key=key, retry_for="0s") as c:
+            assert sent() == f"Bearer {wanted}"
+            with pytest.raises(CustodyError) as refused:
+                c.topic("nothing")
+            proxy.lose("GET /topics", "before")
+            with pytest.raises(DatabaseUnavailable) as lost:
+                c.topics()
+            shown = f"{c!r} {vars(c)} {refused.value} {lost.value} {lost.value.__cause__}"
+            assert wanted not in shown
+    assert "s3cret" not in caplog.text
+
+
+def test_the_worker_is_named(c: custody.Custody, server: Http, orders: Callable[[int], None]) -> None:
+    orders(1)
+    with custody.connect(server.url, worker="Müller 7") as remote:
+        remote.claim("orders", "stock").ack()
+        remote.named("other").pause("orders", "stock")
+    assert [entry.worker for entry in c.trace("orders", 0, 0)] == ["M_ller_7", "M_ller_7"]
+
+
+def test_what_needs_the_database_says_so(c: custody.Custody, remote: custody.Custody, database_url: str) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish("orders", 1)
+    lease = remote.claim("orders", "g")
+    for refused in (
+        lambda: remote.database_url,
+        lambda: remote.drive("orders", "g"),
+        lambda: remote.figures("orders", "g"),
+        lambda: remote.listen_to_all(print),
+        lambda: remote.claim_each("orders", "g", None, []),
+        lambda: remote.move_outbox(),
+        lambda: custody.relay.Relay(remote),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(NeedsDatabase, match="postgresql"):
+            refused()
+    with psycopg.connect(database_url) as connection, pytest.raises(NeedsDatabase, match="once"):
+        lease.ack(connection=connection)
+    assert lease.ack().settled == 1
+
+
+def test_every_verb_of_the_direct_connection_is_the_clients_own_or_refused() -> None:
+    """A verb that is added there and forgotten here would be answered with `needs_database`."""
+    composed = {"publish", "ack", "nack", "release", "later", "settle", "extend", "work", "named"}
+    for_servers = {
+        "publish_each",
+        "ack_each",
+        "claim_each",
+        "lease_place",
+        "first_lease",
+        "listen_to_all",
+        "move_outbox",
+    }
+    verbs = {name for name in dir(Custody) if not name.startswith("_")}
+    own = {
+        name
+        for name in verbs
+        if any(name in vars(kind) for kind in RemoteCustody.__mro__ if kind.__module__.startswith("custody.remote"))
+    }
+    assert verbs - own == composed | for_servers
+
+
+@contextmanager
+def served_tls(c: custody.Custody, cert: Path, key: Path) -> Iterator[str]:
+    """A server with a certificate, in a thread."""
+    server = Server(c, Settings(port=0, tls_cert=cert, tls_key=key))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+
+    def ready() -> bool:
+        try:
+            custody.connect(server.url, ca=cert).close()
+        except DatabaseUnavailable:
+            return False
+        return True
+
+    try:
+        wait_for(ready, "the server answers")
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(30)
+
+
+@pytest.mark.req("G19")
+def test_a_certificate_is_checked(c: custody.Custody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
+    subprocess.run([*making, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    with served_tls(c, cert, key) as url:
+        with pytest.raises(InvalidConfig, match="not trusted"):
+            custody.connect(url)
+        with custody.connect(url, ca=cert) as remote:
+            assert remote.create_topic("orders").name == "orders"
+        monkeypatch.setenv("CUSTODY_CA", str(cert))
+        with custody.connect(url) as remote:
+            assert [topic.name for topic in remote.topics()] == ["orders"]
+    with pytest.raises(InvalidConfig, match="certificates"):
+        custody.connect("https://127.0.0.1:1", ca=key)
