@@ -8,7 +8,7 @@ from pathlib import Path
 
 from custody import config
 from custody.engine import Custody
-from custody.errors import InvalidArgument
+from custody.errors import InvalidArgument, NeedsDatabase
 from custody.policy import Duration, seconds
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
@@ -142,4 +142,6 @@ def _check(db: Database, _embedded: bool) -> None:
 
 def migrate(database: str) -> list[int]:
     """Brings the schema of a database to this version of Custody. Returns the versions that were applied."""
+    if is_remote(database):
+        raise NeedsDatabase("a server's schema is changed in its database", "Give the postgresql:// URL of that.")
     return schema.migrate(database)

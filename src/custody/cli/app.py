@@ -58,7 +58,9 @@ def options(
     ctx: typer.Context,
     database: Annotated[
         str | None,
-        typer.Option(metavar="URL", envvar="CUSTODY_DATABASE", help="A postgresql:// URL; else the embedded database."),
+        typer.Option(
+            metavar="URL", envvar="CUSTODY_DATABASE", help="A postgresql:// or http:// URL; else the embedded database."
+        ),
     ] = None,
     home: Annotated[
         Path | None, typer.Option(help="Where the embedded database is kept (default: CUSTODY_HOME, or ./.custody).")

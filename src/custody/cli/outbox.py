@@ -37,8 +37,10 @@ Limit = Annotated[int | None, typer.Option(min=1, help="No more than this many."
 @contextmanager
 def located(door: Door) -> Iterator[str]:
     """The URL of the outbox: a database of your own is taken as it is, the embedded one has all of Custody."""
+    from custody.address import is_remote
+
     url = door.configured_url
-    if url is not None:
+    if url is not None and not is_remote(url):
         yield url
         return
     with door.connect() as c:

@@ -75,4 +75,5 @@ def serve(
             worker="http",
         ) as opened,
     ):
+        _ = opened.database_url  # refuses to serve what is served already
         run(opened, settings, ready=ready)
