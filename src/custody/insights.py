@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from custody import log
+from custody.errors import Busy
 from custody.lanes import priority_of
 from custody.log import decode
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
@@ -184,3 +185,55 @@ def handling_times(db: Database, topic: str | None, group: str | None, *, now: d
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicFigures:
+    """`messages` are in the log; `appended` were ever, those that retention has dropped too."""
+
+    topic: str
+    partitions: int
+    messages: int
+    appended: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFigures:
+    """The figures of `Stats` over all partitions, with the age of the oldest unresolved message in seconds."""
+
+    topic: str
+    group: str
+    lag: int
+    waiting: int
+    in_flight: int
+    holes: int
+    parked: int
+    dead: int
+    depth: int
+    oldest_unresolved_age: float | None
+    paused: bool
+    breaker: str | None
+
+
+Rows = list[dict[str, Any]]
+
+
+def figures(
+    db: Database, *, timeout: float, now: datetime | None
+) -> tuple[list[TopicFigures], list[GroupFigures], Rows]:
+    """All topics, all groups, and the rows of `outbox_stats`. A statement that takes longer than `timeout` seconds is
+    given up (`busy`)."""
+    try:
+        return _figures(db, timeout, now)
+    except Busy:  # perhaps a segment that it looked into was dropped at that moment
+        return _figures(db, timeout, now)
+
+
+def _figures(db: Database, timeout: float, now: datetime | None) -> tuple[list[TopicFigures], list[GroupFigures], Rows]:
+    with db.transaction() as connection:
+        connection.execute("SELECT set_config('statement_timeout', %s, true)", [str(round(timeout * 1000))])
+        topics = [TopicFigures(**row) for row in db.call_dicts("topic_figures", on=connection)]
+        groups = []
+        for row in db.call_dicts("group_figures", on=connection, now=now):
+            groups.append(GroupFigures(group=row.pop("consumer_group"), **row))
+        return topics, groups, db.call_dicts("outbox_stats", on=connection, now=now)

@@ -10,9 +10,10 @@ from typing import Any
 from custody import insights, redrive
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
-from custody.insights import HandlingTime, Server
+from custody.insights import GroupFigures, HandlingTime, Server, TopicFigures
 from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
-from custody.policy import did_you_mean
+from custody.outbox.events import Figures as OutboxFigures
+from custody.policy import Duration, did_you_mean, seconds
 from custody.redrive import DeadFilter
 
 
@@ -125,6 +126,17 @@ class Operating(Base):
 
     def stats(self, topic: str, group: str) -> Stats:
         return insights.stats(self._db, topic, group, now=self._now())
+
+    def overview(
+        self, *, timeout: Duration = "5s"
+    ) -> tuple[list[TopicFigures], list[GroupFigures], list[OutboxFigures]]:
+        """The figures of all topics, all groups and the outbox, at a cost that does not grow with the log."""
+        topics, groups, rows = insights.figures(self._db, timeout=seconds(timeout), now=self._now())
+        return topics, groups, [OutboxFigures(**row) for row in rows]
+
+    def connections(self) -> tuple[int, int, int, int]:
+        """Connections to the database in use, idle, and at most; and how many calls wait for one."""
+        return self._db.connections()
 
     def trace(self, topic: str, partition: int, offset: int, *, group: str | None = None) -> list[HistoryEntry]:
         """Everything that happened to one message, oldest first."""

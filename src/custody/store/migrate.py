@@ -29,7 +29,7 @@ FUNCTIONS = (
     "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
     "transactions", "retention", "passing", "upkeep", "journal", "growth", "views", "doctor",
     "outbox", "outbox_claim", "outbox_operate", "outbox_topics",
-    "together", "apikeys",
+    "together", "apikeys", "figures",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 

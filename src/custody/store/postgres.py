@@ -112,6 +112,12 @@ class Database:
     def close(self) -> None:
         self._pool.close()
 
+    def connections(self) -> tuple[int, int, int, int]:
+        """Connections in use, idle, and at most; and how many calls wait for one."""
+        stats = self._pool.get_stats()
+        idle = stats["pool_available"]
+        return stats["pool_size"] - idle, idle, stats["pool_max"], stats.get("requests_waiting", 0)
+
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection of the pool, in autocommit mode. After a lost connection the pool is cleared of its like."""
