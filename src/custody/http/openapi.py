@@ -117,7 +117,7 @@ def _responses(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any
         if kind is not None:
             schemas = [schema_of[id(member)] for member in _members(kind)]
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-            responses[str(status)]["content"] = {"application/json": {"schema": schema}}
+            responses[str(status)]["content"] = {operation.media_type: {"schema": schema}}
     error = {"application/json": {"schema": schema_of[id(ErrorOut)]}}
     for status, text in _ERRORS.items():
         responses[str(status)] = {"description": text, "content": error}

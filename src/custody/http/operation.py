@@ -35,6 +35,7 @@ class Operation:
     query: type[Shape]
     example: Any
     open: bool
+    media_type: str = "application/json"
     other: dict[int, Any] = field(default_factory=dict)
     decode: Callable[[bytes], Any] = field(init=False, repr=False)
 
@@ -62,6 +63,7 @@ class Table:
         query: type[Shape] = NoQuery,
         example: Any = None,
         open: bool = False,
+        media_type: str = "application/json",
         other: dict[int, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Adds the function that is decorated: its name names the operation, its docstring describes it."""
@@ -84,6 +86,7 @@ class Table:
                     query=query,
                     example=example,
                     open=open,
+                    media_type=media_type,
                     other=other or {},
                 )
             )

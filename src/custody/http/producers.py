@@ -88,6 +88,7 @@ async def commit(call: Call) -> object:
     call.allow("produce")
     body: TransactionIn = call.body
     receipts = await call.run(call.engine.transactions.commit, body.transaction_id)
+    call.state.metrics.published(receipts)
     return CommittedOut(body.transaction_id, [placed_out(receipt) for receipt in receipts])
 
 

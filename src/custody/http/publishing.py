@@ -51,6 +51,7 @@ async def publish(call: Call) -> Answer:
     if body.transaction_id is not None:
         return await _add(call, body, messages)
     placed = await _publish(call, _publish_of(body, messages))
+    call.state.metrics.published(placed)
     # as they are: they have the fields of a PlacedOut
     return Answer(encode(placed[0] if body.messages is UNSET else {"receipts": placed}))
 

@@ -58,8 +58,10 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         lease = await call.state.desks.receive(place, claim, 0)
     if not lease and lease.reason in _WITHHELD:
         raise _WITHHELD[lease.reason](lease.detail and f"{_said(lease.reason)}: {lease.detail}", _remedy(lease.reason))
-    if lease and query.auto_ack:
-        await _acked(call, lease)
+    if lease:
+        call.state.metrics.received(place.topic, place.group, lease)
+        if query.auto_ack:
+            await _acked(call, lease)
     return Answer(msgspec.json.encode(lease_out(lease)))
 
 
@@ -87,6 +89,7 @@ async def _acked(call: Call, lease: Lease) -> None:
     (answer,) = await call.state.settle_together([Ack(lease_id=lease.lease_id, offsets=None, worker=call.worker)])
     if isinstance(answer, Exception):
         raise answer
+    call.state.metrics.settled(lease.lease_id, "ack", answer.settled)
 
 
 def _positive(timeout: Duration | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -14,7 +15,7 @@ from custody.http.call import Call, lease_of_receipt
 from custody.http.operation import Table
 from custody.http.shapes import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 from custody.model import Settled
-from custody.outcomes import Outcome
+from custody.outcomes import Kind, Outcome
 from custody.policy import seconds
 from custody.settle import REMEDY
 from custody.together import Ack
@@ -36,9 +37,21 @@ async def ack(call: Call) -> Answer:
     await _allow(call, wanted)
     if len(wanted) == 1:
         settled = await call.state.acks.submit(wanted[0])
+        _count(call, wanted[0], settled)
         return Answer(encode(SettledOut(settled.settled)))
     answers = await call.state.settle_together(wanted)
+    for answer, one in zip(answers, wanted, strict=True):
+        if isinstance(answer, Settled):
+            _count(call, one, answer)
     return Answer(encode(SettledOut(sum(one.settled for one in _all_good(answers, wanted)))))
+
+
+def _count(call: Call, one: Ack, settled: Settled) -> None:
+    metrics = call.state.metrics
+    if one.lease_id is not None:
+        metrics.settled(one.lease_id, "ack", settled.settled)
+    elif one.topic is not None:
+        metrics.settled_in(one.topic, one.group or "default", "ack", settled.settled)
 
 
 def _acks(call: Call, body: AckIn) -> list[Ack]:
@@ -162,8 +175,9 @@ def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
     return found
 
 
-async def _settle(call: Call, body: AckIn, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
+async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
     held = await _held(call, body)
+    counts: list[tuple[UUID, int]] = []
 
     def settle_all() -> SettledOut:
         settled = 0
@@ -178,6 +192,7 @@ async def _settle(call: Call, body: AckIn, verb: Callable[[UUID, list[int] | Non
                     raise
                 lost += error.lost or one.offsets or []
                 continue
+            counts.append((one.lease_id, result.settled))
             settled += result.settled
             dead += result.dead
             released += result.released
@@ -185,7 +200,11 @@ async def _settle(call: Call, body: AckIn, verb: Callable[[UUID, list[int] | Non
             raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
         return SettledOut(settled, dead, released)
 
-    return Answer(encode(await call.run(settle_all)))
+    try:
+        return Answer(encode(await call.run(settle_all)))
+    finally:
+        for lease_id, count in counts:
+            call.state.metrics.settled(lease_id, outcome, count)
 
 
 @table.operation("POST", "/messages/nack", body=NackIn, answer=SettledOut, example={**_EXAMPLE, "error": "timeout"})
@@ -200,6 +219,7 @@ async def nack(call: Call) -> Answer:
     return await _settle(
         call,
         body,
+        "nack" if body.requeue else "reject",
         lambda lease, offsets: call.engine.nack(
             lease, offsets, error=body.error, delay=body.delay, requeue=body.requeue
         ),
@@ -209,7 +229,7 @@ async def nack(call: Call) -> Answer:
 @table.operation("POST", "/messages/release", body=AckIn, answer=SettledOut, example=_EXAMPLE)
 async def release(call: Call) -> Answer:
     """Give messages back: ready at once, and the delivery does not count."""
-    return await _settle(call, call.body, call.engine.release)
+    return await _settle(call, call.body, "release", call.engine.release)
 
 
 @table.operation("POST", "/messages/later", body=LaterIn, answer=SettledOut, example={**_EXAMPLE, "after": "5m"})
@@ -217,7 +237,9 @@ async def later(call: Call) -> Answer:
     """Not now: ready again after that time, and the delivery does not count."""
     body: LaterIn = call.body
     _check(body.after)
-    return await _settle(call, body, lambda lease, offsets: call.engine.later(lease, offsets, after=body.after))
+    return await _settle(
+        call, body, "later", lambda lease, offsets: call.engine.later(lease, offsets, after=body.after)
+    )
 
 
 @table.operation(
@@ -242,6 +264,8 @@ async def settle(call: Call) -> Answer:
         outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
     done = await call.run(call.engine.settle, body.lease_id, outcomes)
+    for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
+        call.state.metrics.settled(body.lease_id, kind, count)
     return Answer(encode(SettledOut(done.settled, list(done.dead), list(done.released))))
 
 

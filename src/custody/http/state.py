@@ -16,8 +16,10 @@ from custody.engine import Custody
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.coalesce import Coalescer
 from custody.http.keyring import Keyring
+from custody.http.metrics import Metrics
 from custody.http.news import News
 from custody.http.rights import ANYBODY, Caller
+from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
 from custody.http.waiting import Desks, Place
 from custody.model import Settled
@@ -46,11 +48,14 @@ class State:
         slow = max(1, settings.connections // 3)
         self._quick = ThreadPoolExecutor(max(1, settings.connections - slow), thread_name_prefix="custody-quick")
         self._slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
+        self.metrics = Metrics(waiting=lambda: len(self.desks), connections=engine.connections)
+        self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
             engine.publish_each,
             self._quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             enabled=settings.coalesce,
+            observe=self.metrics.coalesced("publish"),
         )
         self.acks: Coalescer[Ack, Settled] = Coalescer(
             engine.ack_each,
@@ -59,6 +64,7 @@ class State:
             slots=2,
             most=60,  # a subtransaction each: more of them would overflow what others see of this transaction
             enabled=settings.coalesce,
+            observe=self.metrics.coalesced("ack"),
         )
         self.desks = Desks(self)
         self.keys = Keyring(
@@ -104,6 +110,11 @@ class State:
 
     def observe(self, method: str, route: str, status: int, took: float) -> None:
         """A request was answered, in so many seconds."""
+        self.metrics.answered(method, route, status, took)
+
+    async def _overview(self) -> Overview:
+        topics, groups, outbox = await self.run(self.engine.overview, timeout=LIMIT)
+        return Overview(topics=topics, groups=groups, outbox=outbox)
 
     @property
     def stopping(self) -> bool:

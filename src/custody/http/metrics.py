@@ -1,0 +1,160 @@
+"""What a server counts about itself, as Prometheus reads it. Each server has a registry of its own.
+
+Looking up the labels of a counter costs more than counting: every set of labels is bound once and kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counted
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from uuid import UUID
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from custody.claim import Lease
+from custody.http.scraping import Overview, families
+from custody.model import Delayed, Receipt
+from custody.outbox.metrics import exposition
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+UNKNOWN = "-"
+"""A label for what nobody has named: paths that do not exist, and so on. There may be any number of them."""
+LEASES = 20_000
+"""So many leases are known by their topic and group: an ack names the lease alone."""
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """Counts what happens; used in the event loop, read from any thread."""
+
+    def __init__(self, *, waiting: Callable[[], int], connections: Callable[[], tuple[int, int, int, int]]) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._connections = connections
+        ProcessCollector(registry=registry)
+        Info("custody_build", "The version of Custody.", registry=registry).info({"version": version("custody")})
+        self._requests = Counter(
+            "custody_http_requests", "Requests that were answered.", ["method", "route", "status"], registry=registry
+        )
+        self._took = Histogram(
+            "custody_http_request_duration_seconds",
+            "From the first byte to the last; a long poll takes as long as it waits.",
+            ["method", "route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._published = Counter(
+            "custody_messages_published", "Messages that were accepted.", ["topic"], registry=registry
+        )
+        self._duplicates = Counter(
+            "custody_messages_duplicate", "Messages that had been published before.", ["topic"], registry=registry
+        )
+        self._received = Counter(
+            "custody_messages_received", "Messages that were handed out.", ["topic", "group"], registry=registry
+        )
+        self._settled = Counter(
+            "custody_messages_settled",
+            "Messages by what was said of them.",
+            ["topic", "group", "outcome"],
+            registry=registry,
+        )
+        self._coalesced = Histogram(
+            "custody_coalesced_requests",
+            "Requests that shared a transaction.",
+            ["operation"],
+            buckets=_REQUESTS,
+            registry=registry,
+        )
+        polls = Gauge("custody_waiting_polls", "Long polls that wait for messages.", registry=registry)
+        polls.set_function(waiting)
+        self._in_use = Gauge(
+            "custody_database_connections", "Connections to the database.", ["state"], registry=registry
+        )
+        self._most = Gauge(
+            "custody_database_connections_max", "The most connections that there may be.", registry=registry
+        )
+        self._queue = Gauge(
+            "custody_database_connections_waiting", "Calls that wait for a connection.", registry=registry
+        )
+        self._of_requests: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._of_topics: dict[str, tuple[Counter, Counter]] = {}
+        self._of_groups: dict[tuple[str, str], Counter] = {}
+        self._of_outcomes: dict[tuple[str, str, str], Counter] = {}
+        self._leases: dict[UUID, tuple[str, str]] = {}
+
+    def answered(self, method: str, route: str, status: int, took: float) -> None:
+        """A request was answered, in so many seconds."""
+        found = self._of_requests.get((method, route, status))
+        if found is None:
+            if method not in _METHODS:  # any word may come; it gets no series of its own
+                method = UNKNOWN
+            found = self._requests.labels(method, route, str(status)), self._took.labels(method, route)
+            if method != UNKNOWN:
+                self._of_requests[method, route, status] = found
+        count, duration = found
+        count.inc()
+        duration.observe(took)
+
+    def published(self, placed: Sequence[Receipt | Delayed]) -> None:
+        if len(placed) == 1:
+            self._count_published(placed[0].topic, placed[0].duplicate, 1)
+            return
+        for (topic, duplicate), count in Counted((one.topic, one.duplicate) for one in placed).items():
+            self._count_published(topic, duplicate, count)
+
+    def _count_published(self, topic: str, duplicate: bool, count: int) -> None:
+        found = self._of_topics.get(topic)
+        if found is None:
+            found = self._of_topics[topic] = self._published.labels(topic), self._duplicates.labels(topic)
+        found[duplicate].inc(count)
+
+    def received(self, topic: str, group: str, lease: Lease) -> None:
+        """Messages go out under a lease, which is remembered."""
+        found = self._of_groups.get((topic, group))
+        if found is None:
+            found = self._of_groups[topic, group] = self._received.labels(topic, group)
+        found.inc(len(lease))
+        if len(self._leases) >= LEASES:
+            del self._leases[next(iter(self._leases))]
+        self._leases[lease.lease_id] = topic, group
+
+    def settled(self, lease_id: UUID, outcome: str, count: int) -> None:
+        """Messages of a lease were settled. If another server has handed it out, nobody here knows its group."""
+        self.settled_in(*self._leases.get(lease_id, (UNKNOWN, UNKNOWN)), outcome, count)
+
+    def settled_in(self, topic: str, group: str, outcome: str, count: int) -> None:
+        found = self._of_outcomes.get((topic, group, outcome))
+        if found is None:
+            found = self._of_outcomes[topic, group, outcome] = self._settled.labels(topic, group, outcome)
+        found.inc(count)
+
+    def coalesced(self, operation: str) -> Callable[[int], object]:
+        """What counts the requests of each transaction of an operation."""
+        return self._coalesced.labels(operation).observe
+
+    def exposition(self, overview: Overview | None) -> bytes:
+        """Everything, with the figures of the database, if there are any."""
+        in_use, idle, most, waiting = self._connections()
+        self._in_use.labels("in_use").set(in_use)
+        self._in_use.labels("idle").set(idle)
+        self._most.set(most)
+        self._queue.set(waiting)
+        text = generate_latest(_Together([*self._registry.collect(), *families(overview)]))
+        return text if overview is None else text + exposition(overview.outbox).encode()
+
+
+class _Together:
+    """Metrics without the times at which their series began, which would double their number."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._metrics:
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

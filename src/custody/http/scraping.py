@@ -1,0 +1,105 @@
+"""The figures of the database for /metrics: one look at a time for all who ask; it may fail, and must not take long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from custody.errors import CustodyError
+from custody.insights import GroupFigures, TopicFigures
+from custody.outbox.events import Figures as OutboxFigures
+
+logger = logging.getLogger(__name__)
+
+KEEP = 1.0
+"""Seconds for which a look is good for others too."""
+LIMIT = 5.0
+BREAKER = ("closed", "open", "probing")
+
+_GROUPS = {
+    "lag": "Messages that were never handed out.",
+    "waiting": "Messages to be tried again.",
+    "in_flight": "Messages under a lease.",
+    "holes": "Gaps among the resolved offsets.",
+    "parked": "Messages behind an earlier one of their key.",
+    "dead": "Dead letters.",
+    "depth": "Messages that are not resolved.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """All that one look finds."""
+
+    topics: list[TopicFigures]
+    groups: list[GroupFigures]
+    outbox: list[OutboxFigures]
+
+
+class Scraping:
+    """Looks at the database at most once at a time, and not again within a second. Lives in one event loop."""
+
+    def __init__(self, look: Callable[[], Awaitable[Overview]]) -> None:
+        self._look = look
+        self._last: asyncio.Future[Overview] | None = None
+        self._until = 0.0
+
+    async def overview(self) -> Overview | None:
+        """The figures, or None if the database does not give them in time."""
+        loop = asyncio.get_running_loop()
+        if self._last is None or (self._last.done() and loop.time() >= self._until):
+            self._last = asyncio.ensure_future(self._look())
+            self._last.add_done_callback(self._looked)
+        try:
+            async with asyncio.timeout(LIMIT):
+                return await asyncio.shield(self._last)
+        except TimeoutError:
+            logger.warning("the figures of the database did not come within %g s", LIMIT)
+        except CustodyError as error:
+            logger.warning("the figures of the database could not be read: %s", error)
+        return None
+
+    def _looked(self, look: asyncio.Future[Overview]) -> None:
+        self._until = asyncio.get_running_loop().time() + KEEP
+        if not look.cancelled():
+            look.exception()  # perhaps nobody waits for it any more
+
+
+def families(overview: Overview | None) -> Iterator[Metric]:
+    """The metrics of a look; without one, only that there is none."""
+    yield GaugeMetricFamily(
+        "custody_up", "Whether the database gave its figures in time.", value=0 if overview is None else 1
+    )
+    if overview is None:
+        return
+    labels = ["topic", "group"]
+    for name, text in _GROUPS.items():
+        family = GaugeMetricFamily(f"custody_group_{name}", text, labels=labels)
+        for one in overview.groups:
+            family.add_metric([one.topic, one.group], getattr(one, name))
+        yield family
+    age = GaugeMetricFamily(
+        "custody_group_oldest_unresolved_age_seconds", "Age of the oldest message that is not resolved.", labels=labels
+    )
+    paused = GaugeMetricFamily("custody_group_paused", "1 while the group is paused.", labels=labels)
+    breaker = GaugeMetricFamily(
+        "custody_group_breaker_state", "1 for the state that the group's breaker is in.", labels=[*labels, "state"]
+    )
+    for one in overview.groups:
+        age.add_metric([one.topic, one.group], one.oldest_unresolved_age or 0.0)
+        paused.add_metric([one.topic, one.group], one.paused)
+        for state in BREAKER if one.breaker is not None else ():
+            breaker.add_metric([one.topic, one.group, state], one.breaker == state)
+    yield from (age, paused, breaker)
+    held = GaugeMetricFamily("custody_topic_messages", "Messages that the log holds.", labels=["topic"])
+    appended = CounterMetricFamily(
+        "custody_topic_appended", "Messages that were ever appended, through any door.", labels=["topic"]
+    )
+    for topic in overview.topics:
+        held.add_metric([topic.topic], topic.messages)
+        appended.add_metric([topic.topic], topic.appended)
+    yield from (held, appended)
