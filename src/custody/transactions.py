@@ -18,6 +18,7 @@ from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
 from custody.policy import Duration, seconds
 from custody.store.postgres import Connection, Database
+from custody.tracing import traced, traced_each
 
 FLUSH_AT = 500
 """So many messages are collected before they are sent: nobody sees them before the commit anyway."""
@@ -49,6 +50,7 @@ class Transactions:
 
     def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
         """Adds messages, and says how many there are now. `first` numbers them, so that a repeat adds nothing."""
+        messages = traced(messages)
         encoded = [_encode(message) for message in messages]
         try:
             return self._add(transaction_id, topic, messages, encoded, first)
@@ -60,6 +62,7 @@ class Transactions:
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
     ) -> int:
         """Adds messages of several topics, all of them or none, in this order; else as `add`."""
+        messages = traced_each(messages)
         encoded = [_encode(message) for _, message in messages]
         try:
             return self._add_all(transaction_id, messages, encoded, first)
@@ -199,7 +202,8 @@ class Transaction:
         self.publish_many(topic, [message])
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
-        batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
+        # now, not when they are sent: that may be after the span has ended
+        batch = traced(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages)
         self._verbs.layout_of(topic)  # refuses a topic that is not there
         for message in batch:
             _encode(message)

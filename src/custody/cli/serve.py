@@ -10,6 +10,7 @@ import typer
 
 from custody.cli import arguments
 from custody.cli.door import door_of
+from custody.cli.exporting import export_spans
 
 _DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
 
@@ -76,4 +77,5 @@ def serve(
         ) as opened,
     ):
         _ = opened.database_url  # refuses to serve what is served already
+        export_spans()
         run(opened, settings, ready=ready)

@@ -20,6 +20,7 @@ import typer
 from custody.cli import arguments, render
 from custody.cli.arguments import VisibilityTimeout
 from custody.cli.door import Door, counted, door_of
+from custody.cli.exporting import export_spans
 from custody.model import Message
 from custody.outcomes import outcome_of
 
@@ -58,6 +59,7 @@ def work(
             grace=grace,
         )
         with logged(door), stopped_by_signals(worker.stop), _status(door, f"{topic}/{group}", worker, tally):
+            export_spans()
             summary = worker.run()
     if door.json:
         door.emit({"topic": topic, "group": group, "summary": summary})

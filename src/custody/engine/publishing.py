@@ -14,6 +14,7 @@ from custody.lanes import Priority
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.policy import Duration
 from custody.retention import Retention
+from custody.tracing import traced
 
 Placed = TypeVar("Placed", Receipt, Delayed)
 
@@ -122,7 +123,7 @@ class Publishing(Base):
 
         With `producer_id`, `epoch` and `sequence` (of the first message) a repeat returns the first receipts.
         """
-        batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
+        batch = traced(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages)
         if any(message.delayed for message in batch):
             raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
         identity = _identity(producer_id, epoch, sequence)
@@ -143,7 +144,7 @@ class Publishing(Base):
     ) -> list[Delayed]:
         """Stores messages that have a `delay` or `deliver_at`, in one transaction; idempotent as `publish_many`."""
         identity = _identity(producer_id, epoch, sequence)
-        batch = list(messages)
+        batch = traced(messages)
         receipts = self._placed(topic, partial(delays.publish, self._db, topic, batch, producer=identity))
         self._hints.send(topic)  # whoever waits may have to wake up earlier now
         return receipts

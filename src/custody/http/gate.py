@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from custody import tracing
 from custody.errors import CustodyError
 from custody.http.answers import Answer
 from custody.http.door import answer, failed
@@ -104,17 +105,20 @@ class Gate:
     async def perform(self, operation: Operation, scope: Scope, receive: Receive, params: Mapping[str, str]) -> Answer:
         request: Request = scope["custody"]
         request.route = operation.path
-        return await answer(
-            self._state,
-            operation,
-            params=params,
-            query_string=scope["query_string"],
-            headers=request.headers,
-            receive=receive,
-            caller=request.caller,
-            worker=request.worker,
-            request_id=request.request_id,
-        )
+        with tracing.serving(operation.method, operation.path, request.headers) as span:
+            answered = await answer(
+                self._state,
+                operation,
+                params=params,
+                query_string=scope["query_string"],
+                headers=request.headers,
+                receive=receive,
+                caller=request.caller,
+                worker=request.worker,
+                request_id=request.request_id,
+            )
+            span.answered(answered.status)
+        return answered
 
     async def _refused(self, scope: Scope, request: Request, operation: Operation | None) -> Answer | None:
         """The answer to whoever may not come in; None lets it pass."""

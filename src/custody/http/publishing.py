@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from custody import tracing
 from custody.errors import InvalidArgument
 from custody.http.answers import AddedOut, Answer, CountOut, MessageOut, PlacedOut, ReceiptsOut, message_out
 from custody.http.call import Call
@@ -25,6 +27,7 @@ COALESCED = 64
 
 _EXAMPLE = {"topic": "orders", "key": "SKU-123", "payload": {"sku": "SKU-123", "add": 100}}
 encode = msgspec.json.encode
+Messages = Sequence[tuple[str, Outgoing]]
 
 
 @table.operation(
@@ -46,11 +49,15 @@ async def publish(call: Call) -> Answer:
     if body.messages is not UNSET and (body.payload is not UNSET or body.payload_base64 is not UNSET):
         raise InvalidArgument("a request has one payload or many messages, not both")
     call.require_batch(len(given))
-    messages = [(_topic(message, body), outgoing(message)) for message in given]
-    call.allow("produce", *{topic for topic, _ in messages})
-    if body.transaction_id is not None:
-        return await _add(call, body, messages)
-    placed = await _publish(call, _publish_of(body, messages))
+    messages: Messages = [(_topic(message, body), outgoing(message)) for message in given]
+    topics = {topic for topic, _ in messages}
+    call.allow("produce", *topics)
+    with tracing.publishing(topics, len(messages)):
+        # here: the threads that publish have no current span
+        messages = tracing.traced_each(messages)
+        if body.transaction_id is not None:
+            return await _add(call, body, messages)
+        placed = await _publish(call, _publish_of(body, messages))
     call.state.metrics.published(placed)
     # as they are: they have the fields of a PlacedOut
     return Answer(encode(placed[0] if body.messages is UNSET else {"receipts": placed}))
@@ -87,7 +94,7 @@ def outgoing(message: MessageIn) -> Outgoing:
     )
 
 
-def _publish_of(body: PublishIn, messages: list[tuple[str, Outgoing]]) -> Publish:
+def _publish_of(body: PublishIn, messages: Messages) -> Publish:
     producer = None
     if body.producer_id is not None or body.epoch is not None or body.sequence is not None:
         if body.producer_id is None or body.epoch is None or body.sequence is None:
@@ -116,7 +123,7 @@ async def _publish(call: Call, wanted: Publish) -> list[Receipt | Delayed]:
     return answer
 
 
-async def _add(call: Call, body: PublishIn, messages: list[tuple[str, Outgoing]]) -> Answer:
+async def _add(call: Call, body: PublishIn, messages: Messages) -> Answer:
     if body.producer_id is not None or body.sequence is not None or body.expected_offset is not None:
         raise InvalidArgument("a transaction has a producer already, and offsets only after its commit")
     assert body.transaction_id is not None

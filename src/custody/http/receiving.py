@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 
+from custody import tracing
 from custody.claim import Lease
 from custody.errors import InvalidArgument, Withheld, by_code
 from custody.http.answers import Answer, LeaseOut, NewsOut, lease_out
@@ -46,6 +48,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
     claim = Claim(max_messages=query.max, visibility_timeout=_positive(query.visibility_timeout), worker=call.worker)
     wait = min(seconds(query.wait), call.state.max_wait)
     place = Place(call.topic, query.group, partition)
+    began = time.time_ns()
     if wait:
         task = asyncio.ensure_future(call.state.desks.receive(place, claim, wait))
         try:
@@ -60,6 +63,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         raise _WITHHELD[lease.reason](lease.detail and f"{_said(lease.reason)}: {lease.detail}", _remedy(lease.reason))
     if lease:
         call.state.metrics.received(place.topic, place.group, lease)
+        tracing.received(place.topic, place.group, lease.messages, began)
         if query.auto_ack:
             await _acked(call, lease)
     return Answer(msgspec.json.encode(lease_out(lease)))

@@ -17,6 +17,7 @@ from custody.outbox.operating import Outbox
 from custody.store.joining import joined
 from custody.store.postgres import run_function, translated
 from custody.store.standalone import install
+from custody.tracing import carried
 
 __all__ = ["write", "install", "Outbox", "Event", "State", "Figures"]
 
@@ -44,7 +45,7 @@ def write(
     require_key(ordering_key)
     require_zone(available_at)
     kind, data = encode(payload)
-    encoded = encode_headers(headers)
+    encoded = encode_headers(carried(headers))
     on = joined(connection)
     arguments = {
         "event_type": event_type,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import cast
 
+from custody import tracing
 from custody.model import Message
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,10 @@ Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
 class Caller:
     """Calls the handler and says what it raised. Nothing that a handler raises gets out, not even SystemExit."""
 
-    def __init__(self, handler: Handler, timeout: float | None) -> None:
+    def __init__(self, handler: Handler, timeout: float | None, group: str) -> None:
         self._handler = handler
         self._timeout = timeout
+        self._group = group
         self._loop: asyncio.AbstractEventLoop | None = None
         if inspect.iscoroutinefunction(handler):
             self._loop = asyncio.new_event_loop()
@@ -38,7 +40,9 @@ class Caller:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def __call__(self, message: Message) -> BaseException | None:
-        raised = self._call(message)
+        with tracing.processing(message, self._group) as span:
+            raised = self._call(message)
+            span.handled(raised)
         if raised is not None:
             where = f"{message.topic}/{message.partition}/{message.offset}"
             logger.debug("the handler failed on %s", where, exc_info=raised)

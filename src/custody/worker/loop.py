@@ -114,7 +114,7 @@ class Worker:
     def run(self) -> Summary:
         """Works until `stop`. Survives a restart of the database; raises if the topic or group is gone, or on an error
         that no retry will mend."""
-        self._call = Caller(self._handler, self._handler_timeout)
+        self._call = Caller(self._handler, self._handler_timeout, self._group)
         self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled, self._fail)
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
         for _ in range(self._concurrency):
