@@ -11,7 +11,7 @@ from uuid import UUID
 
 from custody import delays
 from custody.claim import Lease, lease_of
-from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, LeaseLost, by_code
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, LeaseLost, by_code
 from custody.log import Encoded, Layout, arrays, decode_raw, encode_message, place
 from custody.model import Delayed, Outgoing, Receipt, Settled
 from custody.policy import Duration, seconds
@@ -146,8 +146,8 @@ class Publishes:
             if sum(len(bundle.shares) for bundle in bundles) == 1:
                 self._refuse(bundles[0], error)
                 return
-            for n in (n for bundle in bundles for n, _ in bundle.shares):
-                self._publish(self._bundles([n], joined=False), wait=True)
+            for some in self._by_topic(n for bundle in bundles for n, _ in bundle.shares).values():
+                self._publish_apart(some)
             return
         apart: list[int] = []
         wrongly: list[int] = []
@@ -171,6 +171,20 @@ class Publishes:
         for some in blocked.values():
             self._publish(self._bundles(some, joined=True), wait=True, again=again)
 
+    def _by_topic(self, callers: Iterable[int]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for n in callers:
+            found.setdefault(self._callers[n].messages[0][0], []).append(n)
+        return found
+
+    def _publish_apart(self, callers: Sequence[int]) -> None:
+        """One by one; after the first that finds the topic busy the others are told so, for each would wait as long."""
+        for number, n in enumerate(callers):
+            self._publish(self._bundles([n], joined=False), wait=True)
+            if isinstance(error := self._answers[n], Busy):
+                self._answers.update(dict.fromkeys(callers[number + 1 :], error))
+                return
+
     def _publish_one(self, bundle: _Bundle, *, again: bool) -> None:
         """Messages of one topic: as if they were one caller's, which costs less. If they are refused, each is tried."""
         callers = [n for n, _ in bundle.shares]
@@ -185,6 +199,8 @@ class Publishes:
                 self._publish(self._bundles(callers, joined=True), wait=True, again=False)
             elif len(callers) == 1:
                 self._refuse(bundle, error)
+            elif isinstance(error, Busy):
+                self._publish_apart(callers)
             else:
                 self._publish(self._bundles(callers, joined=False), wait=True, again=again)
             return
@@ -306,8 +322,12 @@ def ack_each(db: Database, callers: Sequence[Ack], *, now: datetime | None) -> l
             answers[number - 1] = LeaseLost(f"lease {caller.lease_id} does not hold {what}", REMEDY, lost=lost or ())
         else:
             answers[number - 1] = Settled(settled=settled)
+    busy: dict[UUID | None, CustodyError] = {}
     for n in blocked:
-        answers[n] = ack_each(db, [callers[n]], now=now)[0]
+        lease_id = callers[n].lease_id
+        answers[n] = answer = busy.get(lease_id) or ack_each(db, [callers[n]], now=now)[0]
+        if isinstance(answer, Busy):  # whoever else acks the same lease would wait as long, and in vain
+            busy[lease_id] = answer
     return [answers[n] for n in range(len(callers))]
 
 

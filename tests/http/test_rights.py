@@ -92,6 +92,7 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("POST", "/messages/dlq/replay"): ADMIN,
     ("GET", "/handling-times"): CONSUME_SOMEWHERE,
     ("GET", "/server"): EVERYWHERE,
+    ("GET", "/metrics"): EVERYBODY,
 }
 LAST = [("DELETE", GROUP), ("DELETE", "/topics/{topic}")]
 PARAMS = {

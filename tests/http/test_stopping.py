@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
@@ -44,20 +45,20 @@ def test_a_stop_under_load_answers_all_that_it_has_accepted(
     enough = threading.Event()
 
     def publish(client: int) -> None:
-        connection = http.client.HTTPConnection(urlsplit(server.http.url).netloc, timeout=20)
-        for number in range(100_000):
-            payload = f"{client}/{number}"
-            try:
-                connection.request("POST", "/messages", json.dumps({"topic": "orders", "payload": payload}))
-                response = connection.getresponse()
-                response.read()
-            except (OSError, http.client.HTTPException):
-                untold.add(payload)
-                return
-            assert response.status == 200
-            told.add(payload)
-            if len(told) > 300:
-                enough.set()
+        with closing(http.client.HTTPConnection(urlsplit(server.http.url).netloc, timeout=20)) as connection:
+            for number in range(100_000):
+                payload = f"{client}/{number}"
+                try:
+                    connection.request("POST", "/messages", json.dumps({"topic": "orders", "payload": payload}))
+                    response = connection.getresponse()
+                    response.read()
+                except (OSError, http.client.HTTPException):
+                    untold.add(payload)
+                    return
+                assert response.status == 200
+                told.add(payload)
+                if len(told) > 300:
+                    enough.set()
 
     clients = [threading.Thread(target=publish, args=[client]) for client in range(16)]
     for client in clients:

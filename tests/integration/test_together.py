@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -226,3 +227,16 @@ def test_what_is_in_flight_is_counted_for_each_partition(c: custody.Custody, clo
     assert c.in_flight("orders")[0] == (3, 25.0)  # the others have expired
     with pytest.raises(errors.GroupNotFound):
         c.in_flight("orders", "nobody")
+
+
+def test_a_topic_that_stays_busy_is_waited_for_once(c: custody.Custody, database_url: str) -> None:
+    """Not once for each of those who came together."""
+    c.create_topic("orders")
+    bounded = f"{database_url}{'&' if '?' in database_url else '?'}options=-c%20lock_timeout%3D300"
+    with psycopg.connect(database_url) as holder, custody.connect(bounded) as impatient:
+        holder.execute("SELECT FROM custody.heads FOR UPDATE")
+        began = time.monotonic()
+        answers = impatient.publish_each([one("orders", n) for n in range(20)])
+        assert time.monotonic() - began < 3
+    assert {type(answer) for answer in answers} == {errors.Busy}
+    assert c.read("orders") == []
