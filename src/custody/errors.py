@@ -184,6 +184,11 @@ class InvalidArgument(Terminal):
 
     code = "invalid_argument"
 
+    def __init__(self, message: str | None = None, remedy: str = "", *, path: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.path = path
+        """Over HTTP: the field that is meant, as in `$.messages[0].payload`."""
+
 
 class InvalidPolicy(InvalidArgument):
     """The policy is not valid."""

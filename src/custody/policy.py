@@ -148,6 +148,8 @@ class Breaker:
     def __post_init__(self) -> None:
         _between("failure_rate", self.failure_rate, 0.01, 1)
         _between("min_outcomes", self.min_outcomes, 1, 1_000_000)
+        if not isinstance(self.min_outcomes, int):
+            raise InvalidPolicy(f"min_outcomes cannot be {self.min_outcomes!r}", "It is a whole number.")
         if seconds(self.window) == 0 or seconds(self.probe_after) == 0:
             raise InvalidPolicy("the window and probe_after of a breaker must be longer than zero")
 
@@ -158,6 +160,10 @@ class Breaker:
             "breaker_window": f"{seconds(self.window)} s",
             "breaker_probe": f"{seconds(self.probe_after)} s",
         }
+
+
+_MOST = {"max_attempts": 2**31 - 1, "max_in_flight": 2**62, "max_ack_holes": 2**62, "max_parked": 2**62}
+"""The largest value of each, for the sake of the columns they are stored in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +201,17 @@ class Policy:
                     "fairness parks messages behind their key, in order",
                     'Set ordering="key" too, or leave fairness out.',
                 )
-        if not self.tenant_separator or "\0" in str(self.tenant_separator):
-            raise InvalidPolicy(f"tenant_separator cannot be {self.tenant_separator!r}", "It is a text such as ':'.")
-        for name in ("max_attempts", "max_in_flight", "max_ack_holes", "max_parked"):
+        separator: object = self.tenant_separator
+        if not isinstance(separator, str) or not separator or "\0" in separator:
+            raise InvalidPolicy(f"tenant_separator cannot be {separator!r}", "It is a text such as ':'.")
+        if self.breaker is not None and not isinstance(self.breaker, Breaker):
+            raise InvalidPolicy(f"breaker cannot be {self.breaker!r}", "Use a Breaker, or None.")
+        for name, most in _MOST.items():
             value = getattr(self, name)
             if value is None and name != "max_attempts":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidPolicy(f"{name} cannot be {value!r}", "It is a whole number from 1 on.")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is a whole number from 1 to {most:,}.")
         for name in ("visibility_timeout", "handler_timeout"):
             value = getattr(self, name)
             if (value is not None or name == "visibility_timeout") and seconds(value) < 0.001:
@@ -217,7 +226,7 @@ class Policy:
         if isinstance(backoff, Mapping):
             settings = dict(backoff)
             kind = settings.pop("kind", "exponential")
-            if kind not in BACKOFFS:
+            if not isinstance(kind, str) or kind not in BACKOFFS:
                 raise InvalidPolicy(f"{kind!r} is not a kind of backoff", did_you_mean(str(kind), list(BACKOFFS)))
             refuse_unknown(settings, [f.name for f in fields(BACKOFFS[kind])], f"the {kind} backoff")
             values["backoff"] = BACKOFFS[kind](**settings)

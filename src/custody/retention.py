@@ -21,12 +21,13 @@ _LARGEST = 2**62
 def size_in_bytes(size: Size) -> int:
     """The size in bytes; a kilobyte has 1,024 of them, as PostgreSQL counts."""
     value = -1
-    if isinstance(size, str):
-        match = _SIZE.match(size)
+    given: object = size
+    if isinstance(given, str):
+        match = _SIZE.match(given)
         if match is not None:
-            value = int(float(match[1]) * _UNITS[(match[2] or "B").upper()])
-    elif type(size) is int:
-        value = size
+            value = int(min(float(match[1]) * _UNITS[(match[2] or "B").upper()], 2.0 * _LARGEST))
+    elif isinstance(given, int) and not isinstance(given, bool):
+        value = given
     if not 0 < value <= _LARGEST:
         raise InvalidArgument(f"{size!r} is not a size", 'Write bytes, or a number with a unit: "512MB", "10GB".')
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -13,8 +12,6 @@ from msgspec import UNSET, Struct, UnsetType
 from custody.claim import Lease
 from custody.lanes import Priority
 from custody.model import Delayed, Message, Receipt
-
-Figure = int | float
 
 
 class Answer(Struct, frozen=True):
@@ -82,6 +79,32 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
     receipt: str | UnsetType = UNSET
 
 
+class DeadOut(MessageOut, kw_only=True):
+    """A message that a group has given up; `held`: later ones of its key wait for it."""
+
+    attempts: int
+    reason: str
+    last_error: str | None
+    errors: list[str]
+    died_at: datetime
+    held: bool
+
+
+class DelayedOut(Struct, kw_only=True):
+    """A delayed message that is not due yet."""
+
+    topic: str
+    partition: int
+    delay_id: int
+    deliver_at: datetime
+    delayed_at: datetime
+    key: str | None
+    payload: msgspec.Raw | str | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+    headers: dict[str, str]
+    duplicate: bool
+
+
 class LeaseOut(Struct, kw_only=True):
     """Messages under one lease. Without any there is no lease, and `reason` says why: empty, or busy."""
 
@@ -112,32 +135,6 @@ class FlightOut(Struct):
 class InFlightOut(Struct):
     topic: str
     partitions: dict[str, FlightOut]
-
-
-class TopicOut(Struct, kw_only=True):
-    """`partitions` are those of the log, `tails` their next offsets."""
-
-    name: str
-    partitions: int
-    message_count: int
-    first_offsets: list[int]
-    tails: list[int]
-    max_depth: int | None
-    priorities: bool
-    starvation_limit: float | None
-    retention: dict[str, Any] | None
-    created_at: datetime
-
-
-class GroupOut(Struct, kw_only=True):
-    topic: str
-    name: str
-    bare: bool
-    policy: dict[str, Any] | None
-    paused_at: datetime | None
-    paused_reason: str | None
-    created_at: datetime
-    bindings: list[dict[str, Any]]
 
 
 class ProducerOut(Struct, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from custody.errors import MethodNotAllowed, NoSuchPath
 from custody.http import groups, inspecting, producers, publishing, receiving, settling, topics
@@ -47,12 +48,12 @@ def application(state: State) -> Gate:
         # spans are the gate's: FastAPI does not see the calls that messages travel by
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
+    app.router.redirect_slashes = False  # a path is right or wrong
     gate = Gate(app, state, OPERATIONS)
     for operation in OPERATIONS:
         app.add_api_route(
-            operation.path.replace(
-                "{producer_id}", "{producer_id:path}"
-            ),  # of all names only this one may have a slash
+            # a producer's id may be any text, a slash included
+            operation.path.replace("{producer_id}", "{producer_id:path}"),
             _endpoint(gate, operation),
             methods=[operation.method],
             name=operation.name,
@@ -90,11 +91,17 @@ def _response(answer: Answer) -> Response:
     return response
 
 
+_PATHS = [(compile_path(operation.path)[0], operation.method) for operation in OPERATIONS]
+
+
+def _methods(path: str) -> list[str]:
+    """What a path can be called with."""
+    return list(dict.fromkeys(method for pattern, method in _PATHS if pattern.match(path))) or ["GET"]
+
+
 def _unknown(request: Request, error: HTTPException) -> Answer:
     request_id = request.scope["custody"].request_id
     if error.status_code == 405:
         answer = failed(MethodNotAllowed(f"{request.method} is not for {request.url.path}"), request_id)
-        return Answer(
-            answer.body, answer.status, tuple((k.encode(), v.encode()) for k, v in (error.headers or {}).items())
-        )
+        return Answer(answer.body, answer.status, ((b"allow", ", ".join(_methods(request.scope["path"])).encode()),))
     return failed(NoSuchPath(f"there is nothing at {request.url.path}", "See /docs for what there is."), request_id)

@@ -77,14 +77,18 @@ class Call:
     def number(self, name: str) -> int:
         """A whole number in the path."""
         text = self.params[name]
-        if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
-            raise InvalidArgument(f"{name} in the path cannot be {text!r}", "It is a whole number from 0 on.")
+        if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > 2**62:
+            raise InvalidArgument(
+                f"{name} in the path cannot be {text[:100]!r}", "It is a whole number from 0 on.", path=name
+            )
         return int(text)
 
     def partition(self) -> int:
         number = self.number("partition")
         if number >= 2**31:
-            raise InvalidArgument(f"partition cannot be {number}", "It is a whole number below 2,147,483,648.")
+            raise InvalidArgument(
+                f"partition cannot be {number}", "It is a whole number below 2,147,483,648.", path="partition"
+            )
         return number
 
     async def gone(self) -> None:
@@ -109,8 +113,8 @@ def lease_of_receipt(receipt: str) -> tuple[UUID, int]:
     """The lease and the offset that a receipt stands for."""
     lease, colon, offset = receipt.partition(":")
     try:
-        if colon and offset.isascii() and offset.isdigit() and int(offset) < 2**63:
+        if colon and offset.isascii() and offset.isdigit() and len(offset) < 20 and int(offset) <= 2**62:
             return UUID(lease), int(offset)
     except ValueError:
         pass
-    raise InvalidArgument("that is not a receipt", "Send it back as it came with the message.")
+    raise InvalidArgument("that is not a receipt", "Send it back as it came with the message.", path="$.receipt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,6 +21,7 @@ from custody.errors import (
     TooLarge,
     Transient,
 )
+from custody.http import fields
 from custody.http.answers import Answer, ErrorBody, ErrorOut
 from custody.http.call import Call
 from custody.http.operation import Operation
@@ -48,8 +50,10 @@ async def answer(
         body: Any = None
         if operation.body is not None:
             given = await read_body(receive, headers, state.max_body, state.body_timeout)
-            if given or operation.body_required:
+            if given:
                 body = operation.decode(given)
+            elif operation.body_required:
+                raise InvalidJson("the body is empty", "Send a JSON object.")
         call = Call(
             state,
             caller=caller,
@@ -60,6 +64,7 @@ async def answer(
             body=body,
             receive=receive,
         )
+        require_names(params)
         result = await operation.handler(call)
     except Exception as error:
         return failed(error, request_id)
@@ -96,8 +101,19 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def parse_query(operation: Operation, query_string: bytes) -> Any:
-    given = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}
-    return msgspec.convert(given, operation.query, strict=False)
+    pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True) if query_string else []
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise InvalidArgument(f"{twice!r} is given more than once", "Give it once.", path=f"$.{twice}")
+    return msgspec.convert(given, operation.query, strict=False, dec_hook=fields.read)
+
+
+def require_names(params: Mapping[str, str]) -> None:
+    """Refuses what cannot be looked for: PostgreSQL has no NUL in texts."""
+    for name, value in params.items():
+        if "\0" in value:
+            raise InvalidArgument(f"{name} in the path has a NUL character", "Remove it.", path=name)
 
 
 def failed(error: Exception, request_id: str) -> Answer:
@@ -105,11 +121,9 @@ def failed(error: Exception, request_id: str) -> Answer:
     status, extra = 500, []
     body = ErrorBody(code="internal_error", message="the server failed; its log has more", request_id=request_id)
     if isinstance(error, msgspec.ValidationError):
-        message, _, path = str(error).partition(" - at `")
         status = InvalidArgument.status
-        body = ErrorBody(code=InvalidArgument.code, message=message, request_id=request_id)
-        if path:
-            body.path = path.rstrip("`")
+        message, path = located(str(error))
+        body = ErrorBody(code=InvalidArgument.code, message=message, path=path, request_id=request_id)
     elif isinstance(error, msgspec.DecodeError | UnicodeDecodeError | RecursionError):
         status = InvalidJson.status
         body = ErrorBody(code=InvalidJson.code, message=f"the body is not JSON: {error}", request_id=request_id)
@@ -118,6 +132,8 @@ def failed(error: Exception, request_id: str) -> Answer:
         body = ErrorBody(code=error.code, message=error.message, request_id=request_id)
         if error.remedy:
             body.remedy = error.remedy
+        if isinstance(error, InvalidArgument) and error.path is not None:
+            body.path = error.path
         if isinstance(error, LeaseLost) and error.lost:
             body.lost = list(error.lost)
         if isinstance(error, Transient):
@@ -131,3 +147,14 @@ def failed(error: Exception, request_id: str) -> Answer:
     else:
         logger.error("request %s failed", request_id, exc_info=error)
     return Answer(msgspec.json.encode(ErrorOut(body)), status, tuple(extra))
+
+
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
+
+
+def located(message: str) -> tuple[str, str]:
+    """What msgspec says, and the path of the field that it says it of."""
+    said, _, path = message.rpartition(" - at `") if " - at `" in message else (message, "", "$`")
+    path = path.removesuffix("`")
+    field = _FIELD.match(said)
+    return said, path if field is None else f"{path}.{field[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -13,8 +12,8 @@ from custody.errors import InvalidArgument
 from custody.http.answers import (
     ChangedOut,
     CountOut,
+    DeadOut,
     DueOut,
-    GroupOut,
     MessageOut,
     PlaceOut,
     RedrivenOut,
@@ -23,22 +22,14 @@ from custody.http.answers import (
     message_out,
 )
 from custody.http.call import Call
+from custody.http.fields import When
 from custody.http.operation import Table
-from custody.http.shapes import (
-    Bindings,
-    CommitIn,
-    FetchQuery,
-    GroupIn,
-    GroupPatch,
-    KeyIn,
-    LimitQuery,
-    ReasonIn,
-    RedriveIn,
-    RewindIn,
-    SkipIn,
-)
+from custody.http.policies import Bindings, GroupIn, GroupPatch, policy_of
+from custody.http.queries import FetchQuery, LimitQuery
+from custody.http.reports import GroupOut
+from custody.http.shapes import CommitIn, KeyIn, ReasonIn, RedriveIn, RewindIn, SkipIn
+from custody.model import BlockedKey, Stats
 from custody.plain import plain
-from custody.policy import Policy
 from custody.routing import Binding
 
 table = Table("groups")
@@ -67,7 +58,7 @@ async def create_group(call: Call) -> object:
         call.engine.create_group,
         call.topic,
         body.name,
-        None if body.policy is None else Policy.from_mapping(body.policy),
+        None if body.policy is None else policy_of(body.policy),
         start=_start(body.start),
         bare=body.bare,
         bindings=_bindings(body.bindings),
@@ -79,18 +70,25 @@ def _start(start: str | int) -> Start:
     if isinstance(start, int) or start in ("earliest", "latest"):
         return start  # type: ignore[return-value]
     try:
-        return msgspec.convert(start, datetime)
+        return msgspec.convert(start, When)
     except msgspec.ValidationError:
         raise InvalidArgument(
             f"start cannot be {start!r}",
             'It is "earliest", "latest", an offset, or a time such as 2026-01-31T12:00:00Z.',
+            path="$.start",
         ) from None
 
 
 def _bindings(given: Bindings | None) -> list[Binding | str] | None:
     if given is None:
         return None
-    return [one if isinstance(one, str) else Binding(one.pattern, headers=one.headers) for one in given]
+    found: list[Binding | str] = []
+    for number, one in enumerate(given):
+        try:
+            found.append(Binding(one) if isinstance(one, str) else Binding(one.pattern, headers=one.headers))
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, error.remedy, path=f"$.bindings[{number}]") from error
+    return found
 
 
 @table.operation("GET", GROUPS, answer=list[GroupOut])
@@ -118,8 +116,7 @@ async def change_group(call: Call) -> object:
     changed = await call.run(call.engine.group, call.topic, call.group)
     if body.policy is not UNSET:
         # a bare group has none: the verb refuses it in its own words
-        before = {} if changed.policy is None else plain(changed.policy)
-        policy = Policy.from_mapping({**before, **body.policy})
+        policy = policy_of(body.policy, changed.policy)
         changed = await call.run(call.engine.update_group, call.topic, call.group, policy)
     if body.bindings is not UNSET:
         changed = await call.run(call.engine.bind, call.topic, call.group, bindings)
@@ -134,7 +131,7 @@ async def delete_group(call: Call) -> object:
     return None
 
 
-@table.operation("GET", GROUP + "/stats", answer=dict[str, Any])
+@table.operation("GET", GROUP + "/stats", answer=Stats)
 async def stats(call: Call) -> object:
     """The figures of a group, in all and for each partition."""
     call.allow("consume", call.topic)
@@ -148,7 +145,7 @@ async def next_due(call: Call) -> object:
     return DueOut(await call.run(call.engine.next_due, call.topic, call.group))
 
 
-@table.operation("GET", GROUP + "/dead", query=LimitQuery, answer=list[dict[str, Any]])
+@table.operation("GET", GROUP + "/dead", query=LimitQuery, answer=list[DeadOut])
 async def dead(call: Call) -> object:
     """The dead letters, with payload and errors."""
     call.allow("consume", call.topic)
@@ -176,7 +173,14 @@ async def redrive(call: Call) -> object:
     return await _dead_ones(call, call.engine.redrive)
 
 
-@table.operation("POST", GROUP + "/discard", body=RedriveIn, body_required=False, answer=RedrivenOut)
+@table.operation(
+    "POST",
+    GROUP + "/discard",
+    body=RedriveIn,
+    body_required=False,
+    answer=RedrivenOut,
+    example={"key": "SKU-123", "reason": "the order was cancelled"},
+)
 async def discard(call: Call) -> object:
     """Dead messages are given up for good, with the same choice as redrive."""
     return await _dead_ones(call, call.engine.discard)
@@ -192,7 +196,14 @@ async def rewind(call: Call) -> object:
     return RewindOut(body.dry_run, [RewoundOut(one.partition, one.target, one.messages) for one in found])
 
 
-@table.operation("POST", GROUP + "/pause", body=ReasonIn, body_required=False, answer=ChangedOut)
+@table.operation(
+    "POST",
+    GROUP + "/pause",
+    body=ReasonIn,
+    body_required=False,
+    answer=ChangedOut,
+    example={"reason": "the shop is closed"},
+)
 async def pause(call: Call) -> object:
     """Hand out nothing; what is in flight can be settled."""
     call.allow("admin", call.topic)
@@ -209,7 +220,7 @@ async def resume(call: Call) -> object:
     return ChangedOut(changed)
 
 
-@table.operation("GET", GROUP + "/blocked", query=LimitQuery, answer=list[dict[str, Any]])
+@table.operation("GET", GROUP + "/blocked", query=LimitQuery, answer=list[BlockedKey])
 async def blocked(call: Call) -> object:
     """Keys that cannot go on, what each waits for, and how much waits behind it."""
     call.allow("consume", call.topic)
@@ -247,7 +258,7 @@ async def fetch(call: Call) -> object:
 @table.operation(
     "POST", GROUP + "/commit", body=CommitIn, answer=None, status=204, example={"partition": 0, "next_offset": 7}
 )
-async def commit(call: Call) -> object:
+async def commit_position(call: Call) -> object:
     """For a bare group: everything below the offset is done."""
     call.allow("consume", call.topic)
     body: CommitIn = call.body

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
@@ -12,8 +11,11 @@ from custody.http.answers import Answer, HealthOut
 from custody.http.call import Call
 from custody.http.metrics import CONTENT_TYPE
 from custody.http.operation import Table
-from custody.http.shapes import GroupQuery, ReplayIn, TopicGroupQuery
-from custody.model import Replayed
+from custody.http.queries import GroupQuery, TopicGroupQuery
+from custody.http.reports import HandlingOut
+from custody.http.shapes import ReplayIn
+from custody.insights import Server
+from custody.model import HistoryEntry, Replayed
 from custody.plain import plain
 
 table = Table("operating")
@@ -25,7 +27,7 @@ ORIGINAL_TOPIC = "x-custody-original-topic"
     "GET",
     "/topics/{topic}/partitions/{partition}/messages/{offset}/history",
     query=GroupQuery,
-    answer=list[dict[str, Any]],
+    answer=list[HistoryEntry],
 )
 async def trace(call: Call) -> object:
     """Everything that happened to one message, oldest first."""
@@ -72,7 +74,7 @@ async def _allow_origin(call: Call, body: ReplayIn) -> None:
             call.allow("admin", origin)
 
 
-@table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[dict[str, Any]])
+@table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[HandlingOut])
 async def handling_times(call: Call) -> object:
     """How long recent leases took, for each group: what a visibility timeout has to cover."""
     query: TopicGroupQuery = call.query
@@ -85,7 +87,7 @@ async def handling_times(call: Call) -> object:
     ]
 
 
-@table.operation("GET", "/server", answer=dict[str, Any])
+@table.operation("GET", "/server", answer=Server)
 async def server(call: Call) -> object:
     """The database server: its version, what durability rests on, transactions that are open for long."""
     call.allow_everywhere("admin")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.metadata import version
 from types import UnionType
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from custody.http import fields
 from custody.http.answers import ErrorOut
 from custody.http.operation import Operation
 
 _REF = "#/components/schemas/{name}"
+_RETRY = {429, 503}
+_WITH_A_BODY = {400, 408, 413}
+_OF_OPEN_CALLS = {422, 500, 503}
 _ERRORS = {
     400: "The body is not JSON.",
     401: "A key is needed.",
@@ -24,6 +29,7 @@ _ERRORS = {
     409: "It does not fit the present state.",
     413: "The body or the batch is too large.",
     422: "A field is not valid; `path` names it.",
+    500: "A fault of the server; its log has more, under the `request_id`.",
     429: "Full or capped: try again after `Retry-After`.",
     503: "Not now: try again after `Retry-After`.",
 }
@@ -31,7 +37,15 @@ _DESCRIPTION = (
     "A durable message log in which every message has a lifecycle. Bodies are JSON, whatever their Content-Type. "
     'Durations are texts such as "30s", or seconds. Every error is `{"error": {"code", "message", "remedy"}}`.'
 )
-_NUMBERS = {"partition": 2**31 - 1, "offset": 2**63 - 1, "delay_id": 2**63 - 1}
+_PATH = {
+    "topic": "The name of the topic.",
+    "group": "The name of the group.",
+    "partition": "The number of the partition, from 0 on.",
+    "offset": "The offset of the message in its partition.",
+    "delay_id": "The id that the delayed message got when it was published.",
+    "producer_id": "The id of the producer.",
+}
+_NUMBERS = {"partition": 2**31 - 1, "offset": 2**62, "delay_id": 2**62}
 
 
 def describe(operations: Sequence[Operation]) -> bytes:
@@ -40,7 +54,7 @@ def describe(operations: Sequence[Operation]) -> bytes:
     for operation in operations:
         types += [kind for kind in (operation.body, operation.query) if kind is not None]
         types += [kind for answer in (operation.answer, *operation.other.values()) for kind in _members(answer)]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schemas, components = msgspec.json.schema_components(types, schema_hook=fields.schema, ref_template=_REF)
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -98,14 +112,20 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if name in _NUMBERS:
             schema = {"type": "integer", "minimum": 0, "maximum": _NUMBERS[name]}
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+        found.append({"name": name, "in": "path", "required": True, "description": _PATH[name], "schema": schema})
     return found
 
 
 def _query_parameters(operation: Operation, components: dict[str, Any]) -> list[dict[str, Any]]:
     described = components[operation.query.__name__]
     return [
-        {"name": name, "in": "query", "required": name in described.get("required", ()), "schema": schema}
+        {
+            "name": name,
+            "in": "query",
+            "required": name in described.get("required", ()),
+            "description": schema["description"],
+            "schema": {key: value for key, value in schema.items() if key != "description"},
+        }
         for name, schema in described["properties"].items()
     ]
 
@@ -119,9 +139,16 @@ def _responses(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             responses[str(status)]["content"] = {operation.media_type: {"schema": schema}}
     error = {"application/json": {"schema": schema_of[id(ErrorOut)]}}
-    for status, text in _ERRORS.items():
+    for status, text in sorted(_ERRORS.items()):
+        if (operation.body is None and status in _WITH_A_BODY) or (operation.open and status not in _OF_OPEN_CALLS):
+            continue
         responses[str(status)] = {"description": text, "content": error}
+        if status in _RETRY:
+            responses[str(status)]["headers"] = {"Retry-After": _RETRY_AFTER}
     return responses
+
+
+_RETRY_AFTER = {"description": "After so many seconds.", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
 
 def page(operations: Sequence[Operation]) -> str:
@@ -156,8 +183,37 @@ def _article(operation: Operation) -> str:
 
 
 def _typed(field: msgspec.structs.FieldInfo) -> str:
-    kind = re.sub(r"typing\.|datetime\.|msgspec\.|custody\.[\w.]+\.|<class '([^']+)'>", r"\1", str(field.type))
-    return f"{kind}, required" if field.required else kind
+    return f"{_said(field.type)}, required" if field.required else _said(field.type)
+
+
+_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "true or false",
+    datetime: "time",
+    fields.Duration: "duration",
+    fields.Timeout: "duration",
+    fields.Size: "size",
+    msgspec.Raw: "any JSON value",
+    type(None): "null",
+}
+
+
+def _said(kind: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _said(arguments[0])
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_said(one) for one in arguments if one is not msgspec.UnsetType))
+    if origin is list:
+        return f"list of {_said(arguments[0])}"
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return "{" + ", ".join(kind.__struct_fields__) + "}"
+    return _WORDS.get(kind, "object" if origin is dict else kind.__name__)
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Custody: the HTTP interface</title><style>

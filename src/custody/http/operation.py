@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from custody.http.shapes import NoQuery, Shape
+from custody.http import fields
+from custody.http.queries import NoQuery
+from custody.http.shapes import Shape
 
 if TYPE_CHECKING:
     from custody.http.call import Call
@@ -40,7 +42,7 @@ class Operation:
     decode: Callable[[bytes], Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        decoder = msgspec.json.Decoder(Any if self.body is None else self.body)
+        decoder = msgspec.json.Decoder(Any if self.body is None else self.body, dec_hook=fields.read)
         object.__setattr__(self, "decode", decoder.decode)
 
 

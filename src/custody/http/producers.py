@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from custody.errors import InvalidArgument
 from custody.http.answers import AbortedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut, placed_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import AbortIn, BeginIn, EpochQuery, ProducerIn, TransactionAckIn, TransactionIn
+from custody.http.queries import EpochQuery
+from custody.http.shapes import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
+from custody.model import OpenTransaction
 from custody.plain import plain
 
 table = Table("producers")
 
 _TRANSACTION = {"transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"}
+_ACK = {**_TRANSACTION, "lease_id": "0b6f5a52-8a3e-4a5b-9a54-5d1f3d8f0c11", "offsets": [42, 43]}
 
 
 @table.operation(
@@ -25,7 +26,9 @@ async def init_producer(call: Call) -> object:
     body: ProducerIn = call.body
     if not body.idempotent:
         raise InvalidArgument(
-            "a producer is idempotent", "To publish without one, leave out producer_id, epoch and sequence."
+            "a producer is idempotent",
+            "To publish without one, leave out producer_id, epoch and sequence.",
+            path="$.idempotent",
         )
     producer = await call.run(call.engine.init_producer, body.producer_id)
     return ProducerOut(
@@ -72,7 +75,7 @@ async def begin(call: Call) -> object:
     return BegunOut(transaction_id, expires_at)
 
 
-@table.operation("POST", "/transactions/ack", body=TransactionAckIn, answer=None, status=204)
+@table.operation("POST", "/transactions/ack", body=TransactionAckIn, answer=None, status=204, example=_ACK)
 async def ack_in_transaction(call: Call) -> object:
     """Messages of a lease are done with the commit, or not at all."""
     body: TransactionAckIn = call.body
@@ -101,7 +104,7 @@ async def abort(call: Call) -> object:
     return AbortedOut(body.transaction_id, done)
 
 
-@table.operation("GET", "/transactions", answer=list[dict[str, Any]])
+@table.operation("GET", "/transactions", answer=list[OpenTransaction])
 async def open_transactions(call: Call) -> object:
     """Transactions that are neither committed nor aborted."""
     call.allow_everywhere("admin")

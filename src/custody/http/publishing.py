@@ -5,17 +5,26 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from custody import tracing
 from custody.errors import InvalidArgument
-from custody.http.answers import AddedOut, Answer, CountOut, MessageOut, PlacedOut, ReceiptsOut, message_out
+from custody.http.answers import (
+    AddedOut,
+    Answer,
+    CountOut,
+    DelayedOut,
+    MessageOut,
+    PlacedOut,
+    ReceiptsOut,
+    message_out,
+)
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import DelayedQuery, EventIn, EventsIn, MessageIn, PublishIn, ReadQuery
+from custody.http.queries import DelayedQuery, ReadQuery
+from custody.http.shapes import EventIn, EventsIn, MessageIn, PublishIn
 from custody.model import Delayed, Outgoing, Receipt
 from custody.plain import plain
 from custody.together import Publish
@@ -46,15 +55,18 @@ async def publish(call: Call) -> Answer:
     """
     body: PublishIn = call.body
     given = [body] if body.messages is UNSET else body.messages
-    if body.messages is not UNSET and (body.payload is not UNSET or body.payload_base64 is not UNSET):
-        raise InvalidArgument("a request has one payload or many messages, not both")
+    if body.messages is not UNSET:
+        _require_many(body)
     call.require_batch(len(given))
-    messages: Messages = [(_topic(message, body), outgoing(message)) for message in given]
-    topics = {topic for topic, _ in messages}
+    listed: list[tuple[str, Outgoing]] = []
+    for number, message in enumerate(given):
+        path = "$" if body.messages is UNSET else f"$.messages[{number}]"
+        listed.append((_topic(message, body, path), outgoing(message, path)))
+    topics = {topic for topic, _ in listed}
     call.allow("produce", *topics)
-    with tracing.publishing(topics, len(messages)):
+    with tracing.publishing(topics, len(listed)):
         # here: the threads that publish have no current span
-        messages = tracing.traced_each(messages)
+        messages = tracing.traced_each(listed)
         if body.transaction_id is not None:
             return await _add(call, body, messages)
         placed = await _publish(call, _publish_of(body, messages))
@@ -63,27 +75,38 @@ async def publish(call: Call) -> Answer:
     return Answer(encode(placed[0] if body.messages is UNSET else {"receipts": placed}))
 
 
-def _topic(message: MessageIn, body: PublishIn) -> str:
+def _require_many(body: PublishIn) -> None:
+    """Refuses beside `messages` what belongs to each of them: it would be of no effect."""
+    for name in MessageIn.__struct_fields__:
+        if name != "topic" and getattr(body, name) not in (UNSET, None):
+            raise InvalidArgument(f"{name} belongs to one message, and there are many", path=f"$.{name}")
+
+
+def _topic(message: MessageIn, body: PublishIn, path: str) -> str:
     topic = message.topic or body.topic
     if topic is None:
-        raise InvalidArgument("a message needs a topic", "Give `topic` with each message, or once for all.")
+        raise InvalidArgument(
+            "a message needs a topic", "Give `topic` with each message, or once for all.", path=f"{path}.topic"
+        )
     return topic
 
 
-def payload_of(message: MessageIn | EventIn) -> object:
+def payload_of(message: MessageIn | EventIn, path: str) -> object:
     if (message.payload is UNSET) == (message.payload_base64 is UNSET):
-        raise InvalidArgument("a message has a payload or a payload_base64, and one of them")
+        raise InvalidArgument("a message has a payload or a payload_base64, and one of them", path=f"{path}.payload")
     if message.payload_base64 is UNSET:
         return message.payload
     try:
         return base64.b64decode(message.payload_base64, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidArgument(f"payload_base64 is not base64: {error}") from error
+        raise InvalidArgument(f"it is not base64: {error}", path=f"{path}.payload_base64") from error
 
 
-def outgoing(message: MessageIn) -> Outgoing:
+def outgoing(message: MessageIn, path: str = "$") -> Outgoing:
+    if message.delay is not None and message.deliver_at is not None:
+        raise InvalidArgument("a message has a delay or a time of delivery, not both", path=f"{path}.deliver_at")
     return Outgoing(
-        payload_of(message),
+        payload_of(message, path),
         key=message.key,
         headers=message.headers,
         partition=message.partition,
@@ -146,10 +169,10 @@ async def receive_events(call: Call) -> object:
     call.allow("produce", call.topic)
     body: EventsIn = call.body
     call.require_batch(len(body.events))
-    events = [
-        (event.event_id, event.replays, Outgoing(payload_of(event), key=event.key, headers=event.headers))
-        for event in body.events
-    ]
+    events = []
+    for number, event in enumerate(body.events):
+        payload = payload_of(event, f"$.events[{number}]")
+        events.append((event.event_id, event.replays, Outgoing(payload, key=event.key, headers=event.headers)))
     return CountOut(await call.state.quick(call.engine.receive_events, call.topic, events))
 
 
@@ -169,7 +192,7 @@ async def read(call: Call) -> object:
     return [message_out(message) for message in found]
 
 
-@table.operation("GET", "/topics/{topic}/delayed", query=DelayedQuery, answer=list[dict[str, Any]])
+@table.operation("GET", "/topics/{topic}/delayed", query=DelayedQuery, answer=list[DelayedOut])
 async def delayed(call: Call) -> object:
     """Delayed messages that are not due yet, the next one first."""
     call.allow("consume", call.topic)

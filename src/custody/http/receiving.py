@@ -9,13 +9,12 @@ import msgspec
 
 from custody import tracing
 from custody.claim import Lease
-from custody.errors import InvalidArgument, Withheld, by_code
+from custody.errors import Withheld, by_code
 from custody.http.answers import Answer, LeaseOut, NewsOut, lease_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import NewsQuery, ReceiveQuery
+from custody.http.queries import NewsQuery, ReceiveQuery
 from custody.http.waiting import Place
-from custody.policy import Duration, seconds
 from custody.together import Ack, Claim
 
 table = Table("messages")
@@ -45,8 +44,8 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
-    claim = Claim(max_messages=query.max, visibility_timeout=_positive(query.visibility_timeout), worker=call.worker)
-    wait = min(seconds(query.wait), call.state.max_wait)
+    claim = Claim(max_messages=query.max, visibility_timeout=query.visibility_timeout, worker=call.worker)
+    wait = min(query.wait or 0.0, call.state.max_wait)
     place = Place(call.topic, query.group, partition)
     began = time.time_ns()
     if wait:
@@ -77,7 +76,7 @@ async def news(call: Call) -> object:
     """
     call.allow("consume", call.topic)
     query: NewsQuery = call.query
-    wait = min(seconds(query.wait), call.state.max_wait)
+    wait = min(query.wait or 0.0, call.state.max_wait)
     if wait:
         task = asyncio.ensure_future(call.state.news.wait(call.topic, query.since, wait))
         try:
@@ -94,14 +93,6 @@ async def _acked(call: Call, lease: Lease) -> None:
     if isinstance(answer, Exception):
         raise answer
     call.state.metrics.settled(lease.lease_id, "ack", answer.settled)
-
-
-def _positive(timeout: Duration | None) -> float | None:
-    if timeout is None:
-        return None
-    if seconds(timeout) < 0.001:
-        raise InvalidArgument(f"visibility_timeout cannot be {timeout!r}", "It is at least a millisecond.")
-    return seconds(timeout)
 
 
 def _said(reason: str) -> str:

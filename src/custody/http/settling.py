@@ -16,7 +16,6 @@ from custody.http.operation import Table
 from custody.http.shapes import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 from custody.model import Settled
 from custody.outcomes import Kind, Outcome
-from custody.policy import seconds
 from custody.settle import REMEDY
 from custody.together import Ack
 
@@ -61,7 +60,7 @@ def _acks(call: Call, body: AckIn) -> list[Ack]:
     if body.offsets is not None or body.offset is not None or body.receipt is not None:
         raise InvalidArgument("messages are named in one way: as `messages`, as `offsets`, or by themselves")
     if not body.messages:
-        raise InvalidArgument("`messages` is empty", "Name the messages that are done.")
+        raise InvalidArgument("`messages` is empty", "Name the messages.", path="$.messages")
     call.require_batch(len(body.messages))
     every = [
         _one(call, message if message.lease_id or body.lease_id is None else _of_lease(message, body), None)
@@ -102,7 +101,9 @@ def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
             "which message?", "Give its receipt, or the lease_id, or its topic, partition and offset."
         )
     if offsets is not None and not offsets:
-        raise InvalidArgument("`offsets` is empty", "Name offsets, or leave it out for all that the lease holds.")
+        raise InvalidArgument(
+            "`offsets` is empty", "Name offsets, or leave it out for all that the lease holds.", path="$.offsets"
+        )
     return Ack(
         lease_id=lease_id,
         offsets=offsets,
@@ -215,7 +216,6 @@ async def nack(call: Call) -> Answer:
     `requeue` false.
     """
     body: NackIn = call.body
-    _check(body.delay)
     return await _settle(
         call,
         body,
@@ -236,7 +236,6 @@ async def release(call: Call) -> Answer:
 async def later(call: Call) -> Answer:
     """Not now: ready again after that time, and the delivery does not count."""
     body: LaterIn = call.body
-    _check(body.after)
     return await _settle(
         call, body, "later", lambda lease, offsets: call.engine.later(lease, offsets, after=body.after)
     )
@@ -259,8 +258,7 @@ async def settle(call: Call) -> Answer:
     outcomes: dict[int, Outcome] = {}
     for given in body.outcomes:
         if given.offset in outcomes:
-            raise InvalidArgument(f"offset {given.offset} has two outcomes")
-        _check(given.delay)
+            raise InvalidArgument(f"offset {given.offset} has two outcomes", path="$.outcomes")
         outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
     done = await call.run(call.engine.settle, body.lease_id, outcomes)
@@ -282,16 +280,9 @@ async def extend(call: Call) -> Answer:
     For one message, or with a lease alone for all that it holds; without a timeout it is the one of the group.
     """
     body: ExtendIn = call.body
-    if body.timeout_seconds is not None and seconds(body.timeout_seconds) < 0.001:
-        raise InvalidArgument("timeout_seconds is at least a millisecond")
     wanted = _one(call, body, None)
     await _allow(call, [wanted])
     (held,) = await call.run(_resolved, call, [wanted])
     offset = None if held.offsets is None else held.offsets[0]
     deadline = await call.run(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
     return Answer(encode(DeadlineOut(deadline)))
-
-
-def _check(delay: float | str | None) -> None:
-    if delay is not None:
-        seconds(delay)

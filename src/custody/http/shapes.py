@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from custody.http.fields import (
+    Duration,
+    Large,
+    Name,
+    NewName,
+    Offset,
+    Partition,
+    Positive,
+    Reason,
+    Size,
+    Small,
+    Text,
+    Timeout,
+    When,
+)
 from custody.lanes import Priority
 from custody.outcomes import Kind
 
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Small = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Partition = Small
-Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Large = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Duration = str | float
-"""`"30s"`, `"100ms"`, or seconds."""
-Size = str | int
-Reason = str | None
+ROUTING_KEY = r"^[^.*>\u0000]+(\.[^.*>\u0000]+)*$"
+Partitions = Annotated[int, Meta(ge=1, le=4096)]
 
 
 class Shape(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -34,13 +40,13 @@ class MessageIn(Shape):
     topic: Name | None = None
     payload: msgspec.Raw | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
-    key: str | None = None
-    headers: dict[str, str] | None = None
+    key: Text | None = None
+    headers: dict[Text, Text] | None = None
     partition: Partition | None = None
     priority: Priority | None = None
-    routing_key: str | None = None
+    routing_key: Annotated[str, Meta(max_length=1000, pattern=ROUTING_KEY)] | None = None
     delay: Duration | None = None
-    deliver_at: datetime | None = None
+    deliver_at: When | None = None
 
 
 class PublishIn(MessageIn):
@@ -59,21 +65,13 @@ class PublishIn(MessageIn):
     first: Small | None = None
 
 
-class ReceiveQuery(Shape):
-    group: Name = "default"
-    max: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    visibility_timeout: Duration | None = None
-    wait: Duration = 0.0
-    auto_ack: bool = False
-
-
 class MessageRef(Shape):
     """A message of a delivery: by its `receipt`, or by its place together with the `lease_id`.
 
     With a place alone it has to be on its first delivery, else the answer is `receipt_required`.
     """
 
-    receipt: str | None = None
+    receipt: Text | None = None
     lease_id: UUID | None = None
     topic: Name | None = None
     group: Name = "default"
@@ -121,10 +119,12 @@ class SettleIn(Shape):
 class ExtendIn(MessageRef):
     """The deadline becomes now plus the timeout: for the message, or with a lease alone for all of it."""
 
-    timeout_seconds: Duration | None = None
+    timeout_seconds: Timeout | None = None
 
 
 class ReplayIn(Shape):
+    """A dead letter, and where to publish it again: by default where it came from."""
+
     dlq_topic: Name
     partition: Partition
     offset: Offset
@@ -139,95 +139,85 @@ class EventIn(Shape):
     replays: Small = 0
     payload: msgspec.Raw | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
-    key: str | None = None
-    headers: dict[str, str] | None = None
+    key: Text | None = None
+    headers: dict[Text, Text] | None = None
 
 
 class EventsIn(Shape):
+    """Events of an outbox elsewhere, each published once."""
+
     events: list[EventIn]
 
 
 class RetentionIn(Shape):
-    time: Duration | None = None
+    """What a topic keeps: a time, a size, or both. Whole segments go, the oldest first."""
+
+    time: Timeout | None = None
     size: Size | None = None
-    segment_time: Duration | None = None
+    segment_time: Timeout | None = None
     segment_size: Size | None = None
     drop_unresolved: bool = False
 
 
 class TopicIn(Shape):
-    name: Name
-    partitions: Positive = 1
+    """A topic to make. `max_depth` caps what a group has not resolved of a partition; `starvation_limit` is how long a
+    low priority waits at most."""
+
+    name: NewName
+    partitions: Partitions = 1
     max_depth: Large | None = None
     priorities: bool = False
-    starvation_limit: Duration | None = None
+    starvation_limit: Timeout | None = None
     retention: RetentionIn | None = None
 
 
 class TopicPatch(Shape):
     """`partitions`: more of them. `retention`: null keeps everything."""
 
-    partitions: Positive | UnsetType = UNSET
+    partitions: Partitions | UnsetType = UNSET
     retention: RetentionIn | UnsetType | None = UNSET
-
-
-class BindingIn(Shape):
-    pattern: str | None = None
-    headers: dict[str, str] | None = None
-
-
-Bindings = list[BindingIn | str]
-
-
-class GroupIn(Shape):
-    """`start` is earliest, latest, an offset, or a time. A policy has the fields of `Policy`, its backoff a `kind`."""
-
-    name: Name
-    policy: dict[str, Any] | None = None
-    start: str | Offset = "earliest"
-    bare: bool = False
-    bindings: Bindings | None = None
-
-
-class GroupPatch(Shape):
-    """Fields of `policy` that are given replace those of the group; `bindings` all of its bindings."""
-
-    policy: dict[str, Any] | UnsetType = UNSET
-    bindings: Bindings | UnsetType | None = UNSET
 
 
 class RedriveIn(Shape):
     """Which dead letters: all, or those that fulfil every condition that is given. `where_error` is a LIKE pattern."""
 
-    where_error: str | None = None
-    key: str | None = None
+    where_error: Text | None = None
+    key: Text | None = None
     partition: Partition | None = None
     offsets: list[Offset] | None = None
-    died_from: datetime | None = None
-    died_until: datetime | None = None
+    died_from: When | None = None
+    died_until: When | None = None
     limit: Positive | None = None
     dry_run: bool = False
     reason: Reason = None
 
 
 class RewindIn(Shape):
+    """Where to go back to, on one partition or on all: an offset or a time."""
+
     to_offset: Offset | None = None
-    to_time: datetime | None = None
+    to_time: When | None = None
     partition: Partition | None = None
     dry_run: bool = False
     reason: Reason = None
 
 
 class ReasonIn(Shape):
+    """Why, for the journal."""
+
     reason: Reason = None
 
 
 class KeyIn(Shape):
-    key: str
+    """A blocked key."""
+
+    key: Text
     reason: Reason = None
 
 
 class SkipIn(Shape):
+    """A message that is to count as done."""
+
     partition: Partition
     offset: Offset
     reason: Reason = None
@@ -252,14 +242,18 @@ class BeginIn(Shape):
 
     producer_id: Name
     epoch: Positive | None = None
-    timeout: Duration | None = None
+    timeout: Timeout | None = None
 
 
 class TransactionIn(Shape):
+    """A transaction that was begun."""
+
     transaction_id: UUID
 
 
 class AbortIn(TransactionIn):
+    """A transaction that is given up."""
+
     reason: Reason = None
 
 
@@ -271,53 +265,13 @@ class TransactionAckIn(TransactionIn):
 
 
 class MaintainIn(Shape):
+    """One topic, or without it all of them and the journal."""
+
     topic: Name | None = None
 
 
 class JournalPatch(Shape):
-    time: Duration | None = None
+    """How far back the journal goes; null: to the beginning."""
+
+    time: Timeout | None = None
     size: Size | None = None
-
-
-class NoQuery(Shape):
-    """No parameters."""
-
-
-class LimitQuery(Shape):
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-
-
-class DelayedQuery(Shape):
-    key: str | None = None
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 100
-
-
-class ReadQuery(Shape):
-    offset: Offset | None = None
-    time: datetime | None = None
-    max: Annotated[int, Meta(ge=1, le=10_000)] = 100
-
-
-class FetchQuery(Shape):
-    partition: Partition = 0
-    max: Annotated[int, Meta(ge=1, le=10_000)] = 100
-
-
-class EpochQuery(Shape):
-    epoch: Positive | None = None
-
-
-class NewsQuery(Shape):
-    """`since` is the token of the last answer; without one the answer comes at once."""
-
-    since: Annotated[str, Meta(max_length=100)] | None = None
-    wait: Duration = 0.0
-
-
-class GroupQuery(Shape):
-    group: Name | None = None
-
-
-class TopicGroupQuery(Shape):
-    topic: Name | None = None
-    group: Name | None = None

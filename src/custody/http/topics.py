@@ -7,11 +7,13 @@ from typing import Any
 from msgspec import UNSET
 
 from custody.errors import InvalidArgument
-from custody.http.answers import FlightOut, InFlightOut, TopicOut
+from custody.http.answers import FlightOut, InFlightOut
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.shapes import GroupQuery, JournalPatch, MaintainIn, RetentionIn, TopicIn, TopicPatch
-from custody.model import Topic
+from custody.http.queries import GroupQuery
+from custody.http.reports import JournalOut, TopicOut
+from custody.http.shapes import JournalPatch, MaintainIn, RetentionIn, TopicIn, TopicPatch
+from custody.model import Kept, Segment, Topic, Upkeep
 from custody.plain import plain
 from custody.retention import Retention
 
@@ -109,21 +111,23 @@ async def in_flight(call: Call) -> object:
     )
 
 
-@table.operation("GET", "/topics/{topic}/segments", answer=list[dict[str, Any]])
+@table.operation("GET", "/topics/{topic}/segments", answer=list[Segment])
 async def segments(call: Call) -> object:
     """The segments of a topic, oldest first, and what holds the oldest one."""
     call.allow("consume", call.topic)
     return plain(await call.run(call.engine.segments, call.topic))
 
 
-@table.operation("GET", "/topics/{topic}/kept", answer=dict[str, int])
+@table.operation("GET", "/topics/{topic}/kept", answer=Kept)
 async def kept_aside(call: Call) -> object:
     """The events of dead letters that have outlived their segments."""
     call.allow("consume", call.topic)
     return plain(await call.run(call.engine.kept_aside, call.topic))
 
 
-@table.operation("POST", "/maintain", body=MaintainIn, body_required=False, answer=list[dict[str, Any]])
+@table.operation(
+    "POST", "/maintain", body=MaintainIn, body_required=False, answer=list[Upkeep], example={"topic": "orders"}
+)
 async def maintain(call: Call) -> object:
     """End and drop segments that are due, and parts of the journal. The server does it by itself now and then."""
     body = call.body or MaintainIn()
@@ -134,14 +138,14 @@ async def maintain(call: Call) -> object:
     return plain(await call.run(call.engine.maintain, body.topic))
 
 
-@table.operation("GET", "/journal", answer=dict[str, Any])
+@table.operation("GET", "/journal", answer=JournalOut)
 async def journal(call: Call) -> object:
     """What the journal keeps, and its parts."""
     call.allow_everywhere("admin")
     return plain(await call.run(call.engine.journal))
 
 
-@table.operation("PATCH", "/journal", body=JournalPatch, answer=dict[str, Any], example={"time": "90d"})
+@table.operation("PATCH", "/journal", body=JournalPatch, answer=JournalOut, example={"time": "90d"})
 async def change_journal(call: Call) -> object:
     """Set how far back the journal goes; without a field, to the beginning."""
     call.allow_everywhere("admin")

@@ -71,7 +71,7 @@ def translate(error: psycopg.Error) -> CustodyError:
         return known(error.diag.message_primary, error.diag.message_hint or "")
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
     if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityError):
-        return InvalidArgument(str(error).strip())
+        return InvalidArgument(error.diag.message_primary or str(error).strip())
     if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
         return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):

@@ -1,0 +1,78 @@
+"""The kinds of fields that requests have. What does not fit is refused while the body is read, with its path."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from custody.errors import InvalidArgument
+from custody.policy import seconds
+from custody.retention import size_in_bytes
+
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
+"""What a topic or a group can be called."""
+
+Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
+"""PostgreSQL stores every character but NUL."""
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
+"""A name that is looked for: one that cannot exist is not found, like any other."""
+NewName = Annotated[str, Meta(pattern=NAME)]
+Small = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Partition = Small
+Offset = Annotated[int, Meta(ge=0, le=2**62)]
+"""Far from the end of a bigint, so that what is added to one stays in its range."""
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Large = Annotated[int, Meta(ge=1, le=2**62)]
+When = Annotated[datetime, Meta(tz=True)]
+Reason = Text | None
+
+
+class Duration(float):
+    """Seconds; written as `"30s"`, `"100ms"`, or a number of seconds."""
+
+
+class Timeout(Duration):
+    """A duration of at least a millisecond."""
+
+
+class Size(int):
+    """Bytes; written as `"512MB"`, or a number of them."""
+
+
+def read(kind: type, value: Any) -> Any:
+    """Makes a field of one of the kinds above, for msgspec, which adds the path to what is refused."""
+    try:
+        if issubclass(kind, Duration):
+            made = kind(seconds(value))
+            if kind is Timeout and made < 0.001:
+                raise ValueError("it is at least a millisecond")
+            return made
+        if kind is Size:
+            return Size(size_in_bytes(value))
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from error
+    raise NotImplementedError(f"fields cannot be of the kind {kind}")
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """How one of the kinds above is described."""
+    if issubclass(kind, Duration):
+        least = {"minimum": 0.001} if kind is Timeout else {"minimum": 0}
+        return {
+            "description": kind.__doc__,
+            "anyOf": [
+                {"type": "string", "pattern": r"^[0-9]{1,5}(\.[0-9]{1,3})?(ms|s|m|h|d)?$", "examples": ["30s"]},
+                {"type": "number", **least, "maximum": 3_153_600_000},
+            ],
+        }
+    if kind is Size:
+        return {
+            "description": kind.__doc__,
+            "anyOf": [
+                {"type": "string", "pattern": r"^[0-9]{1,5}(\.[0-9]{1,3})?(B|KB|MB|GB|TB)?$", "examples": ["512MB"]},
+                {"type": "integer", "minimum": 1, "maximum": 2**62},
+            ],
+        }
+    raise NotImplementedError(f"there is no description of {kind}")
