@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from custody.errors import InvalidArgument
-from custody.log import Layout, arrays, decode, encode_message, place, require_zone
+from custody.log import Decoding, Layout, arrays, decode, encode_message, place, require_zone
 from custody.model import Delayed, Outgoing, Waiting
 from custody.policy import seconds
 from custody.store.postgres import Database
@@ -69,7 +69,7 @@ def publish(
     ]
 
 
-def waiting(db: Database, topic: str, *, key: str | None, limit: int) -> list[Waiting]:
+def waiting(db: Database, topic: str, *, key: str | None, limit: int, decoding: Decoding = decode) -> list[Waiting]:
     rows = db.call_dicts("delayed_messages", topic=topic, key=key, limit=limit)
     return [
         Waiting(
@@ -78,7 +78,7 @@ def waiting(db: Database, topic: str, *, key: str | None, limit: int) -> list[Wa
             delay_id=row["delay_id"],
             deliver_at=row["deliver_at"],
             key=row["key"],
-            payload=decode(row["kind"], row["payload"]),
+            payload=decoding(row["kind"], row["payload"]),
             headers=row["headers"] or {},
             delayed_at=row["delayed_at"],
         )

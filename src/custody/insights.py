@@ -10,7 +10,7 @@ from typing import Any
 from custody import log
 from custody.errors import Busy
 from custody.lanes import priority_of
-from custody.log import decode
+from custody.log import Decoding, decode
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
 from custody.policy import Policy
 from custody.routing import Binding
@@ -62,7 +62,7 @@ def groups(db: Database, topic: str) -> list[Group]:
     return [describe_group(topic, row) for row in db.select("groups", order=["name"], topic_id=topic_id)]
 
 
-def dead(db: Database, topic: str, group: str, *, limit: int) -> list[DeadLetter]:
+def dead(db: Database, topic: str, group: str, *, limit: int, decoding: Decoding = decode) -> list[DeadLetter]:
     """Dead letters with payload and errors, the first of each partition first."""
     db.call("lifecycle_group", topic=topic, group=group)
     priorities = log.layout(db, topic).priorities
@@ -73,7 +73,7 @@ def dead(db: Database, topic: str, group: str, *, limit: int) -> list[DeadLetter
             partition=row["partition"],
             offset=row["offset"],
             key=row["key"],
-            payload=decode(_KINDS[row["payload_kind"]], row["payload_bytes"]),
+            payload=decoding(_KINDS[row["payload_kind"]], row["payload_bytes"]),
             headers=row["headers"] or {},
             attempt=row["attempts"],
             published_at=row["published_at"],

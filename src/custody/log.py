@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -76,6 +76,10 @@ def decode(kind: str, data: bytes) -> Payload:
     if kind == "j":
         return _decode_json(data)
     return data if kind == "b" else data.decode()
+
+
+Decoding = Callable[[str, bytes], Payload]
+"""How the kind and the bytes of a payload become one."""
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
@@ -336,7 +340,14 @@ def _copy(
 
 
 def read(
-    db: Database, topic: str, partition: int, *, offset: int | None, max_messages: int, priorities: bool = False
+    db: Database,
+    topic: str,
+    partition: int,
+    *,
+    offset: int | None,
+    max_messages: int,
+    priorities: bool = False,
+    decoding: Decoding = decode,
 ) -> list[Message]:
     """Messages of a partition from an offset on, as they are in the log."""
     bounds: dict[str, Any] = {"from": offset, "max": max_messages}
@@ -347,7 +358,7 @@ def read(
             partition=partition,
             offset=row[0],
             key=row[2],
-            payload=decode(row[3], row[4]),
+            payload=decoding(row[3], row[4]),
             headers=row[5] or {},
             attempt=0,
             published_at=row[1],

@@ -30,6 +30,7 @@ class Base:
         self._server = server
         self._defaults = defaults or Policy()
         self._clock = clock
+        self._decoding: log.Decoding = log.decode
         self._layouts: dict[str, log.Layout] = {}
         self._hints = Hints(db.url)
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"

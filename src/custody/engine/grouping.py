@@ -101,6 +101,7 @@ class Grouping(Base):
             offset=positions[partition],
             max_messages=max_messages,
             priorities=self._layout_of(topic).priorities,
+            decoding=self._decoding,
         )
 
     def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:

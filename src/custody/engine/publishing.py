@@ -151,7 +151,7 @@ class Publishing(Base):
 
     def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
         """Delayed messages that are not due yet, the next one first."""
-        return delays.waiting(self._db, topic, key=key, limit=limit)
+        return delays.waiting(self._db, topic, key=key, limit=limit, decoding=self._decoding)
 
     def delayed_count(self, topic: str) -> int:
         return int(self._db.call("delayed_count", topic=topic)[0][0])
@@ -190,7 +190,15 @@ class Publishing(Base):
                 raise InvalidArgument("read takes an offset or a time, not both")
             offset = log.offset_at(self._db, topic, partition, time)
         priorities = self._layout_of(topic).priorities
-        return log.read(self._db, topic, partition, offset=offset, max_messages=max_messages, priorities=priorities)
+        return log.read(
+            self._db,
+            topic,
+            partition,
+            offset=offset,
+            max_messages=max_messages,
+            priorities=priorities,
+            decoding=self._decoding,
+        )
 
 
 def _identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:

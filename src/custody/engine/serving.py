@@ -12,7 +12,7 @@ from custody.claim import Lease
 from custody.engine.consuming import Consuming
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError
-from custody.log import arrays, encode_message
+from custody.log import arrays, decode_raw, encode_message
 from custody.model import Outgoing, Settled
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
@@ -22,9 +22,12 @@ class Serving(Publishing, Consuming):
     """What many callers ask for, in one transaction, with an answer for each."""
 
     def named(self, worker: str) -> Self:
-        """The same, open and closed with this one, under another name: what it does is journalled under it."""
+        """The same, open and closed with this one, under another name: what it does is journalled under it.
+
+        JSON payloads are `msgspec.Raw`: they are passed on letter for letter.
+        """
         other = copy.copy(self)
-        other.worker = worker
+        other.worker, other._decoding = worker, decode_raw
         return other
 
     def publish_each(self, callers: Sequence[Publish]) -> list[Placed | CustodyError]:
