@@ -1,0 +1,162 @@
+"""Transactions over HTTP: everything is seen at once, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+from tests.conftest import Clock
+from tests.http.conftest import Http, Response
+from tests.http.steps import error, make, payloads, publish, receive, received
+
+pytestmark = [pytest.mark.core, pytest.mark.req("G12")]
+
+
+def begin(door: Http, **rest: object) -> str:
+    assert door.post("/producers/init", {"producer_id": "order-service-1"}).status == 200
+    begun = door.post("/transactions/begin", {"producer_id": "order-service-1", **rest})
+    assert begun.status == 200
+    return str(begun.json["transaction_id"])
+
+
+def add(door: Http, transaction: str, *messages: dict[str, object], **rest: object) -> Response:
+    return door.post("/messages", {"transaction_id": transaction, "messages": list(messages), **rest})
+
+
+ORDER = {"topic": "orders", "payload": "order1"}
+STOCK = {"topic": "inventory", "payload": "reserve1"}
+
+
+def seen(door: Http) -> list[object]:
+    return [
+        message["payload"]
+        for topic in ("orders", "inventory")
+        for message in door.get(f"/topics/{topic}/partitions/0/messages").json
+    ]
+
+
+@pytest.fixture
+def door(http_: Http) -> Http:
+    make(http_)
+    make(http_, "inventory")
+    return http_
+
+
+@pytest.mark.req("G1")
+def test_nobody_sees_anything_before_the_commit_and_then_all(door: Http) -> None:
+    transaction = begin(door)
+    added = add(door, transaction, ORDER, STOCK)
+    assert (added.status, added.json) == (202, {"transaction_id": transaction, "messages": 2})
+    one = door.post("/messages", {"transaction_id": transaction, "topic": "orders", "payload": "order2"})
+    assert (one.status, one.json["messages"]) == (202, 3)
+    assert seen(door) == []
+    done = door.post("/transactions/commit", {"transaction_id": transaction})
+    assert done.status == 200
+    assert done.json["transaction_id"] == transaction
+    assert [(one["topic"], one["offset"], one["duplicate"]) for one in done.json["receipts"]] == [
+        ("orders", 0, False),
+        ("inventory", 0, False),
+        ("orders", 1, False),
+    ]
+    assert seen(door) == ["order1", "order2", "reserve1"]
+    assert payloads(received(door, max=5)) == ["order1", "order2"]
+
+
+def test_a_repeated_commit_returns_the_same_receipts(door: Http) -> None:
+    transaction = begin(door)
+    add(door, transaction, ORDER)
+    first = door.post("/transactions/commit", {"transaction_id": transaction})
+    assert door.post("/transactions/commit", {"transaction_id": transaction}).json == first.json
+    assert seen(door) == ["order1"]
+
+
+def test_a_repeated_add_with_its_number_adds_nothing(door: Http) -> None:
+    transaction = begin(door)
+    assert add(door, transaction, ORDER, first=0).json["messages"] == 1
+    assert add(door, transaction, ORDER, first=0).json["messages"] == 1
+    assert add(door, transaction, STOCK, first=1).json["messages"] == 2
+    door.post("/transactions/commit", {"transaction_id": transaction})
+    assert seen(door) == ["order1", "reserve1"]
+
+
+def test_an_abort_shows_nothing(door: Http) -> None:
+    transaction = begin(door)
+    add(door, transaction, ORDER, STOCK)
+    body = {"transaction_id": transaction, "reason": "out of stock"}
+    assert door.post("/transactions/abort", body).json == {"transaction_id": transaction, "aborted": True}
+    assert door.post("/transactions/abort", body).json["aborted"] is False
+    assert error(door.post("/transactions/commit", {"transaction_id": transaction})) == (409, "transaction_over", None)
+    assert error(add(door, transaction, ORDER)) == (409, "transaction_over", None)
+    assert seen(door) == []
+
+
+@pytest.mark.parametrize("timeout", ["10s", 10])
+def test_a_timeout_shows_nothing(door: Http, clock: Clock, timeout: object) -> None:
+    transaction = begin(door, timeout=timeout)
+    add(door, transaction, ORDER)
+    clock.move(10)
+    assert error(door.post("/transactions/commit", {"transaction_id": transaction})) == (409, "transaction_over", None)
+    assert seen(door) == []
+
+
+def test_a_newer_instance_of_the_producer_ends_it(door: Http) -> None:
+    transaction = begin(door)
+    add(door, transaction, ORDER)
+    door.post("/producers/init", {"producer_id": "order-service-1"})
+    refused = door.post("/transactions/commit", {"transaction_id": transaction})
+    assert refused.status == 409
+    assert seen(door) == []
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_acks_join(door: Http, clock: Clock, end: str) -> None:
+    publish(door, "in")
+    lease = receive(door).json
+    transaction = begin(door)
+    add(door, transaction, STOCK)
+    joined = {"transaction_id": transaction, "lease_id": lease["lease_id"], "offsets": [0]}
+    assert door.post("/transactions/ack", joined).status == 204
+    assert door.post(f"/transactions/{end}", {"transaction_id": transaction}).status == 200
+    clock.move(30)
+    if end == "commit":
+        assert (seen(door), received(door)) == (["in", "reserve1"], [])
+    else:
+        assert (seen(door), payloads(received(door))) == (["in"], ["in"])
+
+
+@pytest.mark.req("G14")
+def test_with_a_lost_lease_nothing_is_committed(door: Http, clock: Clock) -> None:
+    publish(door, "in")
+    lease = receive(door).json
+    transaction = begin(door)
+    add(door, transaction, STOCK)
+    door.post("/transactions/ack", {"transaction_id": transaction, "lease_id": lease["lease_id"]})
+    clock.move(30)
+    assert error(door.post("/transactions/commit", {"transaction_id": transaction}))[:2] == (409, "lease_lost")
+    assert seen(door) == ["in"]
+
+
+def test_open_ones_are_listed(door: Http) -> None:
+    transaction = begin(door)
+    add(door, transaction, ORDER, STOCK)
+    (found,) = door.get("/transactions").json
+    assert (found["transaction_id"], found["producer_id"], found["messages"]) == (transaction, "order-service-1", 2)
+    door.post("/transactions/abort", {"transaction_id": transaction})
+    assert door.get("/transactions").json == []
+
+
+@pytest.mark.req("G20")
+def test_bad_ones_are_refused(door: Http) -> None:
+    nobody = "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"
+    for verb in ("commit", "abort"):
+        path = f"/transactions/{verb}"
+        assert error(door.post(path, {"transaction_id": nobody})) == (404, "transaction_not_found", None)
+        assert error(door.post(path, {"transaction_id": "txn-1"})) == (422, "invalid_argument", "$.transaction_id")
+        assert error(door.post(path, {})) == (422, "invalid_argument", "$.transaction_id")
+    assert error(add(door, nobody, ORDER)) == (404, "transaction_not_found", None)
+    assert error(door.post("/transactions/begin", {"producer_id": "no"})) == (404, "producer_not_found", None)
+    for timeout in (0, -1, "soon", [], 1e300):
+        refused = door.post("/transactions/begin", {"producer_id": "no", "timeout": timeout})
+        assert error(refused) == (422, "invalid_argument", "$.timeout"), timeout
+    transaction = begin(door)
+    assert error(add(door, transaction, {"topic": "nothing", "payload": 1})) == (404, "topic_not_found", None)
+    assert error(add(door, transaction, ORDER, expected_offset=0))[:2] == (422, "invalid_argument")
+    assert error(add(door, transaction, {"topic": "orders"})) == (422, "invalid_argument", "$.messages[0].payload")
