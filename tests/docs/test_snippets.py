@@ -1,21 +1,26 @@
-"""Every Python and SQL snippet of the documents runs, each document from top to bottom in a home of its own."""
+"""Every Python, SQL and shell snippet of the documents runs, each document from top to bottom in a home of its own.
+
+Shell snippets have a server; what their comments show after a call has to be in its answers.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import psycopg
 import pytest
+from tests.http.conftest import Process
 
 import custody
 from custody.store import embedded
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
-FENCE = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(python|sql|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def snippets(document: Path, language: str) -> list[str]:
@@ -41,3 +46,35 @@ def test_the_snippets_of_a_document_run(document: Path, tmp_path: Path, monkeypa
         with psycopg.connect(server.url, autocommit=True) as connection:
             for query in snippets(document, "sql"):
                 connection.execute(query)  # type: ignore[arg-type]  # a snippet of our own
+        if shell := snippets(document, "sh"):
+            run_shell(shell, server.url, tmp_path)
+
+
+CURL = 'curl() { command curl --silent --show-error --fail-with-body "$@" | tee -a answers; echo >>answers; }\n'
+"""A call that is refused ends the script, and every answer is written down, also where a snippet cuts it up."""
+
+
+def run_shell(shell: list[str], database_url: str, directory: Path) -> None:
+    if shutil.which("curl") is None or shutil.which("bash") is None:
+        pytest.skip("there is no curl or no bash here")
+    server = Process(database_url, cwd=directory)
+    try:
+        script = CURL + "\n".join(shell).replace("http://localhost:8080", server.http.url)
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        answers = (directory / "answers").read_text(encoding="utf-8")
+        shown = re.findall(r'^# ([{"\[].*)$', "\n".join(shell), re.MULTILINE)
+        assert shown, "a document shows what the calls answer"
+        for part in shown:
+            assert part in answers, f"the document shows {part!r}, but the answers were:\n{answers}"
+    finally:
+        server.stop()
+        assert server.popen.stdout is not None
+        server.popen.stdout.close()
