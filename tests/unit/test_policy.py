@@ -103,6 +103,13 @@ def test_an_unknown_key_is_refused_with_a_suggestion() -> None:
         {"backoff": {"jitter": "some"}},
         {"backoff": {"multiplier": 0.5}},
         {"backoff": {"multiplier": None}},
+        {"backoff": {"kind": []}},
+        {"max_attempts": 2**31},
+        {"max_parked": 2**63},
+        {"breaker": 5},
+        {"breaker": {"min_outcomes": 1.5}},
+        {"tenant_separator": 5},
+        {"tenant_separator": ["a"]},
     ],
 )
 def test_what_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -26,6 +27,7 @@ from custody.http.answers import Answer, ErrorBody, ErrorOut
 from custody.http.call import Call
 from custody.http.operation import Operation
 from custody.http.rights import Caller
+from custody.http.shapes import Shape
 from custody.http.state import State
 
 logger = logging.getLogger(__name__)
@@ -101,12 +103,20 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def parse_query(operation: Operation, query_string: bytes) -> Any:
+    """The parameters, of the operation's type. Nobody changes them: who polls asks for the same again and again."""
+    return (_remembered if len(query_string) <= 200 else _parsed)(operation.query, query_string)
+
+
+def _parsed(kind: type[Shape], query_string: bytes) -> Shape:
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True) if query_string else []
     given = dict(pairs)
     if len(given) < len(pairs):
         twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
         raise InvalidArgument(f"{twice!r} is given more than once", "Give it once.", path=f"$.{twice}")
-    return msgspec.convert(given, operation.query, strict=False, dec_hook=fields.read)
+    return msgspec.convert(given, kind, strict=False, dec_hook=fields.read)
+
+
+_remembered = lru_cache(maxsize=1024)(_parsed)
 
 
 def require_names(params: Mapping[str, str]) -> None:
