@@ -153,6 +153,8 @@ class Walk:
             body["transaction_id"] = self.transaction
         if operation.path == "/topics":
             body["name"] = "orders-2"
+        if operation.path == "/maintain":
+            body.pop("topic", None)  # of all topics
         if operation.path == "/messages/dlq/replay":
             body["offset"] = 0
         return body

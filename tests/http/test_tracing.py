@@ -43,6 +43,13 @@ def exporter() -> InMemorySpanExporter:
     return made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_spans_afterwards() -> Iterator[None]:
+    """Later tests of this process publish messages without a trace again. OpenTelemetry has no other way to end it."""
+    yield
+    trace._TRACER_PROVIDER = None
+
+
 class Spans:
     def all(self) -> list[ReadableSpan]:
         return list(exporter().get_finished_spans())
