@@ -125,9 +125,7 @@ async def kept_aside(call: Call) -> object:
     return plain(await call.run(call.engine.kept_aside, call.topic))
 
 
-@table.operation(
-    "POST", "/maintain", body=MaintainIn, body_required=False, answer=list[Upkeep], example={"topic": "orders"}
-)
+@table.operation("POST", "/maintain", body=MaintainIn, body_required=False, answer=list[Upkeep], example={})
 async def maintain(call: Call) -> object:
     """End and drop segments that are due, and parts of the journal. The server does it by itself now and then."""
     body = call.body or MaintainIn()
