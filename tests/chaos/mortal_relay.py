@@ -79,9 +79,10 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
     publisher = (Ledger if target == "ledger" else Elsewhere)(url, name, moments)
 
     class Mortal(Relay):
-        def _publish(self, batch: Any) -> None:
-            moments.batch += 1
-            super()._publish(batch)
+        def _claim(self, most: int, **given: Any) -> Any:
+            batch, scanned = super()._claim(most, **given)
+            moments.batch += batch is not None
+            return batch, scanned
 
         def _settle(self, batch: Any, results: Any) -> None:
             moments.reached("settling")

@@ -17,6 +17,7 @@ import custody
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishRefused
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Publisher, Relay
+from custody.relay.batch import Batch
 
 pytestmark = pytest.mark.core
 
@@ -342,6 +343,80 @@ def test_a_claim_is_kept_while_it_is_worked_on(outbox_url: str, outbox: Outbox, 
     wait_for(lambda: outbox.events()[0].status is State.PUBLISHED, "it is not published")
     relay.stop()
     thread.join(20)
+
+
+@pytest.mark.req("O7", "O8")
+def test_a_batch_that_is_stuck_costs_the_next_one_nothing(
+    outbox_url: str, outbox: Outbox, mine: psycopg.Connection[Any]
+) -> None:
+    """A relay that is quick has two batches in hand. What has been published of the second is settled, and what has
+    not is kept, while the first one takes longer than the lease."""
+    for n in range(8):
+        custody.outbox.write(mine, event_type="e", payload=n, destination="test:")
+    mine.commit()
+    leave = threading.Event()
+
+    def publish(event: Claimed) -> None:
+        if event.payload in (2, 5):
+            assert leave.wait(20)
+
+    relay = Relay(outbox_url, {"test": publish}, batch=2, lease="500ms", poll="10ms")
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    wait_for(lambda: outbox.events()[4].status is State.PUBLISHED, "what was published ahead is not settled")
+    begun = [event.claimed_at for event in outbox.events()]
+    until = time.monotonic() + 1.5
+    wait_for(lambda: time.monotonic() > until, "time stands still")
+    found = outbox.events()
+    assert [event.status.value for event in found] == [
+        *["PUBLISHED"] * 2,
+        "CLAIMED",
+        "PUBLISHED",
+        "PUBLISHED",
+        "CLAIMED",
+        *["PENDING"] * 2,
+    ]
+    assert [event.claimed_at for event in found] == begun
+    leave.set()
+    wait_for(lambda: relay.summary.published == 8, lambda: str(relay.summary))
+    relay.stop()
+    thread.join(20)
+    assert (relay.summary.lost, {event.attempts for event in outbox.events()}) == (0, {0})
+
+
+@pytest.mark.req("O10")
+def test_a_batch_that_is_claimed_ahead_overtakes_nothing_of_its_keys(
+    outbox_url: str, mine: psycopg.Connection[Any]
+) -> None:
+    """Here the batch ahead always arrives first; what waits for the batch before is not in it, and not forgotten."""
+    for n in range(60):
+        custody.outbox.write(mine, event_type="e", payload=n, destination="test:", ordering_key="ab"[n % 20 > 15])
+    mine.commit()
+    seen: list[Any] = []
+    allowed: set[int] = set()
+
+    def publish(event: Claimed) -> None:
+        wait_for(lambda: event.id in allowed, "it may not go")
+        seen.append((event.ordering_key, event.payload))
+
+    class AheadFirst(Relay):
+        overtaken = 0
+
+        def _look_ahead(self, batch: Batch) -> Batch | None:
+            ahead = super()._look_ahead(batch)
+            if ahead is not None:
+                allowed.update(event.id for event in ahead.events)
+                payloads = {event.payload for event in ahead.events}
+                wait_for(lambda: payloads <= {payload for _, payload in seen}, "the batch ahead does not arrive")
+                self.overtaken += len(payloads)
+            allowed.update(event.id for event in batch.events)
+            return ahead
+
+    relay = AheadFirst(outbox_url, {"test": publish}, batch=4, poll="10ms")
+    assert relay.drain("30s").published == 60
+    for key in "ab":
+        assert [n for of, n in seen if of == key] == [n for n in range(60) if "ab"[n % 20 > 15] == key]
+    assert relay.overtaken > 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import RFC_4122, UUID, uuid4
 
 import psycopg
 import pytest
@@ -55,6 +55,17 @@ def test_with_sqlalchemy_and_any_row_factory(outbox: Outbox, engine: Engine, out
     with psycopg.connect(outbox_url, row_factory=dict_row) as connection:
         custody.outbox.write(connection, event_type="placed", payload=4)
     assert [event.payload for event in outbox.events()] == [1, 3, 4]
+
+
+@pytest.mark.req("O2")
+def test_ids_are_in_the_order_of_time(outbox: Outbox, mine: psycopg.Connection[Any]) -> None:
+    """So that they lie side by side in their indexes: version 7, milliseconds first."""
+    ids = [custody.outbox.write(mine, event_type="e", payload=n, destination="test:") for n in range(50)]
+    mine.commit()
+    assert len(set(ids)) == 50
+    assert {(event_id.version, event_id.variant) for event_id in ids} == {(7, RFC_4122)}
+    for event in outbox.events():
+        assert abs((event.event_id.int >> 80) - event.created_at.timestamp() * 1000) < 1000
 
 
 @pytest.mark.req("O2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Result(NamedTuple):
 
 
 class Batch:
-    """The events of one claim. `results` yields what came of each, as it comes."""
+    """The events of one claim. `take` hands over what came of them; `waiting` are those of which nothing was heard."""
 
     def __init__(
         self,
@@ -36,10 +36,12 @@ class Batch:
         hold: bool = False,
     ) -> None:
         self.claim, self.events = claim, sorted(events, key=lambda event: event.id)
+        self.began = self.kept = time.monotonic()
         self.deadline = deadline
+        self.waiting = {event.id for event in events}
         self.down: dict[str, str] = {}
         self._registry, self._stopping, self._hold = registry, stopping, hold
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Sequence[Result]] = queue.SimpleQueue()
         self._guard = threading.Lock()
 
     def start(self, threads: Executor) -> None:
@@ -54,22 +56,20 @@ class Batch:
                 for track in _tracks(events):
                     threads.submit(self._publish_track, publisher, track)
 
-    def results(self, every: float) -> Iterator[list[Result]]:
-        """What has come since the last time, at least so often, until there is one for each event."""
-        missing = len(self.events)
-        while missing:
-            found: list[Result] = []
-            until = time.monotonic() + every
-            while missing > len(found) and (left := until - time.monotonic()) > 0:
-                try:
-                    found.append(self._results.get(timeout=left))
-                except queue.Empty:
-                    break
-            missing -= len(found)
-            yield found
+    def take(self, seconds: float) -> list[Result]:
+        """What has come since the last time: all that is missing, or what there is after so many seconds."""
+        found: list[Result] = []
+        until = time.monotonic() + seconds
+        while len(found) < len(self.waiting):
+            try:
+                found += self._results.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+        self.waiting -= {result.event.id for result in found}
+        return found
 
     def _say(self, event: Claimed, outcome: str, error: str | None = None) -> None:
-        self._results.put(Result(event, outcome, error))
+        self._results.put([Result(event, outcome, error)])
 
     def _begins(self, event: Claimed) -> bool:
         """Whether the event may be sent now; if not, says what becomes of it."""
@@ -126,8 +126,7 @@ class Batch:
             publisher.publish_many(events)
         except PublisherUnavailable as error:
             self._unavailable(events[0].destination, error)
-            for event in events:
-                self._say(event, "released", str(error))
+            self._results.put([Result(event, "released", str(error)) for event in events])
         except Exception as error:
             if len(events) == 1:
                 outcome = "dead" if isinstance(error, PublishRefused) else "failed"
@@ -136,8 +135,7 @@ class Batch:
             for track in _tracks(events):
                 self._publish_track(publisher, track)
         else:
-            for event in events:
-                self._say(event, "published")
+            self._results.put([Result(event, "published") for event in events])
 
 
 def _tracks(events: Sequence[Claimed]) -> list[list[Claimed]]:

@@ -94,7 +94,7 @@ class Relay:
         self._registry = Registry(publishers or {}, built_in=built_in)
         self._stopping = threading.Event()
         self._counts: Counter[str] = Counter()
-        self._after, self._wrapped = 0, 0.0
+        self._after, self._wrapped, self._quick = 0, 0.0, False
         self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
         with self._db.connection() as connection:
             self._whole = standalone.check(connection)
@@ -133,16 +133,21 @@ class Relay:
     def _loop(self, ended: Callable[[], bool]) -> Summary:
         pause = 0.1
         warned: set[str] = set()
+        ahead: Batch | None = None
         try:
-            while not self._stopping.is_set():
+            while ahead is not None or not self._stopping.is_set():
                 try:
-                    handled = self.run_once()
-                    pause = 0.1
-                    if handled == 0:
+                    handled = self._aside()
+                    batch, ahead = ahead or self._begun(), None
+                    if batch is not None:
+                        ahead = self._look_ahead(batch)
+                        self._finish(batch, ahead)
+                    elif handled == 0:
                         self._warn_unserved(warned)
                         if ended():
                             break
                         self._stopping.wait(self._poll)
+                    pause = 0.1
                 except Transient as error:
                     logger.warning("the outbox: %s", error)
                     self._stopping.wait(pause)
@@ -153,19 +158,50 @@ class Relay:
 
     def run_once(self) -> int:
         """One round: topics of this database, destinations that were down, and one batch. Returns how many events."""
+        handled = self._aside()
+        batch = self._begun()
+        if batch is None:
+            return handled
+        self._finish(batch)
+        return handled + len(batch.events)
+
+    def _aside(self) -> int:
+        """What is no batch: topics of this database, and destinations that were down. Returns how many events."""
         handled = self._move() if self._whole else 0
         for destination in self.outages.due():
             handled += self._probe(destination)
+        return handled
+
+    def _begun(self) -> Batch | None:
+        """The next batch, on its way to the publishers; None if nothing is due."""
         if time.monotonic() - self._wrapped > max(self._poll, 0.05):
             self._after, self._wrapped = 0, time.monotonic()  # retries lie behind what was scanned
         while True:
             batch, scanned = self._claim(self._batch, after=self._after, excepted=self.outages.down)
             self._after = scanned or 0
             if batch is not None:
-                self._publish(batch)
-                return handled + len(batch.events)
+                batch.start(self._threads)
+                return batch
             if scanned is None or self._stopping.is_set():
-                return handled
+                return None
+
+    def _look_ahead(self, batch: Batch) -> Batch | None:
+        """The batch after this one, begun while this one is published: the two databases work side by side.
+
+        The claim sees to the order of keys, as between two relays. Only while batches are full and quick: else there
+        is nothing to be had, or the next one would wait here while another relay could have it.
+        """
+        if len(batch.events) < self._batch or not self._quick or self._stopping.is_set():
+            return None
+        try:
+            ahead, scanned = self._claim(self._batch, after=self._after, excepted=self.outages.down)
+        except Transient as error:
+            logger.warning("the outbox: %s", error)
+            return None
+        if ahead is not None:
+            self._after = scanned or 0  # else what waits for this batch lies there, and is next
+            ahead.start(self._threads)
+        return ahead
 
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
@@ -187,7 +223,8 @@ class Relay:
         while after is not None:
             batch, after = self._claim(1, after=after, only=[destination])
             if batch is not None:
-                self._publish(batch)
+                batch.start(self._threads)
+                self._finish(batch, probe=True)
                 return 1
         self.outages.over(destination)
         return 0
@@ -220,23 +257,29 @@ class Relay:
         batch = Batch(claim, events, self._registry, deadline=deadline, stopping=stopping, hold=self._hold)
         return batch, scanned
 
-    def _publish(self, batch: Batch) -> None:
-        batch.start(self._threads)
-        kept = time.monotonic()
-        waiting = {event.id for event in batch.events}
-        for results in batch.results(min(SETTLE_EVERY, self._lease / 4)):
-            if results:
-                self._settle(batch, results)
-                waiting -= {result.event.id for result in results}
-            if waiting and time.monotonic() - kept > self._lease / 3:
-                kept = time.monotonic()
-                self._extend(batch, sorted(waiting))
+    def _finish(self, batch: Batch, ahead: Batch | None = None, *, probe: bool = False) -> None:
+        """Settles a batch as its results come, until it has them all; the one after it is not forgotten meanwhile."""
+        every = min(SETTLE_EVERY, self._lease / 4)
+        while batch.waiting:
+            self._attend(batch, every)
+            if batch.waiting and ahead is not None:
+                self._attend(ahead, 0.0)
+        self._quick = time.monotonic() - batch.began < SETTLE_EVERY
         for destination in {event.destination for event in batch.events}:
-            if destination in batch.down:
+            if destination not in batch.down:
+                if self.outages.over(destination):
+                    logger.warning("%s is back", destination)
+            elif probe or destination not in self.outages.down:  # the batch before may have found out already
                 wait = self.outages.failed(destination)
                 logger.warning("%s is down, tried again in %.1f s: %s", destination, wait, batch.down[destination])
-            elif self.outages.over(destination):
-                logger.warning("%s is back", destination)
+
+    def _attend(self, batch: Batch, wait: float) -> None:
+        results = batch.take(wait)
+        if results:
+            self._settle(batch, results)
+        if batch.waiting and time.monotonic() - batch.kept > self._lease / 3:
+            batch.kept = time.monotonic()
+            self._extend(batch, sorted(batch.waiting))
 
     def _extend(self, batch: Batch, ids: list[int]) -> None:
         began = time.monotonic()
@@ -254,12 +297,13 @@ class Relay:
         self._counts["lost"] += len(results) - len(told)
         if not told:
             return
+        failed = any(result.outcome != "published" for result in told)
         arguments: dict[str, Any] = {
             "claim": batch.claim,
             "ids": [result.event.id for result in told],
             "outcomes": [result.outcome for result in told],
-            "errors": [None if result.error is None else result.error.replace("\0", "")[:10_000] for result in told],
-            "delays": [self._delay(result) for result in told],
+            "errors": [_kept(result.error) for result in told] if failed else None,
+            "delays": [self._delay(result) for result in told] if failed else None,
             "max_attempts": self._max_attempts,
             "max_age": self._max_age,
             "now": self._now(),
@@ -299,6 +343,11 @@ class Relay:
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()
+
+
+def _kept(error: str | None) -> str | None:
+    """An error as the database can keep it."""
+    return None if error is None else error.replace("\0", "")[:10_000]
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

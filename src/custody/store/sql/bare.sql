@@ -25,7 +25,7 @@ BEGIN
     FROM (SELECT x FROM custody.heads x WHERE x.topic_id = v_group.topic_id AND x.delayed_from IS NOT NULL ORDER BY x.partition) y (h);
     PERFORM custody.take_outbox(h, coalesce(p_now, clock_timestamp())) FROM custody.heads h
     WHERE h.topic_id = v_group.topic_id
-      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING'
+      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                   AND o.available_at <= coalesce(p_now, now()));
     RETURN QUERY
     SELECT c.partition, (custody.position(c.group_id, c.partition)).frontier

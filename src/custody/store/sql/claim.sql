@@ -33,7 +33,7 @@ BEGIN
     looked := 0;
     SELECT range_agg(held) AS held, coalesce(sum(remaining), 0) AS messages, min(claim_no) AS oldest, bool_or(deadline <= p_now) AS expired,
            EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition
-                   AND o.status = 'PENDING' AND o.available_at <= p_now) AS outbox
+                   AND o.ended_at IS NULL AND o.available_at <= p_now) AS outbox
     INTO v_live
     FROM custody.leases
     WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim;
@@ -243,7 +243,7 @@ LANGUAGE sql VOLATILE AS $$
                OR EXISTS (SELECT FROM custody.freed d WHERE d.group_id = c.group_id AND d.partition = c.partition)
                OR EXISTS (SELECT FROM custody.leases l WHERE l.group_id = c.group_id AND l.partition = c.partition
                           AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now)
-               OR EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING'
+               OR EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                           AND o.available_at <= p_now) AS certain,
                EXISTS (SELECT FROM custody.awaited a WHERE a.group_id = c.group_id AND a.partition = c.partition) AS possible
         FROM custody.cursors c

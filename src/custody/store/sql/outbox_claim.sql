@@ -1,29 +1,25 @@
 -- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still holds
 -- it settles.
 
--- Ends the claims that have expired: each counts as an attempt, and at the limit the event is dead. The deadline decides,
+-- Ends claims that have expired: each counts as an attempt, and at the limit the event is dead. The deadline decides,
 -- whoever reads; this only writes it down.
-CREATE FUNCTION custody.outbox_expire(p_max_attempts int, p_now timestamptz) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_ended bigint;
-BEGIN
+CREATE FUNCTION custody.outbox_expire(p_ids bigint[], p_max_attempts int, p_now timestamptz) RETURNS void
+LANGUAGE sql AS $$
     WITH expired AS (
-        SELECT o.id FROM custody.outbox o WHERE o.status = 'CLAIMED' AND o.expires_at <= p_now
-        ORDER BY o.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
+        SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) AND o.claimed_by IS NOT NULL AND o.expires_at <= p_now
+        ORDER BY o.id FOR UPDATE SKIP LOCKED
     )
     UPDATE custody.outbox o
     SET status = CASE WHEN o.attempts + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END, attempts = o.attempts + 1,
         last_error = format('the claim of %s expired', o.claimed_by), claimed_at = NULL, claimed_by = NULL, expires_at = NULL,
         updated_at = p_now
-    FROM expired e WHERE o.id = e.id;
-    GET DIAGNOSTICS v_ended = ROW_COUNT;
-    RETURN v_ended;
-END $$;
+    FROM expired e WHERE o.id = e.id
+$$;
 
 -- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is one of
 -- p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned` where to go on, null
--- at the end. At most p_window events are looked at, so that a backlog that has to wait costs no more than that.
+-- at the end. At most p_window events are looked at, so that a backlog that has to wait costs no more than that. Claims that have
+-- expired are found on the way, whoever serves their destination: what is claimed lies among what is pending.
 -- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too.
 CREATE FUNCTION custody.outbox_claim(
     p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL, p_names text[] DEFAULT NULL,
@@ -38,6 +34,8 @@ DECLARE
     v_now   timestamptz := coalesce(p_now, clock_timestamp());
     v_claim text := format('%s/%s', p_relay, gen_random_uuid());
     v_ids   bigint[];
+    v_ended bigint[];
+    v_found bigint;
     v_old   bigint[];
 BEGIN
     PERFORM custody.require_read_committed();
@@ -46,37 +44,45 @@ BEGIN
     ELSIF coalesce(p_lease, '0') <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the lease must be positive');
     END IF;
-    IF (SELECT min(o.expires_at) FROM custody.outbox o WHERE o.status = 'CLAIMED') <= v_now THEN
-        PERFORM custody.outbox_expire(p_max_attempts, v_now);
-    END IF;
 
-    -- chosen without locks, so that what has to wait is not locked in passing
-    SELECT coalesce(array_agg(c.id ORDER BY c.id), '{}'),
-           CASE WHEN count(*) = p_max THEN max(c.id) ELSE min(c.last) END
-    INTO v_ids, scanned
+    -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys compared as rows: else
+    -- a plan may take the primary key, and walk through all that has been published
+    SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'), array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id)
+    INTO v_ids, v_ended, v_found, scanned
     FROM (
-        SELECT w.id, NULL::bigint AS last
-        FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at FROM custody.outbox o
-              WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND o.id > p_after ORDER BY o.id LIMIT p_window) w
+        SELECT w.id, w.expired, x.wanted
+        FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at, o.claimed_by IS NOT NULL AS expired
+              FROM custody.outbox o
+              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
+              ORDER BY o.topic_id, o.id LIMIT p_window) w
         LEFT JOIN LATERAL (
-            SELECT h.status = 'PENDING' AND h.available_at <= v_now AS ready FROM custody.outbox h
-            WHERE h.ordering_key = w.ordering_key AND h.destination = w.destination AND h.status <> 'PUBLISHED' AND (p_hold OR h.status <> 'DEAD')
-            ORDER BY h.id LIMIT 1) first ON true
-        WHERE w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
-          AND (p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names))
-          AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted))
+            SELECT (h.claimed_by IS NULL OR h.expires_at <= v_now) AND h.available_at <= v_now AS ready FROM custody.outbox h
+            WHERE (h.ordering_key, h.destination, h.id) > (w.ordering_key, w.destination, 0)
+              AND (h.ordering_key, h.destination) <= (w.ordering_key, w.destination)
+              AND h.ordering_key IS NOT NULL AND h.published_at IS NULL AND (p_hold OR h.ended_at IS NULL)
+            ORDER BY h.ordering_key, h.destination, h.id LIMIT 1) first ON true
+        CROSS JOIN LATERAL (
+            SELECT w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
+               AND (p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names))
+               AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted)) AS wanted) x
+        WHERE w.expired OR x.wanted
         LIMIT p_max) c;
-    IF cardinality(v_ids) < p_max THEN
+    IF v_found < p_max THEN
         SELECT CASE WHEN count(*) = p_window THEN max(w.id) END INTO scanned
-        FROM (SELECT o.id FROM custody.outbox o WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND o.id > p_after ORDER BY o.id LIMIT p_window) w;
+        FROM (SELECT o.id FROM custody.outbox o
+              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
+              ORDER BY o.topic_id, o.id LIMIT p_window) w;
+    END IF;
+    IF v_ended IS NOT NULL THEN
+        PERFORM custody.outbox_expire(v_ended, p_max_attempts, v_now);
     END IF;
     v_ids := ARRAY(
         SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING' AND o.available_at <= v_now
         ORDER BY o.id FOR UPDATE SKIP LOCKED);
     RETURN NEXT;
 
-    v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age);
-    IF cardinality(v_old) > 0 THEN
+    IF p_max_age IS NOT NULL THEN
+        v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age);
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
     END IF;
     v_ids := custody.outbox_in_order(v_ids, p_hold);
@@ -111,23 +117,22 @@ CREATE FUNCTION custody.outbox_settle(
 ) RETURNS TABLE (id bigint, status text)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    v_now       timestamptz;
+    v_published bigint[];
 BEGIN
-    IF NOT p_outcomes <@ ARRAY['published', 'failed', 'dead', 'released'] THEN
+    IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'dead', 'released')) THEN
         PERFORM custody.refuse('invalid_argument', 'an event is published, failed, dead or released');
     END IF;
     -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
     PERFORM FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE;
     v_now := coalesce(p_now, clock_timestamp());
-    -- claimed_by is set exactly when CLAIMED; naming the status too would offer the planner the index of all claims, which it
-    -- believes to be empty and walks through once for each event
+    v_published := ARRAY(SELECT s.id FROM unnest(p_ids, p_outcomes) s (id, outcome) WHERE s.outcome = 'published');
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
-    FROM unnest(p_ids, p_outcomes) s (id, outcome)
-    WHERE s.outcome = 'published' AND o.id = s.id AND o.claimed_by = p_claim AND o.expires_at > v_now
+    WHERE o.id = ANY (v_published) AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
-    IF 'published' = ALL (p_outcomes) THEN
+    IF cardinality(v_published) = cardinality(p_ids) THEN
         RETURN;
     END IF;
     RETURN QUERY
@@ -160,14 +165,14 @@ END $$;
 -- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database included.
 CREATE FUNCTION custody.outbox_left(p_names text[]) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT (SELECT count(*) FROM custody.outbox o WHERE o.status = 'PENDING' AND (o.topic_id IS NOT NULL OR split_part(o.destination, ':', 1) = ANY (p_names)))
-         + (SELECT count(*) FROM custody.outbox o WHERE o.status = 'CLAIMED' AND split_part(o.destination, ':', 1) = ANY (p_names))
+    SELECT (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND split_part(o.destination, ':', 1) = ANY (p_names))
+         + (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL)
 $$;
 
 -- The destinations for which something waits and no publisher of these names is there.
 CREATE FUNCTION custody.outbox_unserved(p_names text[]) RETURNS TABLE (destination text, events bigint)
 LANGUAGE sql STABLE AS $$
     SELECT o.destination, count(*) FROM custody.outbox o
-    WHERE o.status = 'PENDING' AND o.topic_id IS NULL AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
+    WHERE o.ended_at IS NULL AND o.status = 'PENDING' AND o.topic_id IS NULL AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
     GROUP BY o.destination ORDER BY 1 LIMIT 100
 $$;

@@ -26,8 +26,12 @@ CREATE FUNCTION custody.outbox_chosen(
 )
 LANGUAGE sql STABLE AS $$
     SELECT e.* FROM custody.outbox o JOIN custody.outbox_events e USING (id)
-    -- once more on the table's own column, for its indexes: what is pending may stand there as a claim that has expired
-    WHERE (p_states IS NULL OR o.status = ANY (p_states || CASE WHEN 'PENDING' = ANY (p_states) THEN '{CLAIMED}'::text[] ELSE '{}' END))
+    -- what the states say once more on the table's own columns, for its indexes
+    WHERE (p_states IS NULL OR NOT p_states <@ '{PUBLISHED}' OR o.published_at IS NOT NULL)
+      AND (p_states IS NULL OR NOT p_states <@ '{DEAD}' OR o.published_at IS NULL)
+      AND (p_states IS NULL OR NOT p_states <@ '{PUBLISHED,DEAD}' OR o.ended_at IS NOT NULL
+           AND (p_from IS NULL OR o.ended_at >= p_from) AND (p_until IS NULL OR o.ended_at < p_until))
+      AND (p_states IS NULL OR NOT p_states <@ '{PENDING,CLAIMED}' OR o.ended_at IS NULL)
       AND (p_states IS NULL OR e.status = ANY (p_states)) AND (p_from IS NULL OR o.updated_at >= p_from) AND (p_until IS NULL OR o.updated_at < p_until)
       AND (p_type IS NULL OR e.event_type = p_type) AND (p_destination IS NULL OR o.destination = p_destination)
       AND (p_ordering_key IS NULL OR o.ordering_key = p_ordering_key) AND (p_error IS NULL OR e.last_error LIKE p_error)
@@ -104,6 +108,14 @@ BEGIN
     RETURN QUERY SELECT o.event_id FROM custody.outbox o WHERE o.id = ANY (v_ids) ORDER BY o.id;
 END $$;
 
+-- What was published, or is dead, since before a time.
+CREATE FUNCTION custody.outbox_ended(p_states text[], p_before timestamptz) RETURNS SETOF bigint
+LANGUAGE sql STABLE AS $$
+    SELECT id FROM custody.outbox WHERE 'PUBLISHED' = ANY (p_states) AND published_at IS NOT NULL AND ended_at < p_before
+    UNION ALL
+    SELECT id FROM custody.outbox WHERE 'DEAD' = ANY (p_states) AND published_at IS NULL AND ended_at < p_before
+$$;
+
 -- Removes what was published (or is dead, if asked) before a time. Returns how many events, with p_dry_run how many it would be.
 CREATE FUNCTION custody.outbox_prune(
     p_before timestamptz, p_states text[] DEFAULT '{PUBLISHED}', p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL,
@@ -119,9 +131,9 @@ BEGIN
             'Give a time, and one of these states, or both.');
     END IF;
     IF p_dry_run THEN
-        RETURN (SELECT count(*) FROM custody.outbox WHERE status = ANY (p_states) AND status IN ('PUBLISHED', 'DEAD') AND updated_at < p_before);
+        RETURN (SELECT count(*) FROM custody.outbox_ended(p_states, p_before));
     END IF;
-    DELETE FROM custody.outbox WHERE status = ANY (p_states) AND status IN ('PUBLISHED', 'DEAD') AND updated_at < p_before;
+    DELETE FROM custody.outbox WHERE id IN (SELECT custody.outbox_ended(p_states, p_before));
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     PERFORM custody.outbox_record(p_actor, 'prune', p_reason, jsonb_build_object('before', p_before, 'states', p_states), v_gone, NULL,
                                   coalesce(p_now, clock_timestamp()));
@@ -154,19 +166,19 @@ LANGUAGE sql STABLE AS $$
         SELECT nullif(o.destination, '') AS destination, count(*) AS backlog, count(*) FILTER (WHERE o.available_at <= at.now) AS due,
                count(*) FILTER (WHERE o.attempts > 0) AS retrying, 0 AS claimed, 0 AS dead, min(o.created_at) AS oldest, 0 AS published, 0 AS died,
                coalesce(sum(o.attempts), 0) AS failures
-        FROM custody.outbox o, at WHERE o.status = 'PENDING' GROUP BY 1
+        FROM custody.outbox o, at WHERE o.ended_at IS NULL AND o.status = 'PENDING' GROUP BY 1
         UNION ALL
         SELECT nullif(o.destination, ''), count(*) FILTER (WHERE o.expires_at <= at.now), count(*) FILTER (WHERE o.expires_at <= at.now),
                count(*) FILTER (WHERE o.expires_at <= at.now), count(*) FILTER (WHERE o.expires_at > at.now), 0,
                min(o.created_at) FILTER (WHERE o.expires_at <= at.now), 0, 0, coalesce(sum(o.attempts), 0)
-        FROM custody.outbox o, at WHERE o.status = 'CLAIMED' GROUP BY 1
+        FROM custody.outbox o, at WHERE o.ended_at IS NULL AND o.status = 'CLAIMED' GROUP BY 1
         UNION ALL
-        SELECT nullif(o.destination, ''), 0, 0, 0, 0, count(*), NULL, 0, count(*) FILTER (WHERE o.updated_at > at.now - p_window),
+        SELECT nullif(o.destination, ''), 0, 0, 0, 0, count(*), NULL, 0, count(*) FILTER (WHERE o.ended_at > at.now - p_window),
                coalesce(sum(o.attempts), 0)
-        FROM custody.outbox o, at WHERE o.status = 'DEAD' GROUP BY 1
+        FROM custody.outbox o, at WHERE o.ended_at IS NOT NULL AND o.published_at IS NULL GROUP BY 1
         UNION ALL
         SELECT nullif(o.destination, ''), 0, 0, 0, 0, 0, NULL, count(*), 0, 0
-        FROM custody.outbox o, at WHERE o.status = 'PUBLISHED' AND o.updated_at > at.now - p_window GROUP BY 1
+        FROM custody.outbox o, at WHERE o.published_at IS NOT NULL AND o.ended_at > at.now - p_window GROUP BY 1
     ) x
     GROUP BY x.destination ORDER BY x.destination NULLS FIRST
 $$;

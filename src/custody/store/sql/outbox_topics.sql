@@ -20,7 +20,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_head  custody.heads;
     v_tail  record;
-    v_lanes boolean;
+    v_fixed boolean;      -- no event can belong to another partition
+    v_careful boolean;
     v_found record;
     v_ids   bigint[];
     v_moved int;
@@ -31,25 +32,36 @@ BEGIN
     END IF;
     v_tail := custody.tail(v_head);
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
-    SELECT t.starvation_limit IS NOT NULL INTO v_lanes FROM custody.topics t WHERE t.topic_id = v_head.topic_id;
-    SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere INTO v_found
-    FROM (SELECT o.id, v_lanes OR coalesce(custody.partition_for(coalesce(o.ordering_key, o.partition_key), v_head.partitions), o.partition) = o.partition AS belongs
-          FROM custody.outbox o
-          -- what waits behind an event of its key that is not due is not looked at: it would fill the limit, and hold all others
-          LEFT JOIN LATERAL (
-              SELECT f.status = 'PENDING' AND f.available_at <= p_now AS ready FROM custody.outbox f
-              WHERE f.ordering_key = o.ordering_key AND f.destination = o.destination AND f.topic_id = o.topic_id
-                AND f.status <> 'PUBLISHED' AND f.status <> 'DEAD'
-              ORDER BY f.id LIMIT 1) first ON true
-          WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= p_now
-            AND (o.ordering_key IS NULL OR first.ready)
-          ORDER BY o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
-    IF v_found.elsewhere IS NOT NULL THEN
-        -- the topic has grown since they were written: whoever comes to their new partition takes them
-        UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
-        WHERE id = ANY (v_found.elsewhere);
-    END IF;
-    v_ids := custody.outbox_in_order(v_found.here);
+    SELECT t.starvation_limit IS NOT NULL OR v_head.partitions = 1 INTO v_fixed FROM custody.topics t WHERE t.topic_id = v_head.topic_id;
+    -- at first as if no key had to wait, which is much cheaper; if one has to, once more
+    FOREACH v_careful IN ARRAY ARRAY[false, true] LOOP
+        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
+        INTO v_found
+        FROM (SELECT o.id, CASE WHEN v_fixed THEN true
+                                ELSE coalesce(custody.partition_for(coalesce(o.ordering_key, o.partition_key), v_head.partitions), o.partition) = o.partition
+                           END AS belongs
+              FROM custody.outbox o
+              -- rows compared, and in their order: only the index of what is open can give that. By `=` and id alone the primary key
+              -- could, too, and a plan that was made with an empty outbox would walk through all that has been published
+              WHERE (o.topic_id, o.partition, o.id) > (v_head.topic_id, v_head.partition, 0)
+                AND (o.topic_id, o.partition) <= (v_head.topic_id, v_head.partition)
+                AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING' AND o.available_at <= p_now
+                -- what waits behind an event of its key that is not due is not looked at: it would fill the limit, and hold all others
+                AND CASE WHEN v_careful AND o.ordering_key IS NOT NULL THEN (
+                        SELECT f.status = 'PENDING' AND f.available_at <= p_now FROM custody.outbox f
+                        WHERE (f.ordering_key, f.destination, f.id) > (o.ordering_key, o.destination, 0)
+                          AND (f.ordering_key, f.destination) <= (o.ordering_key, o.destination)
+                          AND f.ordering_key IS NOT NULL AND f.topic_id = o.topic_id AND f.published_at IS NULL AND f.ended_at IS NULL
+                        ORDER BY f.ordering_key, f.destination, f.id LIMIT 1) ELSE true END
+              ORDER BY o.topic_id, o.partition, o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
+        IF v_found.elsewhere IS NOT NULL THEN
+            -- the topic has grown since they were written: whoever comes to their new partition takes them
+            UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
+            WHERE id = ANY (v_found.elsewhere);
+        END IF;
+        v_ids := custody.outbox_in_order(v_found.here);
+        EXIT WHEN cardinality(v_ids) = cardinality(v_found.here);
+    END LOOP;
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
@@ -82,12 +94,12 @@ $$;
 CREATE FUNCTION custody.outbox_partitions() RETURNS TABLE (topic text, topic_id int, partition int)
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     WITH RECURSIVE waiting AS (
-        (SELECT o.topic_id, o.partition FROM custody.outbox o WHERE o.status = 'PENDING' AND o.topic_id IS NOT NULL
+        (SELECT o.topic_id, o.partition FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL
          ORDER BY o.topic_id, o.partition LIMIT 1)
         UNION ALL
         SELECT n.* FROM waiting w CROSS JOIN LATERAL (
             SELECT o.topic_id, o.partition FROM custody.outbox o
-            WHERE o.status = 'PENDING' AND o.topic_id IS NOT NULL AND (o.topic_id, o.partition) > (w.topic_id, w.partition)
+            WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL AND (o.topic_id, o.partition) > (w.topic_id, w.partition)
             ORDER BY o.topic_id, o.partition LIMIT 1) n
     )
     SELECT t.name, w.topic_id, w.partition FROM waiting w LEFT JOIN custody.topics t USING (topic_id) ORDER BY 2, 3
@@ -106,7 +118,7 @@ BEGIN
         RETURN custody.take_outbox(v_head, v_now, p_max);
     END IF;
     PERFORM custody.outbox_bury(
-        ARRAY(SELECT o.id FROM custody.outbox o WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.status = 'PENDING'
+        ARRAY(SELECT o.id FROM custody.outbox o WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.ended_at IS NULL AND o.status = 'PENDING'
               ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED),
         'custody', 'its topic was deleted', v_now);
     RETURN 0;

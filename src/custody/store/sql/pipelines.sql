@@ -57,7 +57,7 @@ BEGIN
     -- what was committed in the outbox before the pass began belongs to it
     PERFORM custody.take_outbox(h, v_now) FROM custody.heads h
     WHERE h.topic_id = v_group.topic_id
-      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.status = 'PENDING'
+      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                   AND o.available_at <= v_now);
     SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
     due := v_now;

@@ -41,7 +41,7 @@ BEGIN
         (SELECT e.published_at FROM custody.events_in(p_head, int8multirange(int8range(v_at.frontier, v_at.frontier + 1))) e),
         (SELECT CASE WHEN d.at <= p_now THEN d.at END FROM (SELECT custody.next_delivery(p_head) AS at) d),
         (SELECT o.available_at FROM custody.outbox o
-         WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition AND o.status = 'PENDING' AND o.available_at <= p_now
+         WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition AND o.ended_at IS NULL AND o.available_at <= p_now
          ORDER BY o.id LIMIT 1),
         (SELECT min(returned_at) FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition),
         (SELECT CASE WHEN min(run_at) <= p_now THEN min(run_at) END FROM custody.cases

@@ -40,7 +40,7 @@ BEGIN
         v_now := coalesce(p_now, clock_timestamp());      -- in a variable: the function would not be an index condition
         IF p_expected IS NULL AND EXISTS (
             SELECT FROM custody.outbox o
-            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.status = 'PENDING' AND o.available_at <= v_now)
+            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL AND o.available_at <= v_now)
         THEN
             PERFORM custody.take_outbox(v_head, v_now);
         END IF;

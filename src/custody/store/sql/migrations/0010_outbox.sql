@@ -27,12 +27,6 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     replayed_at   timestamptz,
     CHECK ((topic_id IS NULL) = (partition IS NULL))
 );
-CREATE INDEX IF NOT EXISTS outbox_pending ON custody.outbox (id) WHERE status = 'PENDING' AND topic_id IS NULL;
-CREATE INDEX IF NOT EXISTS outbox_for_topic ON custody.outbox (topic_id, partition, id) WHERE status = 'PENDING' AND topic_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS outbox_for_topic_due ON custody.outbox (topic_id, partition, available_at) WHERE status = 'PENDING' AND topic_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS outbox_by_key ON custody.outbox (ordering_key, destination, id) WHERE ordering_key IS NOT NULL AND status <> 'PUBLISHED';
-CREATE INDEX IF NOT EXISTS outbox_claimed ON custody.outbox (expires_at) WHERE status = 'CLAIMED';
-CREATE INDEX IF NOT EXISTS outbox_finished ON custody.outbox (status, updated_at) WHERE status IN ('PUBLISHED', 'DEAD');
 
 -- What operators did: replay, prune, kill.
 CREATE TABLE IF NOT EXISTS custody.outbox_audit (
