@@ -241,6 +241,31 @@ def test_a_worker_and_a_relay_move_them(live: custody.Custody, mine: psycopg.Con
     assert [m.payload for m in live.read("orders")] == [1, 2]
 
 
+@pytest.mark.parametrize("by", ["hint", "relay"])
+def test_a_worker_that_waits_is_woken_by_a_hint_after_the_commit_or_by_a_relay(
+    live: custody.Custody, mine: psycopg.Connection[Any], db: psycopg.Connection[Any], by: str
+) -> None:
+    got: list[Any] = []
+    worker = live.worker_for("orders", "g", lambda message: got.append(message.payload), poll="1h")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    listening = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    wait_for(lambda: db.execute(listening).fetchall(), "the worker does not listen")
+    relay = Relay(live)
+    for n in range(2):  # the first may have come before the worker had looked for the last time
+        wait_for(lambda: worker.waiting_for == "empty", "the worker does not wait")
+        write(mine, n)
+        mine.commit()
+        if by == "hint":
+            live.hint(["orders"])
+        else:
+            assert relay.run_once() <= 1
+        wait_for(lambda n=n: got == list(range(n + 1)), "the worker was not woken")  # type: ignore[misc]
+    relay.close()
+    worker.stop()
+    thread.join()
+
+
 @pytest.mark.req("O10")
 @pytest.mark.parametrize("events", [400, pytest.param(10_000, marks=pytest.mark.long)])
 def test_writers_claims_publishes_and_relays_at_once_move_each_event_once_and_in_order(

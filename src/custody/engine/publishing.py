@@ -171,7 +171,8 @@ class Publishing(Base):
         self._layouts.pop(topic, None)
 
     def hint(self, topics: Iterable[str]) -> None:
-        """Wakes those who wait for messages of these topics, after something was published in another way."""
+        """Wakes those who wait for messages of these topics, after something was published in another way: by a commit
+        of yours with events for the outbox, for example. They would find it by polling, too."""
         for topic in topics:
             self._hints.send(topic)
 
