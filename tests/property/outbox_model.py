@@ -1,0 +1,93 @@
+"""What an outbox should do, in plain Python: events, what is due of them, and what a key has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from custody.outbox import State
+
+OPEN = (State.PENDING, State.CLAIMED)
+UNORDERED = "c"
+
+
+@dataclass
+class Modelled:
+    """An event as the model knows it, with what the table should say of it."""
+
+    id: int
+    n: int
+    key: str | None  # without one it has a partition_key: a place by chance could not be played again
+    partition: int | None  # of the topic; None: the relay's
+    available_at: datetime
+    status: State = State.PENDING
+    attempts: int = 0
+    claim: str | None = None
+    expires_at: datetime | None = None
+    ended_at: datetime | None = None
+    replays: int = 0
+
+    def become(self, status: State, now: datetime) -> None:
+        assert self.status.may_become(status), f"{self.status} to {status}"
+        self.status, self.claim, self.expires_at = status, None, None
+        self.ended_at = None if status in OPEN else now
+
+
+class Model:
+    """The events in the order of their ids, and the partitions of the topic that some of them go to."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self.clock = clock
+        self.events: dict[UUID, Modelled] = {}
+        self.log: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
+
+    def first_of_key(self, event: Modelled) -> Modelled:
+        """The earliest open event of the same key and destination."""
+        same = (
+            other
+            for other in self.events.values()
+            if event.key is not None and other.status in OPEN
+            and (other.key, other.partition is None) == (event.key, event.partition is None)
+        )  # fmt: skip
+        return next(same, event)
+
+    def expired(self, event: Modelled) -> bool:
+        return event.expires_at is not None and event.expires_at <= self.clock()
+
+    def due(self, event: Modelled) -> bool:
+        return (event.status is State.PENDING or self.expired(event)) and event.available_at <= self.clock()
+
+    def ready(self, event: Modelled) -> bool:
+        """For a relay: due, and its key's first event is, too."""
+        return event.partition is None and self.due(event) and self.due(self.first_of_key(event))
+
+    def move(self, partition: int) -> int:
+        """What is due for a partition goes into the log, a key only as far as nothing of it has to wait."""
+        moved = 0
+        for event in self.events.values():
+            if event.partition == partition and self.due(event) and self.first_of_key(event) is event:
+                event.status = State.CLAIMED
+                event.become(State.PUBLISHED, self.clock())
+                self.log[partition].append((event.key or UNORDERED, event.n))
+                moved += 1
+        return moved
+
+    def nothing_before(self, event_id: UUID, among: list[UUID]) -> bool:
+        """Whether all open events of its key that are earlier are among these."""
+        event = self.events[event_id]
+        return event.key is None or all(
+            other_id in among
+            for other_id, other in self.events.items()
+            if other.status in OPEN and other.id < event.id and other.partition is None and other.key == event.key
+        )
+
+    def holds(self, claim: str, event_id: UUID) -> bool:
+        event = self.events.get(event_id)
+        return (
+            event is not None
+            and event.claim == claim
+            and event.expires_at is not None
+            and event.expires_at > self.clock()
+        )
