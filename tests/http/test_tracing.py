@@ -193,6 +193,18 @@ def test_every_way_of_publishing_carries_the_current_span(orders: custody.Custod
     assert [message.headers["mine"] for message in read if message.payload in ("one", "outbox")] == ["stays"] * 2
 
 
+def test_the_client_carries_the_current_span(orders: custody.Custody, http_: Http, spans: Spans) -> None:
+    with custody.connect(http_.url) as remote, span() as publisher:
+        remote.publish("orders", "one")
+        remote.publish_many("orders", list(range(3)))
+        remote.publish_delayed("orders", [Outgoing("delayed", delay="1s")])
+        with remote.init_producer("p").transaction() as transaction:
+            transaction.publish("orders", "in a transaction")
+    found = [*orders.read("orders"), *orders.delayed("orders")]
+    assert len(found) == 6
+    assert {message.headers.get("traceparent") for message in found} == {header(publisher)}
+
+
 def test_messages_keep_the_trace_that_they_have(orders: custody.Custody) -> None:
     with span():
         orders.publish("orders", 1, headers={"traceparent": PARENT})

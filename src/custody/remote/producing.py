@@ -20,6 +20,7 @@ from custody.remote.grouping import ChangedIn
 from custody.remote.publishing import ReceiptsIn, RemotePublishing
 from custody.remote.transport import Method, Transport
 from custody.remote.values import PlacedIn, duration, outgoing
+from custody.tracing import traced_each
 from custody.transactions import Transactions
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class RemoteTransactions(Transactions):
     ) -> int:
         body = {
             "transaction_id": transaction_id,
-            "messages": [{"topic": topic, **outgoing(message)} for topic, message in messages],
+            "messages": [{"topic": topic, **outgoing(message)} for topic, message in traced_each(messages)],
             "first": first,
         }
         return self._call("POST", "/messages", AddedIn, body=body, repeat=first is not None).messages

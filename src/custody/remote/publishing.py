@@ -30,6 +30,7 @@ from custody.remote.values import (
     require_partition,
 )
 from custody.retention import Retention
+from custody.tracing import traced
 
 PAGE = 10_000
 """So many messages are read by one request."""
@@ -121,7 +122,7 @@ class RemotePublishing(RemoteBase, Publishing):
         sequence: int | None = None,
     ) -> list[Receipt]:
         """As the direct connection. One request: what is larger than the server takes is refused (`too_large`)."""
-        batch = batch_of(messages)
+        batch = traced(batch_of(messages))
         if any(message.delayed for message in batch):
             raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
         placed = self._publish(topic, batch, producer_id, epoch, sequence, expected_offset)
@@ -136,7 +137,7 @@ class RemotePublishing(RemoteBase, Publishing):
         epoch: int | None = None,
         sequence: int | None = None,
     ) -> list[Delayed]:
-        batch = list(messages)
+        batch = traced(messages)
         if not all(message.delayed for message in batch):
             raise InvalidArgument("the message has no delay", "Give delay or deliver_at, or publish it at once.")
         placed = self._publish(topic, batch, producer_id, epoch, sequence, None)
