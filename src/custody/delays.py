@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from custody.errors import InvalidArgument
 from custody.log import Decoding, Layout, arrays, decode, encode_message, place, require_zone
@@ -21,6 +21,13 @@ def require_time(message: Outgoing) -> None:
     if message.delay is not None:
         seconds(message.delay)
     require_zone(message.deliver_at)
+    if message.deliver_at is not None:
+        try:
+            message.deliver_at.astimezone(UTC)
+        except OverflowError:
+            raise InvalidArgument(
+                f"deliver_at cannot be {message.deliver_at}", "In UTC it lies within the years 1 to 9999."
+            ) from None
 
 
 DELIVER_AT = "x-custody-deliver-at"

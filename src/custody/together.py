@@ -21,6 +21,8 @@ from custody.store.postgres import Database, Row
 _ERRORS = by_code()
 _PLACED_WRONGLY = {"topic_changed", "no_priorities"}
 Placed = list[Receipt | Delayed]
+BLOCKED = Busy("somebody holds what this needs, and nothing was done")
+"""The answer to a caller who has to be tried again without others, whom it would hold up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,17 @@ class Publishes:
         *,
         layout_of: Callable[[str], Layout],
         forget: Callable[[str], object],
+        patient: bool,
         now: datetime | None,
     ) -> None:
-        self._db, self._callers, self._now = db, callers, now
+        self._db, self._callers, self._now, self._patient = db, callers, now, patient
         self._layout_of, self._forget = layout_of, forget
         self._answers: dict[int, Placed | CustodyError] = {}
 
     def run(self) -> list[Placed | CustodyError]:
         everybody = range(len(self._callers))
         topics = {topic for caller in self._callers for topic, _ in caller.messages}
-        self._publish(self._bundles(everybody, joined=True), wait=len(topics) < 2)
+        self._publish(self._bundles(everybody, joined=True), wait=len(topics) < 2 or len(self._callers) == 1)
         return [self._answers[n] for n in everybody]
 
     def _bundles(self, callers: Iterable[int], *, joined: bool) -> list[_Bundle]:
@@ -169,7 +172,10 @@ class Publishes:
         self._publish(self._bundles(apart, joined=False), wait=wait, again=again)
         self._publish(self._bundles(wrongly, joined=False), wait=True, again=False)
         for some in blocked.values():
-            self._publish(self._bundles(some, joined=True), wait=True, again=again)
+            if self._patient:
+                self._publish(self._bundles(some, joined=True), wait=True, again=again)
+            else:
+                self._answers.update(dict.fromkeys(some, BLOCKED))
 
     def _by_topic(self, callers: Iterable[int]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -298,12 +304,15 @@ class Ack:
     worker: str | None = None
 
 
-def ack_each(db: Database, callers: Sequence[Ack], *, now: datetime | None) -> list[Settled | CustodyError]:
+def ack_each(
+    db: Database, callers: Sequence[Ack], *, patient: bool = True, now: datetime | None
+) -> list[Settled | CustodyError]:
     """Many acks in one transaction."""
     answers: dict[int, Settled | CustodyError] = {}
     blocked: list[int] = []
     try:
-        rows = _ack(db, callers, wait=len(callers) == 1, now=now)
+        one_lease = len(callers) == 1 or len({caller.lease_id or object() for caller in callers}) == 1
+        rows = _ack(db, callers, wait=one_lease, now=now)
     except DatabaseUnavailable as error:
         return [error for _ in callers]
     except CustodyError as error:
@@ -322,6 +331,9 @@ def ack_each(db: Database, callers: Sequence[Ack], *, now: datetime | None) -> l
             answers[number - 1] = LeaseLost(f"lease {caller.lease_id} does not hold {what}", REMEDY, lost=lost or ())
         else:
             answers[number - 1] = Settled(settled=settled)
+    if not patient and len(callers) > 1:
+        answers.update(dict.fromkeys(blocked, BLOCKED))
+        blocked = []
     busy: dict[UUID | None, CustodyError] = {}
     for n in blocked:
         lease_id = callers[n].lease_id

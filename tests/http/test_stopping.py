@@ -10,7 +10,7 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
-from tests.http.conftest import Process, Response
+from tests.http.conftest import Http, Process, Response, served
 from tests.waiting import wait_for
 
 import custody
@@ -70,3 +70,32 @@ def test_a_stop_under_load_answers_all_that_it_has_accepted(
     log = {message.payload for partition in range(2) for message in c.read("orders", partition, max_messages=10_000)}
     assert log == told
     assert len(untold) == 16
+
+
+def test_a_lease_for_one_who_was_told_to_go_is_given_back(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    """The stop comes while the claim is under way that would have served the one who waits."""
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    real, under_way, go_on = c.claim_each, threading.Event(), threading.Event()
+    with served(c) as http:
+        poll = threading.Thread(target=lambda: http.get("/messages/orders?group=g&wait=50s&visibility_timeout=10m"))
+        poll.start()
+        lines = http.state.desks._desks
+        wait_for(
+            lambda: any(waiter.seen is not None for desk in [*lines.values()] for waiter in desk.line),
+            "it waits in vain",
+        )
+
+        def slow(*arguments: object) -> object:
+            under_way.set()
+            assert go_on.wait(10)
+            return real(*arguments)
+
+        http.state.engine.claim_each = slow
+        c.publish("orders", 1)
+        assert under_way.wait(10)
+        threading.Timer(0.5, go_on.set).start()
+    poll.join(10)
+    del c.claim_each
+    assert c.stats("orders", "g").in_flight == 0
+    assert c.claim("orders", "g").messages[0].attempt == 1

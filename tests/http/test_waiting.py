@@ -271,3 +271,79 @@ def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
     for thread in threads:
         thread.join(20)
     assert [(answer.status, answer.code) for answer in answers] == [(503, "database_unavailable")] * 60
+
+
+def test_a_poll_that_ended_leaves_no_timer_behind(c: custody.Custody, http_: Http) -> None:
+    """It is answered by the first claim, after its time was over."""
+    for _ in range(20):
+        assert http_.get("/messages/nowhere?wait=1ms").status == 404
+    calls = 0
+    real = type(http_.state.desks)._over
+
+    def counted(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        real(*arguments)
+
+    type(http_.state.desks)._over = counted
+    try:
+        until = time.monotonic() + 0.2
+        wait_for(lambda: time.monotonic() > until, "some time has passed")
+    finally:
+        type(http_.state.desks)._over = real
+    assert calls == 0
+
+
+def test_whoever_does_not_wait_is_answered_while_there_is_news_elsewhere(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders", partitions=2)
+    c.create_group("orders", "g")
+    over = threading.Event()
+
+    def publish() -> None:
+        while not over.is_set():
+            c.publish("orders", 1, partition=1)
+
+    busy = threading.Thread(target=publish)
+    busy.start()
+    try:
+        began = time.monotonic()
+        for _ in range(10):
+            assert http_.get("/messages/orders/0?group=g", timeout=5).json["messages"] == []
+        assert time.monotonic() - began < 5
+    finally:
+        over.set()
+        busy.join(10)
+
+
+@pytest.mark.req("G14")
+def test_a_lease_can_be_extended_while_operators_are_held_up(
+    c: custody.Custody, http_: Http, database_url: str
+) -> None:
+    c.create_topic("orders")
+    c.create_topic("other")
+    for topic in ("orders", "other"):
+        c.create_group(topic, "g")
+    c.publish("orders", 1)
+    lease = http_.get("/messages/orders?group=g").json["lease_id"]
+    with psycopg.connect(database_url) as holder:
+        holder.execute(
+            "SELECT FROM custody.groups g JOIN custody.topics t USING (topic_id) WHERE t.name = 'other' FOR UPDATE OF g"
+        )
+        held = [
+            threading.Thread(target=lambda: http_.post("/topics/other/groups/g/pause", timeout=30)) for _ in range(4)
+        ]
+        for one in held:
+            one.start()
+        wait_for(lambda: http_.state._slow._work_queue.qsize() > 0, "the operators have taken all their threads")
+        body = {"lease_id": lease, "timeout_seconds": 60}
+        assert http_.post("/messages/extend-visibility", body, timeout=5).status == 200
+        assert http_.post("/messages/nack", {"lease_id": lease}, timeout=5).json["settled"] == 1
+        holder.rollback()
+    for one in held:
+        one.join(20)
+
+
+@pytest.mark.req("G20")
+def test_news_of_a_topic_that_is_not_there(http_: Http) -> None:
+    answer = http_.get("/topics/nowhere/news?wait=20s", timeout=5)
+    assert (answer.status, answer.code) == (404, "topic_not_found")

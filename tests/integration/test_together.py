@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 
 import msgspec
 import psycopg
@@ -240,3 +241,36 @@ def test_a_topic_that_stays_busy_is_waited_for_once(c: custody.Custody, database
         assert time.monotonic() - began < 3
     assert {type(answer) for answer in answers} == {errors.Busy}
     assert c.read("orders") == []
+
+
+@pytest.mark.req("G15", "G20")
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_time_that_no_clock_of_ours_can_tell_is_refused_and_doubles_nobody(c: custody.Custody, year: int) -> None:
+    c.create_topic("orders")
+    zone = timezone(timedelta(hours=14 if year == 1 else -14))
+    at = datetime(year, 1, 1, tzinfo=zone) if year == 1 else datetime(year, 12, 31, 23, tzinfo=zone)
+    good, bad = c.publish_each([one("orders", "innocent"), one("orders", "odd", deliver_at=at)])
+    assert isinstance(bad, errors.InvalidArgument)
+    assert len(good) == 1
+    assert [message.payload for message in c.read("orders")] == ["innocent"]
+    assert c.delayed_count("orders") == 0
+
+
+def test_what_was_done_and_cannot_be_read_is_not_done_again(
+    c: custody.Custody, monkeypatch: pytest.MonkeyPatch, commits: Callable[[], int]
+) -> None:
+    """Whatever the reason: a publish whose answer cannot be read is unknown to its caller, and nobody repeats it."""
+    c.create_topic("orders")
+    real = psycopg.Cursor.fetchall
+
+    def unreadable(cursor: psycopg.Cursor) -> object:
+        if b"publish" in (cursor._query.query if cursor._query else b""):
+            raise psycopg.DataError("timestamp too large")
+        return real(cursor)
+
+    monkeypatch.setattr(psycopg.Cursor, "fetchall", unreadable)
+    answers = c.publish_each([one("orders", n) for n in range(3)])
+    assert {type(answer) for answer in answers} == {errors.DatabaseUnavailable}
+    monkeypatch.undo()
+    assert [message.payload for message in c.read("orders")] == [0, 1, 2]
+    assert commits() == 1

@@ -11,6 +11,7 @@ import pytest
 
 from custody.errors import QueueFull
 from custody.http.coalesce import Coalescer
+from custody.together import BLOCKED
 
 
 class Slow:
@@ -29,7 +30,7 @@ class Slow:
 def run(scenario: object, slow: Slow, **settings: object) -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as executor:
-            made: Coalescer[str, str] = Coalescer(slow, executor, keys=lambda item: {item[-1]}, **settings)
+            made: Coalescer[str, str] = Coalescer(slow, executor, **{"keys": lambda item: {item[-1]}, **settings})
             await asyncio.wait_for(scenario(made), 20)
 
     asyncio.run(main())
@@ -112,3 +113,52 @@ def test_a_batch_is_no_larger_than_it_may_be_and_without_coalescing_each_goes_al
         run(scenario, slow, **settings)
         assert max(map(len, slow.batches)) <= most
         assert sorted(item for batch in slow.batches for item in batch) == [f"{n} a" for n in range(10)]
+
+
+def test_one_of_two_keys_is_not_overtaken_for_ever() -> None:
+    slow = Slow()
+    slow.let.release(1000)
+
+    async def scenario(c: Coalescer[str, str]) -> None:
+        busy = True
+
+        async def keep_busy(item: str) -> None:
+            while busy:
+                await c.submit(item)
+
+        loops = [asyncio.ensure_future(keep_busy(f"{n} {key}")) for n in range(4) for key in "ab"]
+        await until(lambda: len(slow.batches) > 3)
+        assert await asyncio.wait_for(c.submit("both ab"), 5) == "both ab done"
+        busy = False
+        await asyncio.gather(*loops)
+
+    run(scenario, slow, keys=lambda item: set(item.split()[1]))
+
+
+def test_what_is_blocked_comes_again_by_itself_and_holds_up_nobody() -> None:
+    batches: list[list[str]] = []
+    free = threading.Event()
+
+    def perform(items: Sequence[str]) -> list[object]:
+        batches.append(list(items))
+        if items == ["held a"]:
+            assert free.wait(10)
+            return ["held done"]
+        return [BLOCKED if item == "held a" else f"{item} done" for item in items]
+
+    async def main() -> None:
+        with ThreadPoolExecutor(4) as executor:
+            c: Coalescer[str, str] = Coalescer(perform, executor, keys=lambda item: {item[-1]}, slots=2)
+            c._running = 2  # all slots are taken: what comes now goes together
+            both = [asyncio.ensure_future(c.submit(item)) for item in ("held a", "1 b")]
+            await asyncio.sleep(0)
+            c._running = 0
+            c._start()
+            assert await asyncio.wait_for(both[1], 5) == "1 b done"
+            assert await asyncio.wait_for(c.submit("2 b"), 5) == "2 b done"
+            assert not both[0].done()
+            free.set()
+            assert await asyncio.wait_for(both[0], 5) == "held done"
+        assert batches == [["held a", "1 b"], ["held a"], ["2 b"]]
+
+    asyncio.run(main())

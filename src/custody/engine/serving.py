@@ -30,10 +30,13 @@ class Serving(Publishing, Consuming):
         other.worker, other._decoding = worker, decode_raw
         return other
 
-    def publish_each(self, callers: Sequence[Publish]) -> list[Placed | CustodyError]:
-        """Many publishes, each all or nothing, of any topics. For each caller its receipts, or why it was refused."""
+    def publish_each(self, callers: Sequence[Publish], *, patient: bool = True) -> list[Placed | CustodyError]:
+        """Many publishes, each all or nothing, of any topics. For each caller its receipts, or why it was refused.
+
+        Not `patient`: whoever would hold up the others is answered `together.BLOCKED`, and nothing was done for it.
+        """
         answers = together.Publishes(
-            self._db, callers, layout_of=self._layout_of, forget=self._forget, now=self._now()
+            self._db, callers, layout_of=self._layout_of, forget=self._forget, patient=patient, now=self._now()
         ).run()
         self.hint(
             {
@@ -45,9 +48,9 @@ class Serving(Publishing, Consuming):
         )
         return answers
 
-    def ack_each(self, callers: Sequence[Ack]) -> list[Settled | CustodyError]:
-        """Many acks; for each caller what it settled, or why it was refused."""
-        return together.ack_each(self._db, callers, now=self._now())
+    def ack_each(self, callers: Sequence[Ack], *, patient: bool = True) -> list[Settled | CustodyError]:
+        """Many acks; for each caller what it settled, or why it was refused; not `patient` as for `publish_each`."""
+        return together.ack_each(self._db, callers, patient=patient, now=self._now())
 
     def claim_each(self, topic: str, group: str, partition: int | None, callers: Sequence[Claim]) -> list[Lease]:
         """Leases for the callers, in their order, until there is nothing left; JSON payloads are `msgspec.Raw`."""

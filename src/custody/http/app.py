@@ -37,7 +37,7 @@ def application(state: State) -> Gate:
         try:
             yield
         finally:
-            state.close()
+            await state.close()
 
     app = FastAPI(
         title="Custody",

@@ -106,7 +106,7 @@ class Call:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
-        return waiting.result() if waiting.done() else None
+        return waiting.result() if waiting.done() and not watch.done() else None
 
 
 def lease_of_receipt(receipt: str) -> tuple[UUID, int]:

@@ -13,16 +13,26 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from custody.errors import CustodyError
+from custody.together import BLOCKED
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_Waiting = tuple[Item, "asyncio.Future[Answer]"]
+
+
+class _Waiting(Generic[Item, Answer]):
+    """An item in the queue. `alone`: somebody holds what it needs, so it goes by itself and waits for it."""
+
+    __slots__ = ("alone", "future", "item", "keys")
+
+    def __init__(self, item: Item, keys: Collection[Hashable], future: asyncio.Future[Answer]) -> None:
+        self.item, self.keys, self.future, self.alone = item, frozenset(keys), future, False
 
 
 class Coalescer(Generic[Item, Answer]):
     """Gathers items and performs them in batches, in threads. Lives in one event loop.
 
-    Of the items of a key one batch is under way at a time; items of other keys need not wait for it.
+    Of the items of a key one batch is under way at a time, in the order in which they came; items of other keys need
+    not wait for it. What is answered `BLOCKED` was not done: it comes again, without those whom it would hold up.
     """
 
     def __init__(
@@ -40,58 +50,76 @@ class Coalescer(Generic[Item, Answer]):
         self._slots, self._most, self._enabled = slots, most, enabled
         self._pending: list[_Waiting[Item, Answer]] = []
         self._busy: set[Hashable] = set()
+        self._wanted: set[Hashable] = set()
+        """Keys of those who wait: whoever comes later does not overtake them."""
         self._running = 0
 
     async def submit(self, item: Item) -> Answer:
         """The answer to this item, or the error that is its own."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._pending.append((item, future))
-        self._start()
-        return await future
+        waiting: _Waiting[Item, Answer] = _Waiting(item, self._keys(item), asyncio.get_running_loop().create_future())
+        if not self._enabled:
+            self._begin([waiting], frozenset())
+        elif self._running < self._slots and waiting.keys.isdisjoint(self._busy | self._wanted):
+            # with a slot free all who wait have to wait: none of them would go along
+            self._begin([waiting], waiting.keys)
+        else:
+            self._pending.append(waiting)
+            self._wanted |= waiting.keys
+        return await waiting.future
 
     def _start(self) -> None:
-        while self._pending and (self._running < self._slots or not self._enabled):
-            batch, keys = self._take()
+        while self._pending and self._running < self._slots:
+            batch = self._take()
             if not batch:
                 return
-            self._running += 1
-            self._busy |= keys
-            self._observe(len(batch))
-            items = [item for item, _ in batch]
-            under_way = asyncio.get_running_loop().run_in_executor(self._executor, self._perform, items)
-            under_way.add_done_callback(partial(self._done, batch, keys))
+            self._begin(batch, frozenset().union(*(waiting.keys for waiting in batch)))
 
-    def _take(self) -> tuple[list[_Waiting[Item, Answer]], set[Hashable]]:
-        if not self._enabled:
-            return [self._pending.pop(0)], set()
+    def _begin(self, batch: list[_Waiting[Item, Answer]], keys: frozenset[Hashable]) -> None:
+        self._running += 1
+        self._busy |= keys
+        self._observe(len(batch))
+        items = [waiting.item for waiting in batch]
+        under_way = asyncio.get_running_loop().run_in_executor(self._executor, self._perform, items)
+        under_way.add_done_callback(partial(self._done, batch, keys))
+
+    def _take(self) -> list[_Waiting[Item, Answer]]:
+        """Everybody who can go now. One who goes alone takes along only those of the same single key."""
         taken: list[_Waiting[Item, Answer]] = []
         left: list[_Waiting[Item, Answer]] = []
-        keys: set[Hashable] = set()
+        held = set(self._busy)
         for waiting in self._pending:
-            own = self._keys(waiting[0])
-            if len(taken) == self._most or not self._busy.isdisjoint(own):
-                left.append(waiting)
-            else:
+            fits = not taken or taken[0].alone == waiting.alone
+            if waiting.alone and taken:
+                fits = fits and len(waiting.keys) == 1 and waiting.keys == taken[0].keys
+            if fits and len(taken) < self._most and waiting.keys.isdisjoint(held):
                 taken.append(waiting)
-                keys.update(own)
+            else:
+                left.append(waiting)
+                held |= waiting.keys
         self._pending = left
-        return taken, keys
+        self._wanted = set().union(*(waiting.keys for waiting in left))
+        return taken
 
     def _done(
         self,
         batch: list[_Waiting[Item, Answer]],
-        keys: set[Hashable],
+        keys: frozenset[Hashable],
         under_way: asyncio.Future[Sequence[Answer | CustodyError]],
     ) -> None:
         self._running -= 1
         self._busy -= keys
-        self._start()
         error = under_way.exception()
         answers = [error for _ in batch] if error is not None else under_way.result()
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if future.done():  # nobody waits for it any more
+        again = []
+        for waiting, answer in zip(batch, answers, strict=True):
+            if waiting.future.done():  # nobody waits for it any more
                 continue
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
+            if answer is BLOCKED:
+                waiting.alone = True
+                again.append(waiting)
+            elif isinstance(answer, BaseException):
+                waiting.future.set_exception(answer)
             else:
-                future.set_result(answer)
+                waiting.future.set_result(answer)
+        self._pending = again + self._pending
+        self._start()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from custody.apikeys import ApiKey, Ring
-from custody.errors import Unauthorized
+from custody.errors import CustodyError, Unauthorized
 from custody.http.rights import ANYBODY, Caller
 
 FRESH = 5.0
@@ -46,11 +46,15 @@ class Keyring:
         """Whether a call needs a key, by what was read last."""
         return self._required or bool(self._ring)
 
-    async def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Whose key these headers show; anybody, if none is needed."""
+    async def caller(self, headers: Mapping[bytes, bytes], *, stale: bool = False) -> Caller:
+        """Whose key these headers show; anybody, if none is needed. `stale`: what was read last will do, if need be."""
         age = self._clock() - self._read_at
         if age > FRESH:
-            await self._renewed()
+            try:
+                await self._renewed()
+            except CustodyError:
+                if not stale:
+                    raise
         elif age > RENEWED:
             self._renew()
         if not self.needed:

@@ -30,7 +30,7 @@ async def init_producer(call: Call) -> object:
             "To publish without one, leave out producer_id, epoch and sequence.",
             path="$.idempotent",
         )
-    producer = await call.run(call.engine.init_producer, body.producer_id)
+    producer = await call.state.quick(call.engine.init_producer, body.producer_id)
     return ProducerOut(
         producer_id=producer.producer_id,
         epoch=producer.epoch,
@@ -43,7 +43,7 @@ async def init_producer(call: Call) -> object:
 async def producer(call: Call) -> object:
     """Where a producer stands: the way out after a publish whose answer was lost."""
     call.allow("produce")
-    found = await call.run(call.engine.producer, call.params["producer_id"])
+    found = await call.state.quick(call.engine.producer, call.params["producer_id"])
     if found.last_receipt is not None:  # it tells where the topic ends
         call.allow("produce", found.last_receipt.topic)
     return plain(found)
@@ -56,7 +56,9 @@ async def forget_producer(call: Call) -> object:
     Its last publishes cannot be repeated any more. With an epoch a newer instance is left alone.
     """
     call.allow("produce")
-    return ChangedOut(await call.run(call.engine.forget_producer, call.params["producer_id"], epoch=call.query.epoch))
+    return ChangedOut(
+        await call.state.quick(call.engine.forget_producer, call.params["producer_id"], epoch=call.query.epoch)
+    )
 
 
 @table.operation(
@@ -69,7 +71,7 @@ async def begin(call: Call) -> object:
     """
     call.allow("produce")
     body: BeginIn = call.body
-    transaction_id, expires_at = await call.run(
+    transaction_id, expires_at = await call.state.quick(
         call.engine.transactions.begin, body.producer_id, epoch=body.epoch, timeout=body.timeout
     )
     return BegunOut(transaction_id, expires_at)
@@ -81,7 +83,7 @@ async def ack_in_transaction(call: Call) -> object:
     body: TransactionAckIn = call.body
     place = await call.state.place_of(body.lease_id)
     call.allow("consume", *([] if place is None else [place[0]]))
-    await call.run(call.engine.transactions.ack, body.transaction_id, body.lease_id, body.offsets)
+    await call.state.quick(call.engine.transactions.ack, body.transaction_id, body.lease_id, body.offsets)
     return None
 
 
@@ -90,7 +92,7 @@ async def commit(call: Call) -> object:
     """Show all of it at once. A repeat returns the same receipts."""
     call.allow("produce")
     body: TransactionIn = call.body
-    receipts = await call.run(call.engine.transactions.commit, body.transaction_id)
+    receipts = await call.state.quick(call.engine.transactions.commit, body.transaction_id)
     call.state.metrics.published(receipts)
     return CommittedOut(body.transaction_id, [placed_out(receipt) for receipt in receipts])
 
@@ -100,7 +102,7 @@ async def abort(call: Call) -> object:
     """Nothing of it will ever be seen."""
     call.allow("produce")
     body: AbortIn = call.body
-    done = await call.run(call.engine.transactions.abort, body.transaction_id, reason=body.reason)
+    done = await call.state.quick(call.engine.transactions.abort, body.transaction_id, reason=body.reason)
     return AbortedOut(body.transaction_id, done)
 
 
@@ -108,4 +110,4 @@ async def abort(call: Call) -> object:
 async def open_transactions(call: Call) -> object:
     """Transactions that are neither committed nor aborted."""
     call.allow_everywhere("admin")
-    return plain(await call.run(call.engine.transactions.open))
+    return plain(await call.state.quick(call.engine.transactions.open))

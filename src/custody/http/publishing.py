@@ -131,26 +131,14 @@ def _publish_of(body: PublishIn, messages: Messages) -> Publish:
 async def _publish(call: Call, wanted: Publish) -> list[Receipt | Delayed]:
     if len(wanted.messages) <= COALESCED:
         return await call.state.publishes.submit(wanted)
-    topics = {topic for topic, _ in wanted.messages}
-    messages = [message for _, message in wanted.messages]
-    if len(topics) == 1 and wanted.producer is None and not any(message.delayed for message in messages):
-        # by COPY, which is the fastest way for so many
-        return list(
-            await call.state.quick(
-                call.state.engine.publish_many, topics.pop(), messages, expected_offset=wanted.expected_offset
-            )
-        )
-    (answer,) = await call.state.quick(call.state.engine.publish_each, [wanted])
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return await call.state.batches.submit(wanted)
 
 
 async def _add(call: Call, body: PublishIn, messages: Messages) -> Answer:
     if body.producer_id is not None or body.sequence is not None or body.expected_offset is not None:
         raise InvalidArgument("a transaction has a producer already, and offsets only after its commit")
     assert body.transaction_id is not None
-    count = await call.run(call.engine.transactions.add_all, body.transaction_id, messages, first=body.first)
+    count = await call.state.quick(call.engine.transactions.add_all, body.transaction_id, messages, first=body.first)
     return Answer(encode(AddedOut(body.transaction_id, count)), 202)
 
 

@@ -54,8 +54,10 @@ async def _receive(call: Call, partition: int | None) -> Answer:
             lease = await call.unless_gone(task)
         finally:
             task.cancel()
-        if lease is None:
-            return Answer(b"", 499)  # nobody is there to read it
+        if lease is None:  # nobody is there to read it
+            if task.done() and not task.cancelled() and task.exception() is None and task.result():
+                await call.state.give_back(task.result())
+            return Answer(b"", 499)
     else:
         lease = await call.state.desks.receive(place, claim, 0)
     if not lease and lease.reason in _WITHHELD:
@@ -75,6 +77,7 @@ async def news(call: Call) -> object:
     The answer comes as soon as something was published (or may have been) since the token that is given.
     """
     call.allow("consume", call.topic)
+    await call.state.quick(call.engine.topic, call.topic)  # refuses one that is not there
     query: NewsQuery = call.query
     wait = min(query.wait or 0.0, call.state.max_wait)
     if wait:

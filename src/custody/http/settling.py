@@ -152,7 +152,7 @@ async def _held(call: Call, body: AckIn) -> list[_Held]:
     """The leases that a request names, each checked to be where the request says."""
     wanted = _acks(call, body)
     await _allow(call, wanted)
-    return await call.run(_resolved, call, wanted)
+    return await call.state.quick(_resolved, call, wanted)
 
 
 def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
@@ -202,7 +202,7 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
         return SettledOut(settled, dead, released)
 
     try:
-        return Answer(encode(await call.run(settle_all)))
+        return Answer(encode(await call.state.quick(settle_all)))
     finally:
         for lease_id, count in counts:
             call.state.metrics.settled(lease_id, outcome, count)
@@ -261,7 +261,7 @@ async def settle(call: Call) -> Answer:
             raise InvalidArgument(f"offset {given.offset} has two outcomes", path="$.outcomes")
         outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
-    done = await call.run(call.engine.settle, body.lease_id, outcomes)
+    done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
     for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
         call.state.metrics.settled(body.lease_id, kind, count)
     return Answer(encode(SettledOut(done.settled, list(done.dead), list(done.released))))
@@ -282,7 +282,7 @@ async def extend(call: Call) -> Answer:
     body: ExtendIn = call.body
     wanted = _one(call, body, None)
     await _allow(call, [wanted])
-    (held,) = await call.run(_resolved, call, [wanted])
+    (held,) = await call.state.quick(_resolved, call, [wanted])
     offset = None if held.offsets is None else held.offsets[0]
-    deadline = await call.run(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
+    deadline = await call.state.quick(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
     return Answer(encode(DeadlineOut(deadline)))

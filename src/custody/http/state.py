@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from custody.retention import size_in_bytes
 from custody.together import Ack, Claim, Placed, Publish
 from custody.upkeep import EVERY, keep_up
 
+logger = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -51,14 +54,21 @@ class State:
         self.metrics = Metrics(waiting=lambda: len(self.desks), connections=engine.connections)
         self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
-            engine.publish_each,
+            partial(engine.publish_each, patient=False),
             self._quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             enabled=settings.coalesce,
             observe=self.metrics.coalesced("publish"),
         )
+        self.batches: Coalescer[Publish, Placed] = Coalescer(
+            self._publish_batch,
+            self._quick,
+            keys=lambda publish: {topic for topic, _ in publish.messages},
+            slots=2,
+            most=1,  # they are large: of a topic one at a time, and threads are left for the others
+        )
         self.acks: Coalescer[Ack, Settled] = Coalescer(
-            engine.ack_each,
+            partial(engine.ack_each, patient=False),
             self._quick,
             keys=lambda ack: (ack.lease_id,) if ack.lease_id is not None else (),
             slots=2,
@@ -98,9 +108,24 @@ class State:
         """Events for topics of this database, which nobody has moved into the log yet."""
         keep_up(self.engine.move_outbox, self._ended, 1.0)
 
-    async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool) -> Caller:
-        """Who sends a request with these headers; `open` calls are for everybody."""
-        return ANYBODY if open else await self.keys.caller(headers)
+    def _publish_batch(self, batches: Sequence[Publish]) -> list[Placed | CustodyError]:
+        return [answer for batch in batches for answer in (self._by_copy(batch) or self.engine.publish_each([batch]))]
+
+    def _by_copy(self, batch: Publish) -> list[Placed | CustodyError] | None:
+        """The fastest way for so many, if they are plain messages of one topic; else None."""
+        topics = {topic for topic, _ in batch.messages}
+        messages = [message for _, message in batch.messages]
+        if len(topics) > 1 or batch.producer is not None or any(message.delayed for message in messages):
+            return None
+        try:
+            return [[*self.engine.publish_many(topics.pop(), messages, expected_offset=batch.expected_offset)]]
+        except CustodyError as error:
+            return [error]
+
+    async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool, stale: bool = False) -> Caller:
+        """Who sends a request with these headers; `open` calls are for everybody. `stale`: the keys that were read last
+        will do, if the database cannot be asked."""
+        return ANYBODY if open else await self.keys.caller(headers, stale=stale)
 
     async def ping(self) -> None:
         """Whether the database answers. Asked once for all who want to know now: they need no key for it."""
@@ -126,12 +151,14 @@ class State:
         self.desks.close()
         self.news.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Ends the threads, when those who were being served have been: a lease for one who is gone is given back."""
         self._ended.set()
         if self._stop_listening is not None:
-            self._stop_listening()
-        self._quick.shutdown()
-        self._slow.shutdown()
+            await asyncio.to_thread(self._stop_listening)
+        await self.desks.served(seconds(self.settings.grace))
+        for executor in (self._quick, self._slow):
+            await asyncio.to_thread(executor.shutdown)
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A verb that may take its time, in a thread."""
@@ -158,8 +185,12 @@ class State:
         return await self.quick(self.engine.next_due, place.topic, place.group)
 
     async def give_back(self, lease: Lease) -> None:
-        with suppress(LeaseLost):
+        try:
             await self.quick(lease.release)
+        except LeaseLost:
+            pass
+        except CustodyError as error:  # it comes back when its lease expires
+            logger.warning("a lease that nobody waits for any more could not be given back: %s", error)
 
     async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
         """Acks of one request: one transaction, an answer for each."""

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from custody.claim import Lease
 from custody.errors import CustodyError, Transient
@@ -92,7 +92,8 @@ class Desk:
         pause = POLL
         while self.line and self._news:
             self._news = False
-            served = self.line[:AT_ONCE]
+            present = list(self.line)
+            served = present[:AT_ONCE]
             try:
                 leases = await self._clerk.claim(self.place, [waiter.claim for waiter in served])
             except Transient as error:
@@ -105,24 +106,32 @@ class Desk:
                 for waiter in list(self.line):
                     self._hand(waiter, error)
                 return
+            await self._hand_out(served, leases)
             last = leases[-1]
-            for waiter, lease in zip(served, leases, strict=False):
-                if lease:
-                    if waiter.answer.done():  # gone while the claim was under way
-                        await self._clerk.give_back(lease)
-                    else:
-                        self._hand(waiter, lease)
             if last:  # each of them got something: there may be more
                 self._news = True
                 continue
-            for waiter in self.line:
+            for waiter in present:  # not whoever came since: the claim may have been before their own publish
                 waiter.seen = last
+                if not waiter.patient:
+                    self._hand(waiter, last)
             if last.reason == "busy":
                 pause = 0.0 if last.detail is not None else random.uniform(0.002, BUSY)
             elif self.line:
                 due = await self._clerk.next_due(self.place)
                 pause = self._interval() if due is None else max(0.005, min(self._interval(), due))
         self._wake_after(pause)
+
+    async def _hand_out(self, served: Sequence[Waiter], leases: Sequence[Lease]) -> None:
+        """To each what was claimed for it; what was for one who has gone meanwhile is given back."""
+        for_nobody = []
+        for waiter, lease in zip(served, leases, strict=False):
+            if lease and waiter.answer.done():
+                for_nobody.append(lease)
+            elif lease:
+                self._hand(waiter, lease)
+        for lease in for_nobody:
+            await self._clerk.give_back(lease)
 
     def _hand(self, waiter: Waiter, answer: Lease | BaseException) -> None:
         self.leave(waiter)
@@ -166,6 +175,9 @@ class Desks:
         try:
             desk.stand(waiter)
             return await waiter.answer
+        except asyncio.CancelledError:
+            await self._return_answer(waiter)
+            raise
         finally:
             over.cancel()
             self._waiting.discard(waiter)
@@ -173,20 +185,26 @@ class Desks:
             desk.leave(waiter)
             self._deserted(desk)
 
+    async def _return_answer(self, waiter: Waiter) -> None:
+        """The caller went away just when there was something for it."""
+        answer = waiter.answer
+        if answer.done() and not answer.cancelled() and answer.exception() is None and answer.result():
+            await self._clerk.give_back(answer.result())
+
+    async def served(self, timeout: float) -> None:
+        """Waits for the claims that are under way, and for what becomes of them."""
+        under_way = [desk.serving for desk in self._desks.values() if desk.serving is not None]
+        if under_way:
+            await asyncio.wait(under_way, timeout=timeout)
+
     async def _once(self, desk: Desk, waiter: Waiter) -> Lease:
         """For whoever does not want to wait: served with the line, or told that there is nothing."""
         desk.stand(waiter)
         try:
-            while not waiter.answer.done() and waiter.seen is None:
-                serving = desk.serving
-                if serving is None:
-                    break
-                both: set[asyncio.Future[Any]] = {serving, waiter.answer}
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if waiter.answer.done():
-                return waiter.answer.result()
-            assert waiter.seen is not None, "served, and neither given a lease nor told why not"
-            return waiter.seen
+            return await waiter.answer
+        except asyncio.CancelledError:
+            await self._return_answer(waiter)
+            raise
         finally:
             waiter.answer.cancel()
             desk.leave(waiter)
@@ -198,9 +216,11 @@ class Desks:
             del self._desks[desk.place]
 
     def _over(self, desk: Desk, waiter: Waiter) -> None:
+        if waiter.answer.done():
+            return
         if waiter.seen is None:  # its first claim is under way: what it brings is for this one
             asyncio.get_running_loop().call_later(0.01, self._over, desk, waiter)
-        elif not waiter.answer.done():
+        else:
             desk.leave(waiter)
             waiter.answer.set_result(waiter.seen)
 

@@ -177,4 +177,7 @@ def _execute(connection: Connection, factory: RowFactory[T], function: str, argu
     query = _call(function, tuple(arguments), tuple(map(_is_binary, values)))
     with connection.cursor(binary=True, row_factory=factory) as cursor:
         cursor.execute(query, values)
-        return cursor.fetchall()
+        try:
+            return cursor.fetchall()
+        except pg_errors.DataError as error:  # the driver's: the call itself has been done, and must not be repeated
+            raise DatabaseUnavailable(f"it was done, but what it returned cannot be read: {error}") from error
