@@ -38,7 +38,7 @@ class Proxy:
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 cut = proxy._next(self.command, self.path, dict(self.headers.items()))
-                if cut is not None and cut.answer is not None:
+                if cut is not None and cut.answer is not None and cut.when == "before":
                     self._answer(*cut.answer)
                     return
                 if cut is None or cut.when == "after":
@@ -49,6 +49,9 @@ class Proxy:
                     connection.close()
                 if cut is None:
                     self._answer(status, data)
+                    return
+                if cut.answer is not None:
+                    self._answer(*cut.answer)
                     return
                 if cut.then is not None:
                     cut.then()
@@ -89,10 +92,10 @@ class Proxy:
         with self._lock:
             self._cuts += [(what, Cut(when=when, then=then))] * times
 
-    def answer(self, what: str, status: int, body: bytes, *, times: int = 1) -> None:
-        """Answers the next requests of this kind itself."""
+    def answer(self, what: str, status: int, body: bytes, *, times: int = 1, when: When = "before") -> None:
+        """Answers the next requests of this kind itself; `after`: the server has had them."""
         with self._lock:
-            self._cuts += [(what, Cut(answer=(status, body)))] * times
+            self._cuts += [(what, Cut(when=when, answer=(status, body)))] * times
 
     @property
     def waiting(self) -> int:

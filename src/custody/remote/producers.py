@@ -7,7 +7,15 @@ import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
-from custody.errors import CustodyError, DatabaseUnavailable, ProducerFenced, ProducerNotFound, SequenceConflict
+from custody.errors import (
+    CustodyError,
+    DatabaseUnavailable,
+    ProducerFenced,
+    ProducerNotFound,
+    SequenceConflict,
+    Terminal,
+    Transient,
+)
 from custody.remote.transport import Tries
 
 T = TypeVar("T")
@@ -61,8 +69,8 @@ class OwnProducers:
         try:
             answer = send(producer.producer_id, producer.epoch, producer.sequence, tries)
         except BaseException as error:
-            if tries.unknown or not isinstance(error, CustodyError):
-                # it may still be on its way: under a new epoch it would be refused
+            if tries.unknown or not _nothing_done(error):
+                # it may have arrived, or still be on its way: under a new epoch it would be refused
                 producer.epoch = None
             if tries.unknown and isinstance(error, CustodyError):
                 raise unknown_publish(error) from error
@@ -82,6 +90,11 @@ class OwnProducers:
                     return
                 except CustodyError:
                     continue  # somebody else has dropped it
+
+
+def _nothing_done(error: BaseException) -> bool:
+    """Whether an error is one of those that are known to refuse a publish whole."""
+    return isinstance(error, Terminal | Transient) and not isinstance(error, DatabaseUnavailable)
 
 
 def unknown_publish(error: CustodyError) -> DatabaseUnavailable:

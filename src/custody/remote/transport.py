@@ -36,7 +36,8 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
 _ERRORS = by_code()
-_GATEWAY = {502, 503, 504}
+_NO_REFUSAL = {408, 499}
+"""Of the statuses below 500: something in between gave up waiting, and the server may have had the call."""
 _NOT_SAID = re.compile(r"[^\x21-\x7e]")
 
 
@@ -145,8 +146,8 @@ class Transport:
             tries.unknown = True
             raise self._unreachable(error) from error
         if not 200 <= response.status < 300:
-            self._refuse(response.status, response.data, tries)
-        return self._read(response.data, answer)
+            self._refuse(method, response.status, response.data, tries)
+        return self._read(method, response.data, answer, tries)
 
     def _headers(self, worker: str) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "X-Custody-Worker": _NOT_SAID.sub("_", worker)[:200] or "-"}
@@ -154,33 +155,49 @@ class Transport:
             headers["Authorization"] = f"Bearer {self.address.key}"
         return headers
 
-    def _read(self, data: bytes, answer: type[T]) -> T:
-        if answer is type(None):
-            return None
+    def _read(self, method: str, data: bytes, answer: type[T], tries: Tries) -> T:
         try:
+            if answer is type(None):
+                if data:
+                    msgspec.json.decode(data)
+                return None
             return msgspec.json.decode(data, type=answer, strict=False)
         except msgspec.MsgspecError as error:
-            raise CustodyError(
-                f"{self.address.url} answered what this version does not understand: {error}",
-                "Is it a Custody server, of the same version?",
-            ) from error
+            said = f"{self.address.url} answered what this version does not understand: {error}"
+            remedy = "Is it a Custody server, of the same version?"
+            if method == "GET" and isinstance(
+                error, msgspec.ValidationError
+            ):  # a server's, and the next one will be too
+                raise CustodyError(said, remedy) from error
+            raise self._open(method, said, tries, remedy) from error
 
-    def _refuse(self, status: int, data: bytes, tries: Tries) -> NoReturn:
-        """Raises the error that an answer tells of, as the verb itself would."""
+    def _refuse(self, method: str, status: int, data: bytes, tries: Tries) -> NoReturn:
+        """Raises the error that an answer tells of, as the verb itself would.
+
+        Only what is known to be a refusal is one: after anything else the call may have taken effect.
+        """
+        said = f"{self.address.url} answered {status}"
         try:
             problem = msgspec.json.decode(data, type=_Refusal).error
         except msgspec.MsgspecError:
-            said = f"{self.address.url} answered {status}"
-            if status in _GATEWAY:  # not the server itself: something in between
-                tries.unknown = True
-                raise DatabaseUnavailable(f"{said}. Whether the call took effect is unknown") from None
+            if status >= 500 or status in _NO_REFUSAL:  # not the server itself: something in between
+                raise self._open(method, said, tries) from None
             raise CustodyError(said, "Is it a Custody server?") from None
         kind = _ERRORS.get(problem.code, CustodyError)
+        if kind is CustodyError and status >= 500:
+            raise self._open(method, f"{said} ({problem.code}): {problem.message}", tries, problem.remedy)
         if issubclass(kind, DatabaseUnavailable):
             tries.unknown = True
         if issubclass(kind, LeaseLost):
             raise kind(problem.message, problem.remedy, lost=problem.lost)
         raise kind(problem.message, problem.remedy)
+
+    def _open(self, method: str, said: str, tries: Tries, remedy: str = "") -> DatabaseUnavailable:
+        """After an answer that does not tell what became of the call."""
+        if method == "GET":
+            return DatabaseUnavailable(said, remedy)
+        tries.unknown = True
+        return DatabaseUnavailable(f"{said.rstrip('.')}. Whether the call took effect is unknown", remedy)
 
     def _unreachable(self, error: Exception) -> DatabaseUnavailable:
         return DatabaseUnavailable(
