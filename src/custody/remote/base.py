@@ -11,6 +11,7 @@ from custody import log
 from custody.engine.base import Base
 from custody.errors import GroupNotFound, NeedsDatabase, TopicNotFound
 from custody.policy import Policy
+from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport
 from custody.remote.values import TopicIn
 
@@ -42,7 +43,15 @@ class RemoteBase(Base):
         self._server, self._clock = None, None
         self._defaults = defaults or Policy()
         self._layouts: dict[str, log.Layout] = {}
-        self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
+        self._this_process = _this_process()
+        self.worker = worker or self._this_process
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """A child has a name of its own, unless one was given."""
+        parent, self._this_process = self._this_process, _this_process()
+        if self.worker == parent:
+            self.worker = self._this_process
 
     def __repr__(self) -> str:
         return f"<Custody at {self._transport.address.url}>"
@@ -69,6 +78,10 @@ class RemoteBase(Base):
             found = self._call("GET", topic_path(topic), TopicIn).value()
             layout = self._layouts[topic] = log.Layout(found.partitions, found.priorities)
         return layout
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def topic_path(topic: str) -> str:

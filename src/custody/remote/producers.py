@@ -16,6 +16,7 @@ from custody.errors import (
     Terminal,
     Transient,
 )
+from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Tries
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ class OwnProducers:
         self._init, self._forget = init, forget
         self._idle: list[OwnProducer] = []
         self._lock = threading.Lock()
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """Those that are idle stay the parent's, which goes on with their sequences: none of them is forgotten here."""
+        self._idle, self._lock = [], threading.Lock()
 
     def publish(self, count: int, send: Publish[T]) -> T:
         """Sends `count` messages under a producer that nobody else uses meanwhile."""

@@ -16,6 +16,7 @@ from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
 from custody.model import HistoryEntry, Settled
 from custody.outcomes import Kind, Outcome
 from custody.policy import Duration
+from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport, Tries
 from custody.remote.values import duration
 from custody.settle import REMEDY, Settler, listed, storable
@@ -63,6 +64,10 @@ class Leases:
     def __init__(self) -> None:
         self._held: OrderedDict[UUID, Held] = OrderedDict()
         self._lock = threading.Lock()
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()  # a thread of the parent may have held it
 
     def remember(self, lease_id: UUID, held: Held) -> None:
         with self._lock:

@@ -26,6 +26,7 @@ from custody.errors import (
     ServerStopping,
     by_code,
 )
+from custody.remote.forking import tell_of_forks
 
 T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
@@ -72,10 +73,19 @@ class Transport:
         self.address, self.retry_for = address, retry_for
         self._http = urllib3
         self._closed = threading.Event()
-        options: dict[str, Any] = {}
+        self._options: dict[str, Any] = {"maxsize": pool_size, "retries": False}
         if address.secure:
-            options["ssl_context"] = _trusting(ca)
-        self._pool = urllib3.PoolManager(maxsize=pool_size, retries=False, **options)
+            self._options["ssl_context"] = _trusting(ca)
+        self._pool = urllib3.PoolManager(**self._options)
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """On a connection that two processes use, each would read the other's answers."""
+        closed = self._closed.is_set()
+        self._closed = threading.Event()
+        if closed:
+            self._closed.set()
+        self._pool = self._http.PoolManager(**self._options)
 
     def close(self) -> None:
         self._closed.set()
