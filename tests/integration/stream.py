@@ -47,6 +47,7 @@ def drain(c: Custody, *, max_messages: int = 100, topic: str = TOPIC, group: str
 
 TABLES = (
     *("topics", "segments", "segment_bounds", "heads", "log", "kept_events", "producers", "producer_receipts"),
+    "forgotten_producers",
     *("delayed", "transactions", "transaction_messages", "transaction_acks"),
     *("groups", "cursors", "frontiers", "leases", "returned", "cases", "parked", "freed", "awaited", "journal"),
     "replays",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from tests.integration.stream import everything
+from tests.waiting import wait_for
 
 from custody import Custody, Outgoing, Receipt
 from custody.errors import (
@@ -244,3 +246,42 @@ def test_repeat_returns_the_receipts_that_were_lost(c: Custody) -> None:
     assert [(r.offset, r.duplicate) for r in producer.repeat()] == [(0, True), (1, True)]
     assert producer.repeat() == []
     assert c.topic("orders").message_count == 2
+
+
+@pytest.mark.req("G11")
+def test_a_producer_that_was_forgotten_and_comes_back_fences_its_old_instances(c: Custody) -> None:
+    c.create_topic("orders")
+    c.init_producer("p")
+    old = c.init_producer("p")
+    assert c.forget_producer("p")
+    new = c.init_producer("p")
+    assert (old.epoch, new.epoch, new.next_sequence) == (2, 3, 0)
+    new.publish("orders", 1)
+    with pytest.raises(ProducerFenced):
+        old.publish("orders", 2)
+    assert [message.payload for message in c.read("orders")] == [1]
+    assert c.forget_producer("p")
+    assert (c.init_producer("p").epoch, c.init_producer("p").epoch) == (4, 5)
+
+
+@pytest.mark.req("G11")
+def test_a_producer_that_comes_back_while_it_is_forgotten_is_above_its_old_epoch(
+    c: Custody, db: psycopg.Connection
+) -> None:
+    """The new instance waits for the transaction that forgets the old one, and must see what that has left."""
+    c.create_topic("orders")
+    for _ in range(3):
+        c.init_producer("p")
+    with ThreadPoolExecutor(1) as other:
+        with db.transaction():
+            db.execute("SELECT custody.forget_producer('p')")
+            coming = other.submit(c.init_producer, "p")
+            wait_for(lambda: _blocked_by(db), "the new instance waits")
+        assert coming.result().epoch == 4
+
+
+def _blocked_by(db: psycopg.Connection) -> bool:
+    found = db.execute(
+        "SELECT 1 FROM pg_stat_activity a WHERE pg_backend_pid() = ANY (pg_blocking_pids(a.pid)) LIMIT 1"
+    ).fetchone()
+    return found is not None

@@ -1,9 +1,13 @@
 -- Idempotent producers: a sequence counts a producer's messages over all topics; a repeat returns the first receipts.
 
+CREATE FUNCTION custody.producer_bucket(p_producer text) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$ SELECT get_byte(sha256(convert_to(p_producer, 'UTF8')), 0) $$;
+
 CREATE FUNCTION custody.init_producer(p_producer text, p_now timestamptz DEFAULT NULL) RETURNS custody.producers
 LANGUAGE plpgsql AS $$
 DECLARE
     v_producer custody.producers;
+    v_epoch    int;
 BEGIN
     PERFORM custody.require_read_committed();
     IF coalesce(p_producer, '') = '' THEN
@@ -14,6 +18,13 @@ BEGIN
     ON CONFLICT (producer_id) DO UPDATE
         SET epoch = p.epoch + 1, last_sequence = -1, updated_at = excluded.updated_at
     RETURNING * INTO v_producer;
+    IF v_producer.epoch = 1 THEN
+        -- It may have been here before. A statement of its own: the insert may have waited for whoever forgot it.
+        UPDATE custody.producers p SET epoch = f.highest + 1 FROM custody.forgotten_producers f
+        WHERE p.producer_id = p_producer AND f.bucket = custody.producer_bucket(p_producer)
+        RETURNING p.epoch INTO v_epoch;
+        v_producer.epoch := coalesce(v_epoch, 1);
+    END IF;
     DELETE FROM custody.producer_receipts WHERE producer_id = p_producer;
     RETURN v_producer;
 END $$;
@@ -107,7 +118,8 @@ BEGIN
     END IF;
 END $$;
 
--- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. With an epoch
+-- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. Its epoch
+-- is remembered: if it does come back, it begins above it. With an epoch
 -- only that instance is meant. False if there is none of that name.
 CREATE FUNCTION custody.forget_producer(p_producer text, p_epoch int DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -127,6 +139,8 @@ BEGIN
         PERFORM custody.refuse('producer_in_use', format('producer %L has an open transaction', p_producer),
             'Commit or abort it first.');
     END IF;
+    INSERT INTO custody.forgotten_producers AS f VALUES (custody.producer_bucket(p_producer), v_producer.epoch)
+    ON CONFLICT (bucket) DO UPDATE SET highest = excluded.highest WHERE f.highest < excluded.highest;
     DELETE FROM custody.producers WHERE producer_id = p_producer;
     RETURN true;
 END $$;
