@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from custody.errors import CustodyError
 logger = logging.getLogger(__name__)
 
 WAIT = 10.0
+FIRST_PAUSE = 0.02
 PAUSE = 1.0
 
 
@@ -36,7 +38,9 @@ class RemoteListener:
 
     def _run(self) -> None:
         token: str | None = None
+        pause = 0.0
         while not self._closed.is_set():
+            asked = time.monotonic()
             try:
                 answer = self._ask(token, WAIT)
             except CustodyError as error:
@@ -46,6 +50,18 @@ class RemoteListener:
                 continue
             if answer.news and not self._closed.is_set():
                 self._wake()
-            elif token == answer.token:
-                self._closed.wait(0.001)  # a server that is about to stop answers at once
+            if token is not None:
+                waited = time.monotonic() - asked > WAIT / 2
+                if waited or (answer.news and _server(token) == _server(answer.token)):
+                    pause = 0.0
+                else:
+                    # at once, and nothing was heard: a server that is about to stop, or several that take turns and do
+                    # not know each other's tokens
+                    pause = min(max(2 * pause, FIRST_PAUSE), PAUSE)
+                    self._closed.wait(pause)
             token = answer.token
+
+
+def _server(token: str) -> str:
+    """The run of a server that gave a token: its first part."""
+    return token.partition("-")[0]
