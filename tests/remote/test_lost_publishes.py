@@ -173,11 +173,23 @@ def test_topics_and_groups_that_were_made_are_recognised(
     with pytest.raises(custody.CustodyError) as refused:
         remote.create_group("orders", "g", custody.Policy(max_attempts=8), bindings=["a.*"])
     assert refused.value.code == "group_exists"
-    proxy.lose("DELETE /topics", "after")
+
+
+def test_a_delete_never_meets_what_was_made_since(c: custody.Custody, remote: custody.Custody, proxy: Proxy) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    proxy.lose("DELETE /topics/orders/groups/g", "after", then=lambda: c.create_group("orders", "g"))
+    with pytest.raises(DatabaseUnavailable, match="unknown"):
+        remote.delete_group("orders", "g")
+    assert c.group("orders", "g").name == "g"
+    proxy.lose("DELETE /topics/orders", "after", then=lambda: c.create_topic("orders"))
+    with pytest.raises(DatabaseUnavailable, match="unknown"):
+        remote.delete_topic("orders")
+    assert c.topic("orders").name == "orders"
     remote.delete_topic("orders")
-    assert c.topics() == []
     with pytest.raises(TopicNotFound):
         remote.delete_topic("orders")
+    assert proxy.waiting == 0
 
 
 def test_what_cannot_be_repeated_is_sent_once(

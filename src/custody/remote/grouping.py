@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from custody.engine.grouping import Grouping, Start
-from custody.errors import GroupExists, InvalidArgument, NotFound
+from custody.errors import GroupExists, InvalidArgument
 from custody.log import require_zone
 from custody.model import Group, Message
 from custody.plain import plain
@@ -75,12 +75,8 @@ class RemoteGrouping(RemoteBase, Grouping):
         return self._call("PATCH", group_path(topic, group), GroupIn, body=body, repeat=True).value()
 
     def delete_group(self, topic: str, group: str) -> None:
-        tries = Tries()
-        try:
-            self._call("DELETE", group_path(topic, group), type(None), repeat=True, tries=tries)
-        except NotFound:
-            if not tries.unknown:
-                raise
+        # not sent again after a lost answer: by then somebody may have made another group of that name
+        self._call("DELETE", group_path(topic, group), type(None))
 
     def groups(self, topic: str) -> list[Group]:
         return [group.value() for group in self._call("GET", topic_path(topic) + "/groups", list[GroupIn])]

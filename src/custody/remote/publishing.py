@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from custody.engine.publishing import Publishing
-from custody.errors import CustodyError, InvalidArgument, NotFound, TopicExists
+from custody.errors import CustodyError, InvalidArgument, TopicExists
 from custody.log import require_zone
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.plain import plain
@@ -97,13 +97,11 @@ class RemotePublishing(RemoteBase, Publishing):
         return made
 
     def delete_topic(self, name: str) -> None:
-        tries = Tries()
         try:
-            self._call("DELETE", topic_path(name), type(None), repeat=True, tries=tries)
-        except NotFound:
-            if not tries.unknown:
-                raise
-        self._layouts.pop(name, None)
+            # not sent again after a lost answer: by then somebody may have made another topic of that name
+            self._call("DELETE", topic_path(name), type(None))
+        finally:
+            self._layouts.pop(name, None)
 
     def topics(self) -> list[Topic]:
         return [topic.value() for topic in self._call("GET", "/topics", list[TopicIn])]
