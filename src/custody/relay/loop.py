@@ -137,7 +137,8 @@ class Relay:
         try:
             while ahead is not None or not self._stopping.is_set():
                 try:
-                    handled = self._aside()
+                    # who stops only ends what has begun: what is aside could fail for as long as the database is away
+                    handled = 0 if self._stopping.is_set() else self._aside()
                     batch, ahead = ahead or self._begun(), None
                     if batch is not None:
                         ahead = self._look_ahead(batch)
