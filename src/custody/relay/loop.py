@@ -138,7 +138,7 @@ class Relay:
             while ahead is not None or not self._stopping.is_set():
                 try:
                     # who stops only ends what has begun: what is aside could fail for as long as the database is away
-                    handled = 0 if self._stopping.is_set() else self._aside()
+                    handled = 0 if self._stopping.is_set() else self._aside(ahead)
                     batch, ahead = ahead or self._begun(), None
                     if batch is not None:
                         ahead = self._look_ahead(batch)
@@ -166,11 +166,11 @@ class Relay:
         self._finish(batch)
         return handled + len(batch.events)
 
-    def _aside(self) -> int:
+    def _aside(self, ahead: Batch | None = None) -> int:
         """What is no batch: topics of this database, and destinations that were down. Returns how many events."""
         handled = self._move() if self._whole else 0
         for destination in self.outages.due():
-            handled += self._probe(destination)
+            handled += self._probe(destination, ahead)
         return handled
 
     def _begun(self) -> Batch | None:
@@ -218,14 +218,14 @@ class Relay:
         self._counts["moved"] += moved
         return moved
 
-    def _probe(self, destination: str) -> int:
+    def _probe(self, destination: str, ahead: Batch | None) -> int:
         """One event for a destination that was down. Without any there is nothing to wait for."""
         after: int | None = 0
         while after is not None:
             batch, after = self._claim(1, after=after, only=[destination])
             if batch is not None:
                 batch.start(self._threads)
-                self._finish(batch, probe=True)
+                self._finish(batch, ahead, probe=True)
                 return 1
         self.outages.over(destination)
         return 0
