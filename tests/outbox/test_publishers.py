@@ -417,6 +417,23 @@ def test_a_topic_that_a_server_does_not_have_is_an_outage(c: custody.Custody) ->
         assert c.topic("orders").message_count == 1
 
 
+@pytest.mark.core
+@pytest.mark.req("O6")
+def test_an_event_that_a_server_cannot_read_dies_alone(alone_url: str, target: custody.Custody) -> None:
+    """Nested so deep that it is JSON to PostgreSQL, and none to the server's reader."""
+    deep = b"[" * 2000 + b"]" * 2000
+    with served(target) as server, psycopg.connect(alone_url, autocommit=True) as mine:
+        for data in (b"1", deep, b"3"):
+            mine.execute("SELECT custody.outbox_add('e', 'j', %s, 'elsewhere:orders')", [data])
+        relay = Relay(alone_url, {"elsewhere": f"custody+{server.url}"}, outage_backoff=custody.Constant("1h"))
+        rounds(relay)
+        relay.close()
+        found = mine.execute("SELECT status, coalesce(last_error, '') FROM custody.outbox ORDER BY id").fetchall()
+    assert [status for status, _ in found] == ["PUBLISHED", "DEAD", "PUBLISHED"]
+    assert "invalid_json" in found[1][1]
+    assert sorted(m.payload for m in everything(target)) == [1, 3]
+
+
 def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

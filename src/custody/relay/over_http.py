@@ -18,7 +18,7 @@ from custody.relay.publisher import Claimed
 
 TIMEOUT = 30.0
 
-_REFUSED = {"invalid_argument", "invalid_payload", "too_large"}
+_REFUSED = {"invalid_argument", "invalid_json", "invalid_payload", "too_large"}
 """What the same event would meet again. All else is a matter for the operator, or passes."""
 
 
