@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -330,6 +331,21 @@ def test_what_is_brought_twice_to_another_custody_arrives_once(alone_url: str, t
         assert m.headers["x-custody-event-type"] == "placed"
     for key in range(5):
         assert [m.payload["n"] for m in messages if m.key == f"k{key}"] == list(range(key, 20, 5))
+
+
+@pytest.mark.core
+@pytest.mark.req("O8")
+def test_what_is_named_twice_in_one_request_arrives_once(target: custody.Custody) -> None:
+    one, two = uuid4(), uuid4()
+
+    def of(event_id: UUID, replay: int, payload: str) -> tuple[UUID, int, custody.Outgoing]:
+        return event_id, replay, custody.Outgoing(payload, key="k")
+
+    assert target.receive_events("orders", [of(two, 0, "b"), of(one, 0, "a"), of(two, 0, "b"), of(one, 0, "a")]) == 2
+    assert [m.payload for m in everything(target)] == ["b", "a"], "another number or order"
+    # a replay is another one, and does not bring along the one that has come before
+    assert target.receive_events("orders", [of(one, 0, "a"), of(one, 1, "again"), of(two, 0, "b")]) == 1
+    assert [m.payload for m in everything(target)] == ["b", "a", "again"]
 
 
 @pytest.mark.core

@@ -132,8 +132,9 @@ CREATE FUNCTION custody.outbox_receive(
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
-    v_new   uuid[];
-    v_of    int[];
+    v_new     uuid[];
+    v_replays int[];
+    v_of      int[];
 BEGIN
     PERFORM custody.require_read_committed();
     -- sorted, so that two who bring the same events wait for one another instead of each for the other
@@ -141,16 +142,20 @@ BEGIN
         INSERT INTO custody.outbox_received (event_id, replay, received_at)
         SELECT e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 1, 2
         ON CONFLICT DO NOTHING
-        RETURNING event_id
+        RETURNING event_id, replay
     )
-    SELECT array_agg(a.event_id) INTO v_new FROM added a;
+    SELECT array_agg(a.event_id), array_agg(a.replay) INTO v_new, v_replays FROM added a;
     IF v_new IS NULL THEN
         RETURN 0;
     ELSIF cardinality(v_new) < cardinality(p_events) THEN
         SELECT array_agg(e.key ORDER BY e.n), array_agg(e.kind ORDER BY e.n), array_agg(e.payload ORDER BY e.n), array_agg(e.headers ORDER BY e.n)
         INTO p_keys, p_kinds, p_payloads, p_headers
-        FROM unnest(p_events, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY e (event_id, key, kind, payload, headers, n)
-        JOIN unnest(v_new) a (event_id) USING (event_id);
+        -- the first of those that are named more than once
+        FROM (SELECT DISTINCT ON (b.event_id, b.replay) b.*
+              FROM unnest(p_events, p_replays, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY
+                   b (event_id, replay, key, kind, payload, headers, n)
+              JOIN unnest(v_new, v_replays) a (event_id, replay) USING (event_id, replay)
+              ORDER BY b.event_id, b.replay, b.n) e;
     END IF;
     IF v_topic.partitions = 1 THEN
         v_of := array_fill(0, ARRAY[cardinality(p_kinds)]);
