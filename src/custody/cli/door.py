@@ -61,7 +61,7 @@ class Door:
     def say(self, text: str) -> None:
         """What was done, on stdout, for people who want to hear it."""
         if not self.json and not self.quiet:
-            print(text)
+            print(text, flush=True)  # into a pipe too: a server that says where it serves goes on for long
 
     def note(self, text: str) -> None:
         """Something beside the result, on stderr."""
