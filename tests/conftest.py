@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -151,3 +151,15 @@ def db(database_url: str) -> Iterator[psycopg.Connection]:
     """A plain connection to the same database."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture
+def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
+    """In how many transactions messages were written to the log (xmin would tell of subtransactions)."""
+    db.execute("CREATE TABLE seen (xid xid8 PRIMARY KEY)")
+    db.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO seen VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING; RETURN NEW; END'"
+    )
+    db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
+    return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]

@@ -16,18 +16,6 @@ import custody
 pytestmark = pytest.mark.core
 
 
-@pytest.fixture
-def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
-    """In how many transactions messages were written to the log."""
-    db.execute("CREATE TABLE seen (xid xid8 PRIMARY KEY)")
-    db.execute(
-        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN INSERT INTO seen VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING; RETURN NEW; END'"
-    )
-    db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
-    return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]
-
-
 @pytest.mark.req("C5")
 def test_single_publishes_that_meet_share_a_commit_and_a_bad_one_spoils_nobody(
     c: custody.Custody, http_: Http, database_url: str, commits: Callable[[], int]

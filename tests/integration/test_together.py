@@ -25,18 +25,6 @@ def one(topic: str, payload: object, **rest: object) -> Publish:
     return Publish(messages=[(topic, Outgoing(payload, **rest))])
 
 
-@pytest.fixture
-def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
-    """In how many transactions messages were written to the log (xmin would tell of subtransactions)."""
-    db.execute("CREATE TABLE seen (xid xid8 PRIMARY KEY)")
-    db.execute(
-        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN INSERT INTO seen VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING; RETURN NEW; END'"
-    )
-    db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
-    return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]
-
-
 @pytest.mark.req("C5")
 def test_publishes_of_many_callers_are_one_transaction(c: custody.Custody, commits: Callable[[], int]) -> None:
     c.create_topic("orders", partitions=3)

@@ -25,6 +25,7 @@ class Bounded(HttpToolsProtocol):
         self._complete, self._oversize = True, False
         self._late: asyncio.TimerHandle | None = None
 
+    # as uvicorn has it, which asyncio's own type does not allow
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._late = self.loop.call_later(self.head_timeout, self._too_slow)
