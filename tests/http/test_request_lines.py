@@ -95,7 +95,7 @@ def test_a_line_for_each_request_and_no_secret_in_any(
     (failure,) = [line for line in lines(server) if line["level"] == "error"]
     assert "r9" in failure["message"]
     assert failure["cause"]["sqlstate"] == "42883"
-    assert any("together.py" in frame for frame in failure["at"])
+    assert any("publishes.py" in frame for frame in failure["at"])
 
 
 @pytest.mark.req("G19")

@@ -1,28 +1,24 @@
-"""What a server asks for many callers at once: one transaction and one fsync for all, and for each its own answer."""
+"""Publishes of many callers in one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from typing import Any
-from uuid import UUID
 
 from custody import delays
-from custody.claim import Lease, lease_of
-from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, LeaseLost, by_code
-from custody.log import Encoded, Layout, arrays, decode_raw, encode_message, place
-from custody.model import Delayed, Outgoing, Receipt, Settled
-from custody.policy import Duration, seconds
-from custody.settle import REMEDY, Settler, listed
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
+from custody.log import Encoded, Layout, arrays, encode_message, place
+from custody.model import Delayed, Outgoing, Receipt
+from custody.policy import seconds
 from custody.store.postgres import Database, Row
+from custody.together.blocking import BLOCKED
 
 _ERRORS = by_code()
 _PLACED_WRONGLY = {"topic_changed", "no_priorities"}
 Placed = list[Receipt | Delayed]
-BLOCKED = Busy("somebody holds what this needs, and nothing was done")
-"""The answer to a caller who has to be tried again without others, whom it would hold up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,145 +282,3 @@ def _receipt(
     if deliver_at is None:
         return Receipt(topic, partition, number, duplicate)
     return Delayed(topic=topic, partition=partition, delay_id=number, deliver_at=deliver_at, duplicate=duplicate)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ack:
-    """One caller's ack: these offsets of a lease, or all that it holds.
-
-    With a topic and a partition the lease has to be of these. Without a lease it is one message, which has to be on its
-    first one (`receipt_required`).
-    """
-
-    lease_id: UUID | None
-    offsets: Sequence[int] | None
-    topic: str | None = None
-    group: str | None = None
-    partition: int | None = None
-    worker: str | None = None
-
-
-def ack_each(
-    db: Database, callers: Sequence[Ack], *, patient: bool = True, now: datetime | None
-) -> list[Settled | CustodyError]:
-    """Many acks in one transaction."""
-    answers: dict[int, Settled | CustodyError] = {}
-    blocked: list[int] = []
-    try:
-        one_lease = len(callers) == 1 or len({caller.lease_id or object() for caller in callers}) == 1
-        rows = _ack(db, callers, wait=one_lease, now=now)
-    except DatabaseUnavailable as error:
-        return [error for _ in callers]
-    except CustodyError as error:
-        if len(callers) == 1:
-            return [error]
-        blocked = list(range(len(callers)))
-        rows = []
-    for number, settled, lost, code, message, remedy in rows:
-        caller = callers[number - 1]
-        if code == "blocked":
-            blocked.append(number - 1)
-        elif code is not None:
-            answers[number - 1] = _ERRORS.get(code, CustodyError)(message, remedy or "")
-        elif lost or not settled:
-            what = listed(lost) if lost else "anything any more"
-            answers[number - 1] = LeaseLost(f"lease {caller.lease_id} does not hold {what}", REMEDY, lost=lost or ())
-        else:
-            answers[number - 1] = Settled(settled=settled)
-    if not patient and len(callers) > 1:
-        answers.update(dict.fromkeys(blocked, BLOCKED))
-        blocked = []
-    busy: dict[UUID | None, CustodyError] = {}
-    for n in blocked:
-        lease_id = callers[n].lease_id
-        answers[n] = answer = busy.get(lease_id) or ack_each(db, [callers[n]], now=now)[0]
-        if isinstance(answer, Busy):  # whoever else acks the same lease would wait as long, and in vain
-            busy[lease_id] = answer
-    return [answers[n] for n in range(len(callers))]
-
-
-def _ack(db: Database, callers: Sequence[Ack], *, wait: bool, now: datetime | None) -> list[Row]:
-    offsets: list[int] = []
-    first: list[int | None] = []
-    last: list[int | None] = []
-    for caller in callers:
-        if caller.offsets is None:
-            first.append(None)
-            last.append(None)
-            continue
-        first.append(len(offsets) + 1)
-        offsets += dict.fromkeys(caller.offsets)
-        last.append(len(offsets))
-    return db.call(
-        "ack_each",
-        leases=[caller.lease_id for caller in callers],
-        first=first,
-        last=last,
-        offsets=offsets,
-        topics=[caller.topic for caller in callers],
-        groups=[caller.group for caller in callers],
-        partitions=[caller.partition for caller in callers],
-        workers=[caller.worker for caller in callers],
-        wait=wait,
-        now=now,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One caller's claim: how many messages, for how long, for whom."""
-
-    max_messages: int = 1
-    visibility_timeout: Duration | None = None
-    worker: str | None = None
-
-
-def claim_each(
-    db: Database,
-    settler: Settler,
-    topic: str,
-    group: str,
-    partition: int | None,
-    callers: Sequence[Claim],
-    *,
-    now: datetime | None,
-) -> list[Lease]:
-    """Leases for several callers, in their order, until there is nothing left: an empty one, with the reason, is the
-    last. JSON payloads stay raw."""
-    rows = db.call(
-        "claim_each",
-        topic=topic,
-        group=group,
-        partition=partition,
-        max=[caller.max_messages for caller in callers],
-        visibility=[
-            None if caller.visibility_timeout is None else timedelta(seconds=seconds(caller.visibility_timeout))
-            for caller in callers
-        ],
-        workers=[caller.worker for caller in callers],
-        now=now,
-    )
-    return [
-        lease_of(settler, topic, [row[1:] for row in some], decode_raw)
-        for _, some in groupby(rows, key=lambda row: row[0])
-    ]
-
-
-def lease_place(db: Database, lease_id: UUID) -> tuple[str, str, int] | None:
-    """The topic, group and partition of a lease, or None if it holds nothing any more."""
-    rows = db.call("lease_place", lease_id=lease_id)
-    return rows[0] if rows else None
-
-
-def first_lease(db: Database, topic: str, group: str, partition: int, offset: int, *, now: datetime | None) -> UUID:
-    """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
-    found: UUID = db.call("first_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
-    return found
-
-
-def in_flight(
-    db: Database, topic: str, group: str | None, *, now: datetime | None
-) -> dict[int, tuple[int, float | None]]:
-    """For each partition how many messages are in flight, and since how many seconds the oldest lease."""
-    rows: list[Any] = db.call("in_flight_figures", topic=topic, group=group, now=now)
-    return {partition: (messages, age) for partition, messages, age in rows}

@@ -1,0 +1,76 @@
+"""Claims for many callers in one transaction, and what is asked about leases without having them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from custody.claim import Lease, lease_of
+from custody.log import decode_raw
+from custody.policy import Duration, seconds
+from custody.settle import Settler
+from custody.store.postgres import Database
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One caller's claim: how many messages, for how long, for whom."""
+
+    max_messages: int = 1
+    visibility_timeout: Duration | None = None
+    worker: str | None = None
+
+
+def claim_each(
+    db: Database,
+    settler: Settler,
+    topic: str,
+    group: str,
+    partition: int | None,
+    callers: Sequence[Claim],
+    *,
+    now: datetime | None,
+) -> list[Lease]:
+    """Leases for several callers, in their order, until there is nothing left: an empty one, with the reason, is the
+    last. JSON payloads stay raw."""
+    rows = db.call(
+        "claim_each",
+        topic=topic,
+        group=group,
+        partition=partition,
+        max=[caller.max_messages for caller in callers],
+        visibility=[
+            None if caller.visibility_timeout is None else timedelta(seconds=seconds(caller.visibility_timeout))
+            for caller in callers
+        ],
+        workers=[caller.worker for caller in callers],
+        now=now,
+    )
+    return [
+        lease_of(settler, topic, [row[1:] for row in some], decode_raw)
+        for _, some in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def lease_place(db: Database, lease_id: UUID) -> tuple[str, str, int] | None:
+    """The topic, group and partition of a lease, or None if it holds nothing any more."""
+    rows = db.call("lease_place", lease_id=lease_id)
+    return rows[0] if rows else None
+
+
+def first_lease(db: Database, topic: str, group: str, partition: int, offset: int, *, now: datetime | None) -> UUID:
+    """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
+    found: UUID = db.call("first_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
+    return found
+
+
+def in_flight(
+    db: Database, topic: str, group: str | None, *, now: datetime | None
+) -> dict[int, tuple[int, float | None]]:
+    """For each partition how many messages are in flight, and since how many seconds the oldest lease."""
+    rows: list[Any] = db.call("in_flight_figures", topic=topic, group=group, now=now)
+    return {partition: (messages, age) for partition, messages, age in rows}
