@@ -27,7 +27,7 @@ from custody.store import embedded
 
 pytestmark = [pytest.mark.req("S5"), pytest.mark.timeout(600)]
 
-SECRET = "correct-horse-battery"
+SECRET = "only-deploying-knows-this"
 FIRST, SECOND = HOSTS
 MESSAGES = 400
 RULES = """
