@@ -1,6 +1,6 @@
 """Every Python, SQL and shell snippet of the documents runs, each document from top to bottom in a home of its own.
 
-Shell snippets have a server; what their comments show after a call has to be in its answers.
+Where one calls a server, it has one; what the comments of shell snippets show after a call has to be in its answers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -19,6 +21,7 @@ import custody
 from custody.store import embedded
 
 ROOT = Path(__file__).parents[2]
+LOCAL = "http://localhost:8080"
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 FENCE = re.compile(r"^```(python|sql|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -34,46 +37,60 @@ def test_the_snippets_of_a_document_run(document: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("CUSTODY_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
     with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}) as server:
-        script = tmp_path / "snippets.py"
-        script.write_text("\n".join(snippets(document, "python")) or "pass", encoding="utf-8")
-        run = subprocess.run(
-            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert run.returncode == 0, run.stderr
-        for comment in re.findall(r"^\s*print\(.*\)  # (.*)$", script.read_text(encoding="utf-8"), re.MULTILINE):
-            assert comment in run.stdout, f"the document says it prints {comment!r}, but it printed:\n{run.stdout}"
+        if script := "\n".join(snippets(document, "python")):
+            run_python(script, server.url, tmp_path)
         custody.connect().close()
         with psycopg.connect(server.url, autocommit=True) as connection:
             for query in snippets(document, "sql"):
                 connection.execute(query)  # type: ignore[arg-type]  # a snippet of our own
-        if shell := snippets(document, "sh"):
-            run_shell(shell, server.url, tmp_path)
+        if script := "\n".join(snippets(document, "sh")):
+            run_shell(script, server.url, tmp_path)
+
+
+def run_python(script: str, database_url: str, directory: Path) -> None:
+    with served(script, database_url, directory) as code:
+        (directory / "snippets.py").write_text(code, encoding="utf-8")
+        run = subprocess.run(
+            [sys.executable, "snippets.py"], cwd=directory, capture_output=True, text=True, timeout=300, check=False
+        )
+    assert run.returncode == 0, run.stderr
+    for comment in re.findall(r"^\s*print\(.*\)  # (.*)$", script, re.MULTILINE):
+        assert comment in run.stdout, f"the document says it prints {comment!r}, but it printed:\n{run.stdout}"
 
 
 CURL = 'curl() { command curl --silent --show-error --fail-with-body "$@" | tee -a answers; echo >>answers; }\n'
 """A call that is refused ends the script, and every answer is written down, also where a snippet cuts it up."""
 
 
-def run_shell(shell: list[str], database_url: str, directory: Path) -> None:
+def run_shell(script: str, database_url: str, directory: Path) -> None:
     if shutil.which("curl") is None or shutil.which("bash") is None:
         pytest.skip("there is no curl or no bash here")
-    server = Process(database_url, cwd=directory)
-    try:
-        script = CURL + "\n".join(shell).replace("http://localhost:8080", server.http.url)
+    with served(script, database_url, directory) as code:
         run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
+            ["bash", "-euo", "pipefail", "-c", CURL + code],
             cwd=directory,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        assert run.returncode == 0, run.stdout + run.stderr
-        answers = (directory / "answers").read_text(encoding="utf-8")
-        shown = re.findall(r'^# ([{"\[].*)$', "\n".join(shell), re.MULTILINE)
-        assert shown, "a document shows what the calls answer"
-        for part in shown:
-            assert part in answers, f"the document shows {part!r}, but the answers were:\n{answers}"
+    assert run.returncode == 0, run.stdout + run.stderr
+    answers = (directory / "answers").read_text(encoding="utf-8")
+    shown = re.findall(r'^# ([{"\[].*)$', script, re.MULTILINE)
+    assert shown, "a document shows what the calls answer"
+    for part in shown:
+        assert part in answers, f"the document shows {part!r}, but the answers were:\n{answers}"
+
+
+@contextmanager
+def served(script: str, database_url: str, directory: Path) -> Iterator[str]:
+    """The script with the address of a server that runs meanwhile, if it calls one."""
+    if LOCAL not in script:
+        yield script
+        return
+    server = Process(database_url, cwd=directory)
+    try:
+        yield script.replace(LOCAL, server.http.url)
     finally:
         server.stop()
         assert server.popen.stdout is not None

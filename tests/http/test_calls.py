@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
@@ -32,10 +33,13 @@ PLACE = '"topic": "orders",\n"partition": 0,\n"offset": 42'
 
 @pytest.fixture
 def door(http_: Http, clock: Clock) -> Http:
-    """Offset 42 of orders is the next one."""
+    """Offset 42 of orders is the next one, and five are dead."""
     make(http_, group="default", policy={"dead_letter": "topic"})
     publish(http_, *range(43))
-    for _ in range(42):
+    for _ in range(5):
+        refused = {"receipt": received(http_)[0]["receipt"], "requeue": False}
+        assert http_.post("/messages/nack", refused).status == 200
+    for _ in range(37):
         received(http_, auto_ack="true")
     return http_
 
@@ -65,10 +69,11 @@ def test_nack_without_retry_and_replay(door: Http) -> None:
     received(door)
     nack = f'{{\n{PLACE},\n"requeue": false\n}}'
     assert '"dead":[42]' in curl(door, "-X", "POST", "http://localhost:8080/messages/nack", "-d", nack)
-    assert '"name":"orders-dlq"' in curl(door, "http://localhost:8080/topics")
-    assert '"message_count":1' in curl(door, "http://localhost:8080/topics/orders-dlq")
-    assert '"payload":42' in curl(door, "http://localhost:8080/messages/orders-dlq/0")
-    replay = '{\n"dlq_topic": "orders-dlq",\n"partition": 0,\n"offset": 0,\n"target_topic": "orders"\n}'
+    topics = json.loads(curl(door, "http://localhost:8080/topics"))
+    assert [topic["name"] for topic in topics if topic["name"].endswith("-dlq")] == ["orders-dlq"]
+    assert '"message_count":6' in curl(door, "http://localhost:8080/topics/orders-dlq")
+    assert '"payload":0' in curl(door, "http://localhost:8080/messages/orders-dlq/0")
+    replay = '{\n"dlq_topic": "orders-dlq",\n"partition": 0,\n"offset": 5,\n"target_topic": "orders"\n}'
     assert '"offset":43' in curl(door, "-X", "POST", "http://localhost:8080/messages/dlq/replay", "-d", replay)
 
 
