@@ -330,19 +330,24 @@ def test_a_claim_is_kept_while_it_is_worked_on(outbox_url: str, outbox: Outbox, 
     custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
     mine.commit()
     leave = threading.Event()
-    relay = Relay(outbox_url, {"test": lambda _: leave.wait(20)}, lease="300ms", poll="10ms")
+    relay = Relay(outbox_url, {"test": lambda _: leave.wait(20)}, lease="3s", poll="10ms")
     thread = threading.Thread(target=relay.run)
     thread.start()
-    wait_for(lambda: outbox.events()[0].status is State.CLAIMED, "it is not claimed")
-    begun = outbox.events()[0].claimed_at
-    until = time.monotonic() + 1.0
-    wait_for(lambda: time.monotonic() > until, "time stands still")
-    event = outbox.events()[0]
-    assert (event.status, event.claimed_at, event.attempts) == (State.CLAIMED, begun, 0)
-    leave.set()
-    wait_for(lambda: outbox.events()[0].status is State.PUBLISHED, "it is not published")
-    relay.stop()
-    thread.join(20)
+    try:
+        wait_for(lambda: outbox.events()[0].status is State.CLAIMED, "it is not claimed")
+        first = outbox.events()[0]
+        wait_for(lambda: outbox.events()[0].expires_at != first.expires_at, "it is not extended")
+        second = outbox.events()[0]
+        wait_for(lambda: outbox.events()[0].expires_at != second.expires_at, "it is extended only once")
+        third = outbox.events()[0]
+        assert (third.claimed_at, third.claimed_by, third.attempts) == (first.claimed_at, first.claimed_by, 0)
+        assert first.expires_at < second.expires_at < third.expires_at
+        leave.set()
+        wait_for(lambda: outbox.events()[0].status is State.PUBLISHED, "it is not published")
+    finally:
+        leave.set()
+        relay.stop()
+        thread.join(20)
 
 
 @pytest.mark.req("O7", "O8")

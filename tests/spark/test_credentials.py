@@ -38,6 +38,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow  # test_deploying.py looks into the same places on a cluster
 @pytest.mark.req("S5")
 def test_a_password_appears_nowhere(database_url: str, tmp_path: Path) -> None:
     parts = urlsplit(database_url)
