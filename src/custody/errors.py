@@ -227,6 +227,11 @@ class InvalidPayload(InvalidArgument):
     code = "invalid_payload"
 
 
+def key_too_long() -> InvalidPayload:
+    """For whoever finds out: the code that takes a message, or a constraint of the database."""
+    return InvalidPayload("a key has at most 2,000 bytes", "Shorten it, or take a hash of it.")
+
+
 class Unauthorized(Terminal):
     """A key is needed."""
 

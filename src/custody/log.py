@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from custody import lanes
-from custody.errors import Busy, InvalidArgument, InvalidPayload
-from custody.model import Message, Outgoing, Payload, Receipt, Topic
+from custody.errors import Busy, InvalidArgument, InvalidPayload, key_too_long
+from custody.model import KEY_BYTES, Message, Outgoing, Payload, Receipt, Topic
 from custody.policy import Duration, seconds
 from custody.retention import Retention
 from custody.routing import ROUTING_KEY, require_routing_key
@@ -122,6 +122,8 @@ def require_key(key: str | None) -> None:
         if "\0" in key:
             raise InvalidPayload("a key cannot have a NUL character", "Remove it, or encode the key, say as base64.")
         _refuse_surrogates("the key", key)
+        if len(key.encode()) > KEY_BYTES:
+            raise key_too_long()
 
 
 def encode_message(message: Outgoing) -> Encoded:

@@ -17,6 +17,8 @@ from custody.routing import ROUTING_KEY, Binding
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
+KEY_BYTES = 2_000
+"""A key has no more, in UTF-8: it stands in indexes of the database, whose entries are bounded."""
 
 
 @dataclass(frozen=True)

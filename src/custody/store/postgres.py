@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.rows import RowFactory, dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code, key_too_long
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -69,6 +69,12 @@ def translate(error: psycopg.Error) -> CustodyError:
     if error.sqlstate == "CY000":
         known = _ERRORS.get(error.diag.message_detail or "", CustodyError)
         return known(error.diag.message_primary, error.diag.message_hint or "")
+    if isinstance(error, pg_errors.CheckViolation) and error.diag.constraint_name == "key_length":
+        return key_too_long()
+    if isinstance(
+        error, pg_errors.ProgramLimitExceeded
+    ):  # an operational error for the driver, but it would be one again
+        return InvalidArgument(error.diag.message_primary or str(error).strip())
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
     if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityError):
         return InvalidArgument(error.diag.message_primary or str(error).strip())

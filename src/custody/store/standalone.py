@@ -13,7 +13,7 @@ from custody.store import migrate
 from custody.store.postgres import Connection, translated
 
 FUNCTIONS = ("refuse", "outbox_alone", "outbox", "outbox_claim", "outbox_operate")
-MIGRATIONS = ("outbox", "outbox_indexes")  # by name: the numbered scripts that concern the outbox
+MIGRATIONS = ("outbox", "outbox_indexes", "outbox_key_length")  # by name: the numbered scripts that concern the outbox
 
 
 @cache

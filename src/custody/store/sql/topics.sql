@@ -16,7 +16,7 @@ DECLARE
 BEGIN
     INSERT INTO custody.segments (topic_id, created_at) VALUES (p_topic_id, p_now) RETURNING segment_id INTO v_segment;
     EXECUTE format(
-        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS, CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
+        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS INCLUDING CONSTRAINTS, CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
                                         PRIMARY KEY (partition, "offset"))', v_segment);
     EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
     RETURN v_segment;
