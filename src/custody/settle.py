@@ -105,9 +105,9 @@ class Settler:
         return self.settle(lease_id, dict.fromkeys(offsets, outcome))
 
 
-def storable(error: object) -> str | None:
+def storable(error: object, longest: int | None = None) -> str | None:
     """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
-    return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()
+    return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()[:longest]
 
 
 def listed(offsets: Sequence[int]) -> str:

@@ -24,12 +24,14 @@ from custody.relay.batch import Batch, Result
 from custody.relay.pausing import Outages, delay
 from custody.relay.publisher import Claimed
 from custody.relay.registry import Publishers, Registry
+from custody.settle import storable
 from custody.store import standalone
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
 SETTLE_EVERY = 0.5  # seconds after which what has been published is settled, though the rest of the batch still runs
+LONGEST_ERROR = 10_000  # characters
 
 
 class HasDatabase(Protocol):
@@ -303,7 +305,7 @@ class Relay:
             "claim": batch.claim,
             "ids": [result.event.id for result in told],
             "outcomes": [result.outcome for result in told],
-            "errors": [_kept(result.error) for result in told] if failed else None,
+            "errors": [storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
             "delays": [self._delay(result) for result in told] if failed else None,
             "max_attempts": self._max_attempts,
             "max_age": self._max_age,
@@ -344,11 +346,6 @@ class Relay:
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()
-
-
-def _kept(error: str | None) -> str | None:
-    """An error as the database can keep it."""
-    return None if error is None else error.replace("\0", "")[:10_000]
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

@@ -83,7 +83,7 @@ class Report:
                 "partition": partition,
                 "offset": offset,
                 "outcome": outcome.kind,
-                "error": None if outcome.error is None else (storable(outcome.error) or "")[:LONGEST_ERROR],
+                "error": storable(outcome.error, LONGEST_ERROR),
                 "delay": delay,
             }
         )
