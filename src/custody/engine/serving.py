@@ -14,6 +14,7 @@ from custody.engine.publishing import Publishing
 from custody.errors import CustodyError
 from custody.log import arrays, decode_raw, encode_message
 from custody.model import Outgoing, Settled
+from custody.outbox import moving
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
 
@@ -101,12 +102,4 @@ class Serving(Publishing, Consuming):
 
         Claims and publishes do it by themselves; this is for whoever serves those who wait.
         """
-        moved = 0
-        topics = set()
-        for topic, topic_id, partition in self._db.call("outbox_partitions"):
-            count = int(self._db.call("move_outbox", topic_id=topic_id, partition=partition, now=self._now())[0][0])
-            if count and topic is not None:  # else the topic is gone, and so are its events
-                moved += count
-                topics.add(topic)
-        self.hint(topics)
-        return moved
+        return moving.move(self._db, self._now())

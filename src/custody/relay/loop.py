@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from custody.errors import DatabaseUnavailable, InvalidArgument, Transient
+from custody.outbox import moving
 from custody.policy import Backoff, Duration, Exponential, seconds
 from custody.relay.batch import Batch, Result
 from custody.relay.pausing import Outages, delay
@@ -208,15 +209,7 @@ class Relay:
 
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
-        moved = 0
-        topics = set()
-        for _, topic_id, partition in self._db.call("outbox_partitions"):
-            count = self._db.call("move_outbox", topic_id=topic_id, partition=partition, now=self._now())[0][0]
-            if count:
-                moved += count
-                topics.add(topic_id)
-        if topics:
-            self._db.call("hint", topics=sorted(topics))
+        moved = moving.move(self._db, self._now())
         self._counts["moved"] += moved
         return moved
 
