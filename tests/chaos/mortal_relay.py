@@ -19,7 +19,8 @@ import psycopg
 
 import custody
 from custody.errors import PublisherUnavailable, PublishFailed
-from custody.relay import Claimed, CustodyPublisher, Publisher, Relay
+from custody.relay import Claimed, CustodyPublisher, Publisher, Relay, loop
+from custody.relay.claims import Claims
 
 
 def die() -> None:
@@ -78,17 +79,18 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
     moments = Moments(moment, int(batches))
     publisher = (Ledger if target == "ledger" else Elsewhere)(url, name, moments)
 
-    class Mortal(Relay):
-        def _claim(self, most: int, **given: Any) -> Any:
-            batch, scanned = super()._claim(most, **given)
+    class Mortal(Claims):
+        def claim(self, most: int, **given: Any) -> Any:
+            batch, scanned = super().claim(most, **given)
             moments.batch += batch is not None
             return batch, scanned
 
-        def _settle(self, batch: Any, results: Any) -> None:
+        def settle(self, batch: Any, results: Any) -> None:
             moments.reached("settling")
-            super()._settle(batch, results)
+            super().settle(batch, results)
 
-    relay = Mortal(
+    loop.Claims = Mortal
+    relay = Relay(
         url,
         {"chaos": publisher},
         name=name,

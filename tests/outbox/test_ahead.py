@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -42,6 +43,7 @@ def test_a_stop_while_the_database_is_away_ends_the_relay(database_url: str) -> 
         relay = Relay(proxy.url, {"test": publish}, batch=2, lease="1s", poll="10ms")
         relay._db.close()
         relay._db = Database(proxy.url, pool_size=4, timeout=0.2)  # who finds no database waits for less than 10 s
+        relay._claims = replace(relay._claims, db=relay._db)
         thread = threading.Thread(target=relay.run, daemon=True)
         thread.start()
         assert ahead.wait(20), "nothing was claimed ahead"

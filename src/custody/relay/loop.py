@@ -11,28 +11,25 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from custody.errors import DatabaseUnavailable, InvalidArgument, Transient
+from custody.errors import InvalidArgument, Transient
 from custody.outbox import moving
 from custody.policy import Backoff, Duration, Exponential, seconds
-from custody.relay.batch import Batch, Result
-from custody.relay.pausing import Outages, delay
-from custody.relay.publisher import Claimed
+from custody.relay.batch import Batch
+from custody.relay.claims import Claims
+from custody.relay.pausing import Outages
 from custody.relay.registry import Publishers, Registry
-from custody.settle import storable
 from custody.store import standalone
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
 SETTLE_EVERY = 0.5  # seconds after which what has been published is settled, though the rest of the batch still runs
-LONGEST_ERROR = 10_000  # characters
 
 
 class HasDatabase(Protocol):
@@ -87,20 +84,30 @@ class Relay:
             raise InvalidArgument(f"on_dead cannot be {on_dead!r}", "It is release or hold.")
         if seconds(lease) < 0.001:
             raise InvalidArgument("the lease is at least a millisecond")
-        self._batch, self._lease, self._max_attempts = batch, seconds(lease), max_attempts
-        self._max_age = None if max_age is None else timedelta(seconds=seconds(max_age))
-        self._backoff = backoff or Exponential("1s", cap="5m", jitter=0.2)
-        self._hold, self._concurrency, self._poll = on_dead == "hold", concurrency, seconds(poll)
+        self._batch, self._lease, self._poll = batch, seconds(lease), seconds(poll)
+        most_age = None if max_age is None else timedelta(seconds=seconds(max_age))
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._clock = clock
         self.outages = Outages(outage_backoff)
         self._registry = Registry(publishers or {}, built_in=built_in)
         self._stopping = threading.Event()
-        self._counts: Counter[str] = Counter()
+        self._moved = 0
         self._after, self._wrapped, self._quick = 0, 0.0, False
         self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
         with self._db.connection() as connection:
             self._whole = standalone.check(connection)
+        self._claims = Claims(
+            db=self._db,
+            registry=self._registry,
+            relay=self.name,
+            lease=self._lease,
+            max_attempts=max_attempts,
+            max_age=most_age,
+            backoff=backoff or Exponential("1s", cap="5m", jitter=0.2),
+            hold=on_dead == "hold",
+            stopping=self._stopping.is_set,
+            clock=clock,
+        )
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="custody-publisher")
 
     def stop(self) -> None:
@@ -115,8 +122,8 @@ class Relay:
 
     @property
     def summary(self) -> Summary:
-        names = ("published", "failed", "dead", "released", "lost", "moved")
-        return Summary(**{name: self._counts[name] for name in names})
+        names = ("published", "failed", "dead", "released", "lost")
+        return Summary(moved=self._moved, **{name: self._claims.counts[name] for name in names})
 
     def run(self) -> Summary:
         """Relays until `stop`. Survives a restart of the database."""
@@ -181,7 +188,7 @@ class Relay:
         if time.monotonic() - self._wrapped > max(self._poll, 0.05):
             self._after, self._wrapped = 0, time.monotonic()  # retries lie behind what was scanned
         while True:
-            batch, scanned = self._claim(self._batch, after=self._after, excepted=self.outages.down)
+            batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self.outages.down)
             self._after = scanned or 0
             if batch is not None:
                 batch.start(self._threads)
@@ -198,7 +205,7 @@ class Relay:
         if len(batch.events) < self._batch or not self._quick or self._stopping.is_set():
             return None
         try:
-            ahead, scanned = self._claim(self._batch, after=self._after, excepted=self.outages.down)
+            ahead, scanned = self._claims.claim(self._batch, after=self._after, excepted=self.outages.down)
         except Transient as error:
             logger.warning("the outbox: %s", error)
             return None
@@ -210,48 +217,20 @@ class Relay:
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
         moved = moving.move(self._db, self._now())
-        self._counts["moved"] += moved
+        self._moved += moved
         return moved
 
     def _probe(self, destination: str, ahead: Batch | None) -> int:
         """One event for a destination that was down. Without any there is nothing to wait for."""
         after: int | None = 0
         while after is not None:
-            batch, after = self._claim(1, after=after, only=[destination])
+            batch, after = self._claims.claim(1, after=after, only=[destination])
             if batch is not None:
                 batch.start(self._threads)
                 self._finish(batch, ahead, probe=True)
                 return 1
         self.outages.over(destination)
         return 0
-
-    def _claim(
-        self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
-    ) -> tuple[Batch | None, int | None]:
-        began = time.monotonic()
-        (*_, scanned), *rows = self._db.call(
-            "outbox_claim",
-            relay=self.name,
-            max=most,
-            lease=timedelta(seconds=self._lease),
-            max_attempts=self._max_attempts,
-            max_age=self._max_age,
-            names=self._registry.names,
-            excepted=list(excepted) or None,
-            only=None if only is None else list(only),
-            hold=self._hold,
-            after=after,
-            now=self._now(),
-        )
-        if not rows:
-            return None, scanned
-        events = [_claimed(row) for row in rows]
-        # a margin: it is the database that decides, and it may be ahead
-        deadline = began + self._lease * 0.95
-        claim = rows[0][12]
-        stopping = self._stopping.is_set
-        batch = Batch(claim, events, self._registry, deadline=deadline, stopping=stopping, hold=self._hold)
-        return batch, scanned
 
     def _finish(self, batch: Batch, ahead: Batch | None = None, *, probe: bool = False) -> None:
         """Settles a batch as its results come, until it has them all; the one after it is not forgotten meanwhile."""
@@ -272,63 +251,10 @@ class Relay:
     def _attend(self, batch: Batch, wait: float) -> None:
         results = batch.take(wait)
         if results:
-            self._settle(batch, results)
+            self._claims.settle(batch, results)
         if batch.waiting and time.monotonic() - batch.kept > self._lease / 3:
             batch.kept = time.monotonic()
-            self._extend(batch, sorted(batch.waiting))
-
-    def _extend(self, batch: Batch, ids: list[int]) -> None:
-        began = time.monotonic()
-        lease = timedelta(seconds=self._lease)
-        try:
-            held = self._db.call("outbox_extend", claim=batch.claim, ids=ids, lease=lease, now=self._now())[0][0]
-        except Transient as error:
-            logger.warning("the claim could not be extended: %s", error)
-            return
-        if held == len(ids):
-            batch.deadline = began + self._lease * 0.95
-
-    def _settle(self, batch: Batch, results: Sequence[Result]) -> None:
-        told = [result for result in results if result.outcome != "lost"]
-        self._counts["lost"] += len(results) - len(told)
-        if not told:
-            return
-        failed = any(result.outcome != "published" for result in told)
-        arguments: dict[str, Any] = {
-            "claim": batch.claim,
-            "ids": [result.event.id for result in told],
-            "outcomes": [result.outcome for result in told],
-            "errors": [storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
-            "delays": [self._delay(result) for result in told] if failed else None,
-            "max_attempts": self._max_attempts,
-            "max_age": self._max_age,
-            "now": self._now(),
-        }
-        settled: Mapping[int, str] = dict(self._settled(arguments, batch))
-        for result in told:
-            state = settled.get(result.event.id)
-            if state is None:
-                self._counts["lost"] += 1
-                logger.warning("event %s: the claim was lost before it was settled", result.event.event_id)
-            else:
-                self._counts[result.outcome if result.outcome != "failed" or state != "DEAD" else "dead"] += 1
-                if state == "DEAD":
-                    logger.error("event %s is dead: %s", result.event.event_id, result.error)
-
-    def _delay(self, result: Result) -> float | None:
-        return delay(self._backoff, result.event.attempts + 1) if result.outcome == "failed" else None
-
-    def _settled(self, arguments: dict[str, Any], batch: Batch) -> list[tuple[Any, ...]]:
-        """Tries for as long as the claim lasts: what is not settled would be published again."""
-        pause = 0.05
-        while True:
-            try:
-                return self._db.call("outbox_settle", **arguments)
-            except DatabaseUnavailable:
-                if time.monotonic() + pause > batch.deadline:
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, 2.0)
+            self._claims.extend(batch)
 
     def _warn_unserved(self, warned: set[str]) -> None:
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):
@@ -339,21 +265,3 @@ class Relay:
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()
-
-
-def _claimed(row: tuple[Any, ...]) -> Claimed:
-    """An event from a row of `custody.outbox_claim`."""
-    return Claimed(
-        id=row[0],
-        event_id=row[1],
-        event_type=row[2],
-        destination=row[3],
-        kind=row[4] if isinstance(row[4], str) else row[4].decode(),
-        data=row[5],
-        headers=row[6] or {},
-        partition_key=row[7],
-        ordering_key=row[8],
-        created_at=row[9],
-        attempts=row[10],
-        replays=row[11],
-    )

@@ -1,0 +1,153 @@
+"""A relay's calls of the outbox: claim a batch, keep it, settle what came of it while it is still held."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from custody.errors import DatabaseUnavailable, Transient
+from custody.policy import Backoff
+from custody.relay.batch import Batch, Result
+from custody.relay.pausing import delay
+from custody.relay.publisher import Claimed
+from custody.relay.registry import Registry
+from custody.settle import storable
+from custody.store.postgres import Database
+
+logger = logging.getLogger(__name__)
+
+LONGEST_ERROR = 10_000  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """The claims of one relay, under its name and its rules. `counts` says what came of the events, by outcome."""
+
+    db: Database
+    registry: Registry
+    relay: str
+    lease: float
+    max_attempts: int
+    max_age: timedelta | None
+    backoff: Backoff
+    hold: bool
+    stopping: Callable[[], bool]
+    clock: Callable[[], datetime] | None
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def claim(
+        self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
+    ) -> tuple[Batch | None, int | None]:
+        """A batch of what is due behind an id, if anything is; and the id to go on behind, None at the end."""
+        began = time.monotonic()
+        (*_, scanned), *rows = self.db.call(
+            "outbox_claim",
+            relay=self.relay,
+            max=most,
+            lease=timedelta(seconds=self.lease),
+            max_attempts=self.max_attempts,
+            max_age=self.max_age,
+            names=self.registry.names,
+            excepted=list(excepted) or None,
+            only=None if only is None else list(only),
+            hold=self.hold,
+            after=after,
+            now=self._now(),
+        )
+        if not rows:
+            return None, scanned
+        batch = Batch(
+            rows[0][12],
+            [_claimed(row) for row in rows],
+            self.registry,
+            deadline=self._deadline(began),
+            stopping=self.stopping,
+            hold=self.hold,
+        )
+        return batch, scanned
+
+    def extend(self, batch: Batch) -> None:
+        """Keeps the events of which nothing was heard yet. If that fails, the deadline stays as it was."""
+        began = time.monotonic()
+        ids = sorted(batch.waiting)
+        lease = timedelta(seconds=self.lease)
+        try:
+            held = self.db.call("outbox_extend", claim=batch.claim, ids=ids, lease=lease, now=self._now())[0][0]
+        except Transient as error:
+            logger.warning("the claim could not be extended: %s", error)
+            return
+        if held == len(ids):
+            batch.deadline = self._deadline(began)
+
+    def settle(self, batch: Batch, results: Sequence[Result]) -> None:
+        """Says what came of events; those that the claim no longer holds are lost, and others have them."""
+        told = [result for result in results if result.outcome != "lost"]
+        self.counts["lost"] += len(results) - len(told)
+        if not told:
+            return
+        failed = any(result.outcome != "published" for result in told)
+        settled = self._settled(
+            batch.deadline,
+            claim=batch.claim,
+            ids=[result.event.id for result in told],
+            outcomes=[result.outcome for result in told],
+            errors=[storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
+            delays=[self._delay(result) for result in told] if failed else None,
+            max_attempts=self.max_attempts,
+            max_age=self.max_age,
+            now=self._now(),
+        )
+        for result in told:
+            state = settled.get(result.event.id)
+            if state is None:
+                self.counts["lost"] += 1
+                logger.warning("event %s: the claim was lost before it was settled", result.event.event_id)
+            else:
+                self.counts[result.outcome if result.outcome != "failed" or state != "DEAD" else "dead"] += 1
+                if state == "DEAD":
+                    logger.error("event %s is dead: %s", result.event.event_id, result.error)
+
+    def _settled(self, deadline: float, **arguments: Any) -> dict[int, str]:
+        """The new states by id. Tries for as long as the claim lasts: what is not settled would be published again."""
+        pause = 0.05
+        while True:
+            try:
+                return dict(self.db.call("outbox_settle", **arguments))
+            except DatabaseUnavailable:
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    def _delay(self, result: Result) -> float | None:
+        return delay(self.backoff, result.event.attempts + 1) if result.outcome == "failed" else None
+
+    def _deadline(self, began: float) -> float:
+        """With a margin: it is the database that decides, and it may be ahead."""
+        return began + self.lease * 0.95
+
+    def _now(self) -> datetime | None:
+        return None if self.clock is None else self.clock()
+
+
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    """An event from a row of `custody.outbox_claim`."""
+    return Claimed(
+        id=row[0],
+        event_id=row[1],
+        event_type=row[2],
+        destination=row[3],
+        kind=row[4] if isinstance(row[4], str) else row[4].decode(),
+        data=row[5],
+        headers=row[6] or {},
+        partition_key=row[7],
+        ordering_key=row[8],
+        created_at=row[9],
+        attempts=row[10],
+        replays=row[11],
+    )
