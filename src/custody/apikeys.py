@@ -8,11 +8,11 @@ import re
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from custody.errors import InvalidArgument
-from custody.policy import Duration, seconds
+from custody.policy import Duration, interval, seconds
 from custody.store.postgres import Database
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -71,7 +71,7 @@ def create(
         produce=_patterns(produce),
         consume=_patterns(consume),
         admin=_patterns(admin),
-        expires_in=None if expires is None else timedelta(seconds=seconds(expires)),
+        expires_in=interval(expires),
         actor=actor,
         now=now,
     )[0]

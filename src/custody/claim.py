@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +13,7 @@ import msgspec
 from custody.errors import LeaseLost
 from custody.log import decode
 from custody.model import Message, Settled
-from custody.policy import Duration, seconds
+from custody.policy import Duration, interval
 from custody.settle import Settler
 from custody.store.joining import joined
 from custody.store.postgres import Database, Row
@@ -135,7 +135,7 @@ def claim(
         topic=topic,
         group=group,
         max=max_messages,
-        visibility=None if visibility_timeout is None else timedelta(seconds=seconds(visibility_timeout)),
+        visibility=interval(visibility_timeout),
         worker=worker,
         partition=partition,
         now=now,

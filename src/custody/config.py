@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,11 @@ class Config:
     policy: Policy
     api_key: str | None = field(default=None, repr=False)
     ca: Path | None = None
+
+
+def this_process() -> str:
+    """The name under which a process works that was given none."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def load(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> Config:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from custody.errors import InvalidArgument
 from custody.log import Decoding, Layout, arrays, decode, encode_message, place, require_zone
 from custody.model import Delayed, Outgoing, Waiting
-from custody.policy import seconds
+from custody.policy import seconds, seconds_or_none
 from custody.store.postgres import Database
 
 
@@ -63,7 +63,7 @@ def publish(
         partitions=place(messages, layout),
         **arrays([encode_message(message) for message in messages]),
         deliver_at=[message.deliver_at for message in messages],
-        delays=[None if message.delay is None else seconds(message.delay) for message in messages],
+        delays=[seconds_or_none(message.delay) for message in messages],
         producer=producer_id,
         epoch=epoch,
         sequence=sequence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import msgspec
 from custody import lanes
 from custody.errors import Busy, InvalidArgument, InvalidPayload, key_too_long
 from custody.model import KEY_BYTES, Message, Outgoing, Payload, Receipt, Topic
-from custody.policy import Duration, seconds
+from custody.policy import Duration, interval
 from custody.retention import Retention
 from custody.routing import ROUTING_KEY, require_routing_key
 from custody.store.append import copy_rows, row_tail
@@ -147,7 +147,7 @@ def create_topic(
     retention: Retention | None = None,
     now: datetime | None,
 ) -> None:
-    limit = None if starvation_limit is None else timedelta(seconds=seconds(starvation_limit))
+    limit = interval(starvation_limit)
     with db.transaction() as connection:
         db.call(
             "create_topic",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +19,12 @@ Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
 KEY_BYTES = 2_000
 """A key has no more, in UTF-8: it stands in indexes of the database, whose entries are bounded."""
+
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
+"""What a topic or a group can be called."""
+
+DEFAULT_GROUP = "default"
+"""The group of those who name none over HTTP. It is made when it is missing."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class Outgoing:
     @property
     def delayed(self) -> bool:
         return self.delay is not None or self.deliver_at is not None
+
+
+def batch_of(messages: Iterable[Outgoing | Payload]) -> list[Outgoing]:
+    """Messages as they are published: a payload alone is one without a key."""
+    return [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from pathlib import Path
 from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument, NeedsDatabase
-from custody.policy import Duration, seconds
+from custody.policy import Duration, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, exists
@@ -47,7 +47,7 @@ def connect(
         return _remote(url, settings, worker=worker, pool_size=pool_size, api_key=api_key, ca=ca, retry_for=retry_for)
     if api_key is not None or ca is not None or retry_for is not None:
         raise InvalidArgument("api_key, ca and retry_for are for a server", "Give the http:// or https:// URL of one.")
-    timeout = None if statement_timeout is None else seconds(statement_timeout)
+    timeout = seconds_or_none(statement_timeout)
     return _open(database, home, _prepare, worker=worker, pool_size=pool_size, statement_timeout=timeout, clock=clock)
 
 

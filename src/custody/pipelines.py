@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from custody.log import Layout
 from custody.outcomes import Outcome
-from custody.policy import seconds
+from custody.policy import seconds_or_none
 from custody.settle import offset_set, storable
 from custody.store import reach, staging
 from custody.store.append import row_tail
@@ -423,7 +423,7 @@ def _outcomes(work: Work) -> dict[str, Any]:
         "offsets": [offset for _, offset in work.failed],
         "outcomes": [outcome.kind for outcome in failed],
         "errors": [storable(outcome.error) for outcome in failed],
-        "delays": [None if outcome.delay is None else seconds(outcome.delay) for outcome in failed],
+        "delays": [seconds_or_none(outcome.delay) for outcome in failed],
         "left_partitions": list(work.left),
         "left": [offset_set(offsets) for offsets in work.left.values()],
     }

@@ -44,6 +44,15 @@ def seconds(duration: Duration) -> float:
     return value
 
 
+def seconds_or_none(duration: Duration | None) -> float | None:
+    return None if duration is None else seconds(duration)
+
+
+def interval(duration: Duration | None) -> timedelta | None:
+    """A duration as PostgreSQL takes it."""
+    return None if duration is None else timedelta(seconds=seconds(duration))
+
+
 def did_you_mean(key: str, known: list[str]) -> str:
     """A remedy for an unknown name."""
     close = difflib.get_close_matches(key, known, n=1)

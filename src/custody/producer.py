@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from custody.errors import DatabaseUnavailable, InvalidArgument
-from custody.model import Delayed, Outgoing, Payload, Producer, Receipt
+from custody.model import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
 from custody.policy import Duration
 from custody.store.postgres import Database
 from custody.transactions import Transaction, Transactions
@@ -37,6 +37,15 @@ def producer_state(db: Database, producer_id: str) -> Producer:
     return Producer(
         producer_id=row["producer_id"], epoch=row["epoch"], last_sequence=row["last_sequence"], last_receipt=receipt
     )
+
+
+def producer_identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:
+    """What makes a publish idempotent: all three, or none."""
+    if producer_id is None and epoch is None and sequence is None:
+        return None
+    if producer_id is None or epoch is None or sequence is None:
+        raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+    return producer_id, epoch, sequence
 
 
 class IdempotentProducer:
@@ -78,7 +87,7 @@ class IdempotentProducer:
         return self.publish_many(topic, [Outgoing(payload, **rest)])[0]
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> list[Receipt]:
-        batch = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
+        batch = batch_of(messages)
         if any(message.delayed for message in batch):
             raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
         return self._in_turn(topic, batch)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from custody.errors import LeaseLost
 from custody.model import Settled
 from custody.outcomes import Outcome
-from custody.policy import Duration, seconds
+from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 
 REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
@@ -43,7 +43,7 @@ class Settler:
             offsets=list(others),
             outcomes=[outcome.kind for outcome in others.values()],
             errors=[storable(outcome.error) for outcome in others.values()],
-            delays=[None if outcome.delay is None else seconds(outcome.delay) for outcome in others.values()],
+            delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
             worker=self.worker,
             now=self._now(),
             acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
@@ -85,7 +85,7 @@ class Settler:
             "extend",
             on=self.connection,
             lease_id=lease_id,
-            timeout=None if timeout is None else timedelta(seconds=seconds(timeout)),
+            timeout=interval(timeout),
             offset=offset,
             now=self._now(),
         )[0][0]

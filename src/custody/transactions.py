@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from types import TracebackType
 from typing import Self
@@ -15,8 +15,8 @@ from custody.delays import require_time
 from custody.errors import CustodyError, DatabaseUnavailable, NoPriorities, TopicChanged
 from custody.lanes import Priority
 from custody.log import Encoded, Layout, arrays, encode_message, place
-from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt
-from custody.policy import Duration, seconds
+from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
+from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced, traced_each
 
@@ -43,7 +43,7 @@ class Transactions:
             "begin_transaction",
             producer=producer_id,
             epoch=epoch,
-            timeout=None if timeout is None else timedelta(seconds=seconds(timeout)),
+            timeout=interval(timeout),
             now=self._now(),
         )[0]
         return row["transaction_id"], row["expires_at"]
@@ -108,7 +108,7 @@ class Transactions:
             of=layout.partitions,
             **arrays(encoded),
             deliver_at=[message.deliver_at for message in messages],
-            delays=[None if message.delay is None else seconds(message.delay) for message in messages],
+            delays=[seconds_or_none(message.delay) for message in messages],
             now=self._now(),
         )[0][0]
         return count
@@ -203,7 +203,7 @@ class Transaction:
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
         # now, not when they are sent: that may be after the span has ended
-        batch = traced(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages)
+        batch = traced(batch_of(messages))
         self._verbs.layout_of(topic)  # refuses a topic that is not there
         for message in batch:
             _encode(message)

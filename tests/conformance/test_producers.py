@@ -49,8 +49,9 @@ def test_sequences_and_epochs_are_checked(c: custody.Custody) -> None:
     old.publish("orders", 1)
     with refused("sequence_conflict"):
         c.publish_many("orders", [2], producer_id="p", epoch=1, sequence=2)
-    with refused("invalid_argument"):
-        c.publish_many("orders", [2], producer_id="p")
+    for part in ({"producer_id": "p"}, {"producer_id": "p", "epoch": 1}, {"epoch": 1, "sequence": 1}):
+        with refused("invalid_argument"):
+            c.publish_many("orders", [2], **part)  # type: ignore[arg-type]
     assert c.init_producer("p").epoch == 2
     with refused("producer_fenced"):
         old.publish("orders", 2)

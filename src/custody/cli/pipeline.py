@@ -62,13 +62,14 @@ def run(
     """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished."""
     from custody.cli.pipeline_file import pipelines_of, spark_extra
     from custody.cli.pipeline_progress import Progress
+    from custody.config import this_process
 
     door = door_of(ctx)
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
         from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH
-    with door.connect(worker=_driver_name()) as c:
+    with door.connect(worker=this_process()) as c:
         stop = threading.Event()
         progress = Progress(door, c, pipelines, stop)
         with progress.shown():
@@ -156,13 +157,6 @@ def pack(
     for one in [archive, *([] if made is None else [made])]:
         door.note(f"{one.archive}: {counted(one.files, 'file')}, {one.bytes / 1e6:,.1f} MB ({', '.join(one.contents)})")
     door.say(shlex.join(command))
-
-
-def _driver_name() -> str:
-    import os
-    import socket
-
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def told(summary: Summary) -> str:

@@ -43,11 +43,12 @@ def work(
     name: Annotated[str | None, typer.Option(help="The worker's name in the journal (default: host:pid).")] = None,
 ) -> None:
     """Run a handler over the messages of a group, until SIGTERM or Ctrl-C: then it finishes what it has begun."""
+    from custody.config import this_process
     from custody.worker.signals import stopped_by_signals
 
     door = door_of(ctx)
     tally = Tally(load(handler))
-    with door.connect(worker=name or _worker_name()) as c:
+    with door.connect(worker=name or this_process()) as c:
         worker = c.worker_for(
             topic,
             group,
@@ -67,13 +68,6 @@ def work(
         f"stopped: {summary.done:,} done, {summary.failed:,} failed, {summary.dead:,} dead, {summary.later:,} put off, "
         f"{summary.released:,} given back, {summary.lost:,} lost"
     )
-
-
-def _worker_name() -> str:
-    import os
-    import socket
-
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def load(name: str) -> Callable[[Message], object]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from datetime import datetime
 
 from custody import log
+from custody.config import this_process
 from custody.policy import Policy
 from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints
@@ -33,7 +32,7 @@ class Base:
         self._decoding: log.Decoding = log.decode
         self._layouts: dict[str, log.Layout] = {}
         self._hints = Hints(db.url)
-        self.worker = worker or f"{socket.gethostname()}:{os.getpid()}"
+        self.worker = worker or this_process()
 
     def close(self) -> None:
         """Gives the connections back; the last user of an embedded database stops it."""

@@ -14,7 +14,7 @@ from custody.engine.keeping import Keeping
 from custody.model import Settled
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Driver, Figures, Pass
-from custody.policy import Duration, seconds
+from custody.policy import Duration, seconds_or_none
 from custody.settle import Settler
 from custody.store.notify import Listener
 from custody.store.postgres import Connection
@@ -137,7 +137,7 @@ class Consuming(Grouping, Keeping):
         Whoever drove it before is fenced (`pipeline_fenced`), and its claim is taken over. With `after` only the driver
         of that epoch may have been before: else it is this one that is fenced. See `custody.spark`.
         """
-        visibility = None if visibility_timeout is None else seconds(visibility_timeout)
+        visibility = seconds_or_none(visibility_timeout)
         return pipelines.start(
             self._db, topic, group, driver=self.worker, visibility=visibility, after=after, clock=self._clock
         )

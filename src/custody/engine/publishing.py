@@ -11,8 +11,9 @@ from custody import delays, log
 from custody.engine.base import Base
 from custody.errors import InvalidArgument, NoPriorities, TopicChanged
 from custody.lanes import Priority
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
 from custody.policy import Duration
+from custody.producer import producer_identity
 from custody.retention import Retention
 from custody.tracing import traced
 
@@ -123,10 +124,10 @@ class Publishing(Base):
 
         With `producer_id`, `epoch` and `sequence` (of the first message) a repeat returns the first receipts.
         """
-        batch = traced(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages)
+        batch = traced(batch_of(messages))
         if any(message.delayed for message in batch):
             raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
-        identity = _identity(producer_id, epoch, sequence)
+        identity = producer_identity(producer_id, epoch, sequence)
         receipts = self._placed(
             topic, partial(log.publish, self._db, topic, batch, producer=identity, expected_offset=expected_offset)
         )
@@ -143,7 +144,7 @@ class Publishing(Base):
         sequence: int | None = None,
     ) -> list[Delayed]:
         """Stores messages that have a `delay` or `deliver_at`, in one transaction; idempotent as `publish_many`."""
-        identity = _identity(producer_id, epoch, sequence)
+        identity = producer_identity(producer_id, epoch, sequence)
         batch = traced(messages)
         receipts = self._placed(topic, partial(delays.publish, self._db, topic, batch, producer=identity))
         self._hints.send(topic)  # whoever waits may have to wake up earlier now
@@ -200,11 +201,3 @@ class Publishing(Base):
             priorities=priorities,
             decoding=self._decoding,
         )
-
-
-def _identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:
-    if producer_id is None:
-        return None
-    if epoch is None or sequence is None:
-        raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
-    return producer_id, epoch, sequence

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from custody.errors import InvalidArgument
+from custody.model import NAME
 from custody.policy import seconds
 from custody.retention import size_in_bytes
-
-NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
-"""What a topic or a group can be called."""
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 """PostgreSQL stores every character but NUL."""

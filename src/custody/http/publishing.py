@@ -27,6 +27,7 @@ from custody.http.queries import DelayedQuery, ReadQuery
 from custody.http.shapes import EventIn, EventsIn, MessageIn, PublishIn
 from custody.model import Delayed, Outgoing, Receipt
 from custody.plain import plain
+from custody.producer import producer_identity
 from custody.together import Publish
 
 table = Table("messages")
@@ -118,11 +119,7 @@ def outgoing(message: MessageIn, path: str = "$") -> Outgoing:
 
 
 def _publish_of(body: PublishIn, messages: Messages) -> Publish:
-    producer = None
-    if body.producer_id is not None or body.epoch is not None or body.sequence is not None:
-        if body.producer_id is None or body.epoch is None or body.sequence is None:
-            raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
-        producer = (body.producer_id, body.epoch, body.sequence)
+    producer = producer_identity(body.producer_id, body.epoch, body.sequence)
     if body.first is not None:
         raise InvalidArgument("`first` numbers the messages of a transaction", "Give its transaction_id too.")
     return Publish(messages=messages, producer=producer, expected_offset=body.expected_offset)

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from custody.http.fields import Duration, Name, Offset, Partition, Positive, Text, Timeout, When
 from custody.http.shapes import Shape
+from custody.model import DEFAULT_GROUP
 
 Page = Annotated[int, Meta(ge=1, le=100_000, description="The most that are listed.")]
 Batch = Annotated[int, Meta(ge=1, le=10_000, description="The most messages of one answer.")]
@@ -19,7 +20,7 @@ class NoQuery(Shape):
 
 class ReceiveQuery(Shape):
     group: Annotated[Name, Meta(description="The group that receives; `default` is made when it is missing.")] = (
-        "default"
+        DEFAULT_GROUP
     )
     max: Annotated[int, Meta(ge=1, le=10_000, description="The most messages of one lease.")] = 1
     visibility_timeout: Annotated[

@@ -14,7 +14,7 @@ from custody.http.answers import Answer, DeadlineOut, SettledOut
 from custody.http.call import Call, lease_of_receipt
 from custody.http.operation import Table
 from custody.http.shapes import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
-from custody.model import Settled
+from custody.model import DEFAULT_GROUP, Settled
 from custody.outcomes import Kind, Outcome
 from custody.settle import REMEDY
 from custody.together import Ack
@@ -50,7 +50,7 @@ def _count(call: Call, one: Ack, settled: Settled) -> None:
     if one.lease_id is not None:
         metrics.settled(one.lease_id, "ack", settled.settled)
     elif one.topic is not None:
-        metrics.settled_in(one.topic, one.group or "default", "ack", settled.settled)
+        metrics.settled_in(one.topic, one.group or DEFAULT_GROUP, "ack", settled.settled)
 
 
 def _acks(call: Call, body: AckIn) -> list[Ack]:
@@ -164,7 +164,7 @@ def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
             assert one.topic is not None
             assert one.partition is not None
             assert offsets is not None
-            lease_id = call.engine.first_lease(one.topic, one.group or "default", one.partition, offsets[0])
+            lease_id = call.engine.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
         else:
             place = call.engine.lease_place(lease_id)
             elsewhere = place is not None and (

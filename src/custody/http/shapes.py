@@ -24,6 +24,7 @@ from custody.http.fields import (
     When,
 )
 from custody.lanes import Priority
+from custody.model import DEFAULT_GROUP
 from custody.outcomes import Kind
 
 ROUTING_KEY = r"^[^.*>\u0000]+(\.[^.*>\u0000]+)*$"
@@ -74,7 +75,7 @@ class MessageRef(Shape):
     receipt: Text | None = None
     lease_id: UUID | None = None
     topic: Name | None = None
-    group: Name = "default"
+    group: Name = DEFAULT_GROUP
     partition: Partition | None = None
     offset: Offset | None = None
 

@@ -23,7 +23,7 @@ from custody.http.rights import ANYBODY, Caller
 from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
 from custody.http.waiting import Desks, Place
-from custody.model import Settled
+from custody.model import DEFAULT_GROUP, Settled
 from custody.policy import seconds
 from custody.retention import size_in_bytes
 from custody.together import Ack, Claim, Placed, Publish
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-DEFAULT_GROUP = "default"
 
 
 class State:

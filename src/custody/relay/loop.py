@@ -7,19 +7,18 @@ database. What was published and not settled is published again, under the same 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Literal, Protocol
 
+from custody.config import this_process
 from custody.errors import InvalidArgument, Transient
 from custody.outbox import moving
-from custody.policy import Backoff, Duration, Exponential, seconds
+from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.batch import Batch
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
@@ -85,8 +84,8 @@ class Relay:
         if seconds(lease) < 0.001:
             raise InvalidArgument("the lease is at least a millisecond")
         self._batch, self._lease, self._poll = batch, seconds(lease), seconds(poll)
-        most_age = None if max_age is None else timedelta(seconds=seconds(max_age))
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        most_age = interval(max_age)
+        self.name = name or this_process()
         self._clock = clock
         self.outages = Outages(outage_backoff)
         self._registry = Registry(publishers or {}, built_in=built_in)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from typing import Any, TypeVar
 
 from custody import log
+from custody.config import this_process
 from custody.engine.base import Base
 from custody.errors import GroupNotFound, NeedsDatabase, TopicNotFound
+from custody.model import NAME
 from custody.policy import Policy
 from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 REMEDY = "Open Custody with the postgresql:// URL of the database for this."
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+_NAME = re.compile(NAME)
 
 
 class NoDatabase:
@@ -43,13 +43,13 @@ class RemoteBase(Base):
         self._server, self._clock = None, None
         self._defaults = defaults or Policy()
         self._layouts: dict[str, log.Layout] = {}
-        self._this_process = _this_process()
+        self._this_process = this_process()
         self.worker = worker or self._this_process
         tell_of_forks(self)
 
     def forked(self) -> None:
         """A child has a name of its own, unless one was given."""
-        parent, self._this_process = self._this_process, _this_process()
+        parent, self._this_process = self._this_process, this_process()
         if self.worker == parent:
             self.worker = self._this_process
 
@@ -80,23 +80,19 @@ class RemoteBase(Base):
         return layout
 
 
-def _this_process() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def topic_path(topic: str) -> str:
     """The path of a topic; what cannot be the name of one is refused as any topic that is not there."""
     return f"/topics/{require_topic(topic)}"
 
 
 def require_topic(topic: str) -> str:
-    if not _NAME.match(topic):
+    if not _NAME.fullmatch(topic):
         raise TopicNotFound(f"there is no topic {topic!r}", "Create it first.")
     return topic
 
 
 def group_path(topic: str, group: str) -> str:
     path = topic_path(topic)
-    if not _NAME.match(group):
+    if not _NAME.fullmatch(group):
         raise GroupNotFound(f"topic {topic!r} has no group {group!r}", "Create it first.")
     return f"{path}/groups/{group}"

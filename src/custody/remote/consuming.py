@@ -11,20 +11,20 @@ from msgspec import Struct
 from custody.claim import Lease
 from custody.engine.consuming import Consuming
 from custody.errors import NeedsDatabase, Withheld
-from custody.policy import Duration, Policy
+from custody.model import DEFAULT_GROUP
+from custody.policy import Duration, Policy, seconds_or_none
 from custody.remote.base import NO_DATABASE, group_path, require_topic, topic_path
 from custody.remote.grouping import RemoteGrouping
 from custody.remote.keeping import RemoteKeeping
 from custody.remote.listening import NewsIn, RemoteListener
 from custody.remote.settling import Held, Leases, RemoteSettler
 from custody.remote.transport import Transport
-from custody.remote.values import LeaseIn, duration, require_partition
+from custody.remote.values import LeaseIn, require_partition
 from custody.worker import Worker
 from custody.worker.calling import Handler
 
 MOST = 10_000
 """So many messages a claim gets at most."""
-DEFAULT_GROUP = "default"
 _SELDOM = "365d"
 
 
@@ -60,7 +60,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         query = {
             "group": group,
             "max": min(max_messages, MOST),
-            "visibility_timeout": duration(visibility_timeout),
+            "visibility_timeout": seconds_or_none(visibility_timeout),
         }
         try:
             found = self._call("GET", path, LeaseIn, query=query, retry_for=self._patience)

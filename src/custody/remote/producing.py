@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from custody.engine.producing import Producing
 from custody.model import Delayed, OpenTransaction, Outgoing, Producer, Receipt
-from custody.policy import Duration
+from custody.policy import Duration, seconds_or_none
 from custody.producer import IdempotentProducer
 from custody.remote.base import NO_DATABASE
 from custody.remote.grouping import ChangedIn
 from custody.remote.publishing import ReceiptsIn, RemotePublishing
 from custody.remote.transport import Method, Transport
-from custody.remote.values import PlacedIn, duration, outgoing
+from custody.remote.values import PlacedIn, outgoing
 from custody.tracing import traced_each
 from custody.transactions import Transactions
 
@@ -93,7 +93,7 @@ class RemoteTransactions(Transactions):
 
     def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
         """Sent again after a lost answer: the one that nobody knows of times out, and nothing is in it."""
-        body = {"producer_id": producer_id, "epoch": epoch, "timeout": duration(timeout)}
+        body = {"producer_id": producer_id, "epoch": epoch, "timeout": seconds_or_none(timeout)}
         begun = self._call("POST", "/transactions/begin", BegunIn, body=body, repeat=True)
         return begun.transaction_id, begun.expires_at
 

@@ -12,9 +12,10 @@ from msgspec import Struct
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError, InvalidArgument, TopicExists
 from custody.log import require_zone
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
 from custody.plain import plain
-from custody.policy import Duration, Policy
+from custody.policy import Duration, Policy, seconds_or_none
+from custody.producer import producer_identity
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
@@ -23,8 +24,6 @@ from custody.remote.values import (
     PlacedIn,
     TopicIn,
     WaitingIn,
-    batch_of,
-    duration,
     fits,
     outgoing,
     require_partition,
@@ -81,7 +80,7 @@ class RemotePublishing(RemoteBase, Publishing):
             "partitions": partitions,
             "max_depth": max_depth,
             "priorities": priorities,
-            "starvation_limit": duration(starvation_limit),
+            "starvation_limit": seconds_or_none(starvation_limit),
             "retention": None if retention is None else plain(retention),
         }
         tries = Tries()
@@ -150,8 +149,7 @@ class RemotePublishing(RemoteBase, Publishing):
         sequence: int | None,
         expected_offset: int | None,
     ) -> list[Receipt | Delayed]:
-        if producer_id is not None and (epoch is None or sequence is None):
-            raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+        identity = producer_identity(producer_id, epoch, sequence)
         if not batch:
             self._layout_of(topic)  # refuses a topic that is not there
             return []
@@ -164,13 +162,11 @@ class RemotePublishing(RemoteBase, Publishing):
             answer = self._call("POST", "/messages", ReceiptsIn, body=named, repeat=True, tries=tries)
             return [one.value() for one in answer.receipts]
 
-        if producer_id is None:
+        if identity is None:
             return [_first(one) for one in self._own.publish(len(batch), send)]
-        assert epoch is not None
-        assert sequence is not None
         tries = Tries()
         try:
-            return send(producer_id, epoch, sequence, tries)
+            return send(*identity, tries)
         except CustodyError as error:
             if tries.unknown:
                 raise unknown_publish(error) from error

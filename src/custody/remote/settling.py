@@ -15,10 +15,9 @@ from msgspec import Struct
 from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
 from custody.model import HistoryEntry, Settled
 from custody.outcomes import Kind, Outcome
-from custody.policy import Duration
+from custody.policy import Duration, seconds_or_none
 from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport, Tries
-from custody.remote.values import duration
 from custody.settle import REMEDY, Settler, listed, storable
 
 T = TypeVar("T")
@@ -114,7 +113,7 @@ class RemoteSettler(Settler):
                 "offset": offset,
                 "outcome": outcome.kind,
                 "error": storable(outcome.error),
-                "delay": duration(outcome.delay),
+                "delay": seconds_or_none(outcome.delay),
             }
             for offset, outcome in outcomes.items()
         ]
@@ -131,18 +130,18 @@ class RemoteSettler(Settler):
         body: dict[str, Any] = {}
         path = "/messages/release"
         if outcome.kind == "later":
-            path, body = "/messages/later", {"after": duration(outcome.delay)}
+            path, body = "/messages/later", {"after": seconds_or_none(outcome.delay)}
         elif outcome.kind != "release":
             path = "/messages/nack"
             body = {
                 "requeue": outcome.kind == "nack",
                 "error": storable(outcome.error),
-                "delay": duration(outcome.delay),
+                "delay": seconds_or_none(outcome.delay),
             }
         return self._send(path, lease_id, self._every(lease_id, outcome), body)
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
-        body = {"lease_id": lease_id, "offset": offset, "timeout_seconds": duration(timeout)}
+        body = {"lease_id": lease_id, "offset": offset, "timeout_seconds": seconds_or_none(timeout)}
         return self._call("POST", "/messages/extend-visibility", DeadlineIn, body=body, repeat=True).deadline
 
     def _every(self, lease_id: UUID, outcome: Outcome) -> dict[int, Outcome] | None:

@@ -17,7 +17,7 @@ from custody.lanes import Priority
 from custody.log import encode_message
 from custody.model import DeadLetter, Delayed, Group, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.plain import DURATIONS
-from custody.policy import Duration, Policy, seconds
+from custody.policy import Policy, seconds_or_none
 from custody.retention import Retention
 from custody.routing import Binding
 
@@ -188,21 +188,13 @@ def outgoing(message: Outgoing) -> dict[str, Any]:
         "headers": None if headers is None else msgspec.Raw(headers),  # the routing key is among them
         "partition": message.partition,
         "priority": message.priority,
-        "delay": duration(message.delay),
+        "delay": seconds_or_none(message.delay),
         "deliver_at": message.deliver_at,
     }
     return body | {name: value for name, value in optional.items() if value is not None}
-
-
-def batch_of(messages: Any) -> list[Outgoing]:
-    return [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
 
 
 def require_partition(partition: int | None) -> None:
     """Refuses what can be no partition: in a path or a body it would be taken for a mistake of the client's."""
     if partition is not None and not 0 <= partition < 2**31:
         raise PartitionNotFound(f"there is no partition {partition}")
-
-
-def duration(given: Duration | None) -> float | None:
-    return None if given is None else seconds(given)

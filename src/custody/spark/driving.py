@@ -37,7 +37,7 @@ from custody.errors import (
 )
 from custody.outcomes import Outcome
 from custody.pipelines import Committed, Pass, Work
-from custody.policy import seconds
+from custody.policy import seconds, seconds_or_none
 from custody.spark import frame
 from custody.spark.faults import described, fault, ours, worker_died
 from custody.spark.figures import Batch, Summary, outlook
@@ -195,7 +195,7 @@ class Driving:
             group_id=self._drive.driver.group_id,
             ordered=policy.ordering == "key",
             on_dead=policy.on_dead,
-            handler_timeout=None if policy.handler_timeout is None else seconds(policy.handler_timeout),
+            handler_timeout=seconds_or_none(policy.handler_timeout),
             sinks={name: self._drive.sink(name) for name in self.pipeline.sinks},
             schema=None if self._schema is None else self._schema.jsonValue(),
             priorities=self._c.topic(self.pipeline.source).priorities,

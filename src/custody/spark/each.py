@@ -27,7 +27,7 @@ from custody.lanes import priority_of
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Sink, Stage, note_suspect, stage_of, suspected
-from custody.policy import did_you_mean, seconds
+from custody.policy import did_you_mean, seconds_or_none
 from custody.spark.events import Events, Reader
 from custody.spark.job import Job, Report, rows_batch
 from custody.spark.schema import decoder, plain
@@ -126,7 +126,7 @@ class Attempt:
                     if keeps and topic is first:
                         self._kept.append((partition, offset, encoded[0], encoded[2].decode()))
                 continue
-            self._report.failed(partition, offset, outcome, None if outcome.delay is None else seconds(outcome.delay))
+            self._report.failed(partition, offset, outcome, seconds_or_none(outcome.delay))
             if ordered and key is not None and outcome.stops_key(on_dead):
                 stopped.add((partition, key))
 

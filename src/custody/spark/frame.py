@@ -20,7 +20,7 @@ from custody import log
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Stage, stage_of
-from custody.policy import Duration, did_you_mean, seconds
+from custody.policy import Duration, did_you_mean, seconds_or_none
 from custody.spark.events import EVENTS
 from custody.spark.faults import described
 from custody.spark.job import Job, Report
@@ -57,7 +57,7 @@ def fail_when(
     counts. A failed message publishes nothing, and with ordering by key the later ones of its key wait.
     """
     kind: Kind = "dead" if dead else "nack"
-    delay = F.lit(None if retry_after is None else seconds(retry_after)).cast("double")
+    delay = F.lit(seconds_or_none(retry_after)).cast("double")
     text = F.lit(reason) if isinstance(reason, str) else reason.cast("string")
     failure = F.struct(F.lit(kind).alias("outcome"), text.alias("error"), delay.alias("delay"))
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument
-from custody.policy import Duration, seconds
+from custody.policy import Duration, seconds, seconds_or_none
 from custody.spark.driving import Driving
 from custody.spark.figures import Batch, Summary
 from custody.spark.given import require_fit
@@ -44,7 +44,7 @@ def run(
         raise InvalidArgument("a checkpoint is for one pipeline", "Leave it out: none has to be kept.")
     for pipeline in pipelines:
         pipeline.require_complete()
-    waits = None if drain is None else seconds(drain)
+    waits = seconds_or_none(drain)
     aim = seconds(batch_time)
     if aim <= 0:
         raise InvalidArgument("batch_time must be more than nothing")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
 from custody.claim import Lease, lease_of
 from custody.log import decode_raw
-from custody.policy import Duration, seconds
+from custody.policy import Duration, interval
 from custody.settle import Settler
 from custody.store.postgres import Database
 
@@ -43,10 +43,7 @@ def claim_each(
         group=group,
         partition=partition,
         max=[caller.max_messages for caller in callers],
-        visibility=[
-            None if caller.visibility_timeout is None else timedelta(seconds=seconds(caller.visibility_timeout))
-            for caller in callers
-        ],
+        visibility=[interval(caller.visibility_timeout) for caller in callers],
         workers=[caller.worker for caller in callers],
         now=now,
     )

@@ -12,7 +12,7 @@ from custody import delays
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
 from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, Outgoing, Receipt
-from custody.policy import seconds
+from custody.policy import seconds_or_none
 from custody.store.postgres import Database, Row
 from custody.together.blocking import BLOCKED
 
@@ -222,7 +222,7 @@ class Publishes:
         }
         if unit.delayed:
             given["deliver_at"] = [message.deliver_at for message in unit.messages]
-            given["delays"] = [None if one.delay is None else seconds(one.delay) for one in unit.messages]
+            given["delays"] = [seconds_or_none(one.delay) for one in unit.messages]
             rows = self._db.call("publish_delayed", **given)
             return [(0, partition, number, again, at) for partition, number, at, again in rows]
         rows = self._db.call("publish", **given, expected=unit.expected, priorities=unit.layout.priorities)
@@ -246,7 +246,7 @@ class Publishes:
             partitions=[partition for _, unit in units for partition in unit.placed],
             **arrays([encoded for _, unit in units for encoded in unit.encoded]),
             deliver_at=[message.deliver_at for message in messages],
-            delays=[None if message.delay is None else seconds(message.delay) for message in messages],
+            delays=[seconds_or_none(message.delay) for message in messages],
             wait=wait,
             now=self._now,
         )

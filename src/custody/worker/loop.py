@@ -25,7 +25,7 @@ from custody.claim import Lease
 from custody.errors import CustodyError, LeaseLost, NotFound, Transient
 from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
-from custody.policy import Duration, seconds
+from custody.policy import Duration, seconds, seconds_or_none
 from custody.upkeep import EVERY, keep_up
 from custody.worker.calling import Caller, Handler
 from custody.worker.hand import HeldLease, Run, Track, held, tracks
@@ -89,7 +89,7 @@ class Worker:
         self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
         self._ordered = policy.ordering == "key"
         self._on_dead = policy.on_dead
-        self._handler_timeout = None if policy.handler_timeout is None else seconds(policy.handler_timeout)
+        self._handler_timeout = seconds_or_none(policy.handler_timeout)
         self._visibility = seconds(visibility_timeout or policy.visibility_timeout)
         self._concurrency, self._fixed_size = concurrency, max_messages
         self._poll, self._grace, self._upkeep = seconds(poll), seconds(grace), seconds(upkeep)
