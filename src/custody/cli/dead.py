@@ -70,11 +70,9 @@ def redrive(
     yes: Yes = False,
 ) -> None:
     """Make dead messages ready again, with a fresh budget: all, or those that the filters pick."""
-    which = {"where_error": where_error, "key": key, "partition": partition, "offsets": offset or None,
-             "died_from": died_from, "died_until": died_until, "limit": limit}  # fmt: skip
     door = door_of(ctx)
     with door.connect() as c:
-        _on_dead(door, c.redrive, "redrive", topic, group, which, reason=reason, dry_run=dry_run, yes=yes)
+        _on_dead(door, c.redrive, "redrive", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
 
 
 def discard(
@@ -93,11 +91,9 @@ def discard(
     yes: Yes = False,
 ) -> None:
     """Give dead messages up for good: all, or those that the filters pick."""
-    which = {"where_error": where_error, "key": key, "partition": partition, "offsets": offset or None,
-             "died_from": died_from, "died_until": died_until, "limit": limit}  # fmt: skip
     door = door_of(ctx)
     with door.connect() as c:
-        _on_dead(door, c.discard, "discard", topic, group, which, reason=reason, dry_run=dry_run, yes=yes)
+        _on_dead(door, c.discard, "discard", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
 
 
 def replay(
@@ -120,6 +116,12 @@ def replay(
     door.say(f"{dlq_topic}/{partition}/{offset} {said} {where}")
     if not replayed.resolved:
         door.note("its message was not dead any more: somebody has redriven or discarded it")
+
+
+def _which(ctx: typer.Context) -> dict[str, Any]:
+    """What the filters of a command pick, as the verbs take it."""
+    names = ("where_error", "key", "partition", "died_from", "died_until", "limit")
+    return {name: ctx.params[name] for name in names} | {"offsets": list(ctx.params["offset"] or ()) or None}
 
 
 def _on_dead(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -11,7 +11,7 @@ from custody.cli import arguments, render
 from custody.cli.arguments import Group, Topic, Yes
 from custody.cli.door import Door, counted, door_of
 from custody.model import Group as GroupFound
-from custody.policy import Backoff, Breaker, Policy
+from custody.policy import Backoff, Policy
 from custody.routing import Binding
 
 app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, bind, delete.")
@@ -102,33 +102,21 @@ def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None)
     return [Binding(pattern, headers=dict(headers or ())) for pattern in patterns]
 
 
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """What a command was given of a policy: its options have the names of the policy's fields."""
+    names = [field.name for field in fields(Policy)]
+    return {name: value for name, value in ctx.params.items() if name in names and value is not None}
+
+
 def _policy(base: Policy, given: dict[str, Any]) -> Policy:
     """The base with what was given; `none` takes a cap or a time-out away."""
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = dict(given)
     if "breaker" in changes:
         changes["breaker"] = arguments.breaker(changes["breaker"])
     if changes.get("handler_timeout", "none") != "none":
         arguments.duration(changes["handler_timeout"])
     changes = {name: None if value == "none" and name != "ordering" else value for name, value in changes.items()}
     return replace(base, **changes)
-
-
-def _given(
-    ordering: object,
-    max_attempts: int | None,
-    backoff: Backoff | None,
-    visibility_timeout: str | None,
-    handler_timeout: str | None,
-    on_dead: object,
-    dead_letter: object,
-    max_in_flight: object,
-    max_ack_holes: object,
-    max_parked: object,
-    breaker: str | Breaker | None,
-    fairness: object,
-    tenant_separator: str | None,
-) -> dict[str, Any]:
-    return dict(locals())
 
 
 @app.command("list")
@@ -210,9 +198,8 @@ def create(
     from custody import config
 
     door = door_of(ctx)
-    given = _given(ordering, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
-                   max_in_flight, max_ack_holes, max_parked, breaker, fairness, tenant_separator)  # fmt: skip
-    policy = _policy(config.load().policy, given) if any(value is not None for value in given.values()) else None
+    given = _given(ctx)
+    policy = _policy(config.load().policy, given) if given else None
     with door.connect() as c:
         made = c.create_group(
             topic, group, policy, start=start, bare=bare, bindings=_bindings(bind, bind_header) or None
@@ -251,9 +238,8 @@ def update(
 ) -> None:
     """Change the policy of a group, from now on. What is not given stays; so does the ordering."""
     door = door_of(ctx)
-    given = _given(None, max_attempts, backoff, visibility_timeout, handler_timeout, on_dead, dead_letter,
-                   max_in_flight, max_ack_holes, max_parked, breaker, fairness, tenant_separator)  # fmt: skip
-    if all(value is None for value in given.values()):
+    given = _given(ctx)
+    if not given:
         raise typer.BadParameter("say what to change, for example --max-attempts 5")
     with door.connect() as c:
         before = c.group(topic, group).policy or Policy()  # a bare group is refused by the verb itself

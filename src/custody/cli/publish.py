@@ -172,6 +172,18 @@ def publish(
         priority=priority,
         routing_key=routing_key,
     )
+    done = _publish(door, topic, reading, payloads, file)
+    if door.json:
+        door.emit(done.document())
+    elif done.interrupted:
+        print(done.sentence(), file=sys.stderr)
+    else:
+        door.say(done.sentence())
+    return INTERRUPTED if done.interrupted else None
+
+
+def _publish(door: Door, topic: str, reading: Reading, payloads: list[str] | None, file: Path | None) -> Published:
+    """Publishes what is given, or lines, to their end or until it is stopped. If it fails, says how far it came."""
     done, stop = Published(topic), Stop()
     with door.connect() as c, stop.listening():
         try:
@@ -189,11 +201,7 @@ def publish(
                 more = " at least" if isinstance(error, DatabaseUnavailable) else ""
                 door.note(f"{counted(done.count + len(done.delayed), 'message')}{more} had been published before this:")
             raise
-    if done.interrupted and not door.json:
-        print(done.sentence(), file=sys.stderr)
-    else:
-        door.show(done.document(), done.sentence()) if door.json else door.say(done.sentence())
-    return INTERRUPTED if done.interrupted else None
+    return done
 
 
 def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, done: Published, stop: Stop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -15,13 +16,6 @@ from custody.policy import Backoff
 app = typer.Typer(name="relay", no_args_is_help=True, help="Takes the events of an outbox to their destinations.")
 
 _DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
-
-
-def _publisher(text: str) -> tuple[str, str]:
-    name, equals, made = text.partition("=")
-    if not equals or not made:
-        raise typer.BadParameter(f"{text!r} is not NAME=PUBLISHER, such as billing=https://example.org/hook")
-    return name, made
 
 
 @app.callback()
@@ -54,20 +48,11 @@ def run(
     name: Annotated[str | None, typer.Option(help="The relay's name in claimed_by (default: host:pid).")] = None,
 ) -> None:
     """Publish events until SIGTERM or Ctrl-C: then it finishes what it has begun and gives back the rest."""
-    from custody.relay import Relay, WebhookPublisher
+    from custody.relay import Relay
     from custody.worker.signals import stopped_by_signals
 
     door = door_of(ctx)
-    publishers: dict[str, Any] = {}
-    for found, made in map(_publisher, publisher or ()):
-        if made.startswith(("http://", "https://")):
-            publishers[found] = WebhookPublisher(made, secret=secret)
-        elif ":" in made and not made.startswith("custody+"):
-            publishers[found] = _own(made)
-        else:
-            publishers[found] = made
-    if secret is not None:
-        publishers = {"http": WebhookPublisher(secret=secret), "https": WebhookPublisher(secret=secret), **publishers}
+    publishers = _publishers(publisher or (), secret)
     with located(door) as url, logged(door):
         running = Relay(
             url,
@@ -92,6 +77,26 @@ def run(
         f"stopped: {summary.published:,} published, {summary.moved:,} moved into topics, {summary.failed:,} failed, "
         f"{summary.dead:,} dead, {summary.released:,} given back, {summary.lost:,} lost"
     )
+
+
+def _publishers(given: Iterable[str], secret: str | None) -> dict[str, Any]:
+    """Publishers by name; with a secret every webhook signs with it, those of events' own addresses too."""
+    from custody.relay import WebhookPublisher
+
+    found: dict[str, Any] = {}
+    if secret is not None:
+        found = {"http": WebhookPublisher(secret=secret), "https": WebhookPublisher(secret=secret)}
+    for text in given:
+        name, _, made = text.partition("=")
+        if not made:
+            raise typer.BadParameter(f"{text!r} is not NAME=PUBLISHER, such as billing=https://example.org/hook")
+        if made.startswith(("http://", "https://")):
+            found[name] = WebhookPublisher(made, secret=secret)
+        elif ":" in made and not made.startswith("custody+"):
+            found[name] = _own(made)
+        else:
+            found[name] = made
+    return found
 
 
 def _own(name: str) -> Any:
