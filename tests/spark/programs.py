@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 
 from custody.spark import java
 
-PAGE = Path(__file__).parents[2] / "docs" / "anywhere.md"
+PAGE = Path(__file__).parents[2] / "docs" / "spark-sessions.md"
 BIN = Path(pyspark.__file__).parent / "bin"
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 QUICK = {
