@@ -10,8 +10,8 @@ from uuid import UUID
 
 import msgspec
 
+from custody.codec import decode
 from custody.errors import LeaseLost
-from custody.log import decode
 from custody.model import Message, Settled
 from custody.policy import Duration, interval
 from custody.settle import Settler

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from custody.codec import Decoding, arrays, decode, encode_message
 from custody.errors import InvalidArgument
-from custody.log import Decoding, Layout, arrays, decode, encode_message, place, require_zone
 from custody.model import Delayed, Outgoing, Waiting
-from custody.policy import seconds, seconds_or_none
+from custody.placement import Layout, place
+from custody.policy import require_zone, seconds, seconds_or_none
 from custody.store.postgres import Database
 
 

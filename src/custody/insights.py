@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from custody import log
+from custody import topics
+from custody.codec import Decoding, decode
 from custody.errors import Busy
 from custody.lanes import priority_of
-from custody.log import Decoding, decode
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
 from custody.policy import Policy
 from custody.routing import Binding
@@ -65,7 +65,7 @@ def groups(db: Database, topic: str) -> list[Group]:
 def dead(db: Database, topic: str, group: str, *, limit: int, decoding: Decoding = decode) -> list[DeadLetter]:
     """Dead letters with payload and errors, the first of each partition first."""
     db.call("lifecycle_group", topic=topic, group=group)
-    priorities = log.layout(db, topic).priorities
+    priorities = topics.layout(db, topic).priorities
     rows = db.select("dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group)
     return [
         DeadLetter(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from custody.log import Layout
 from custody.outcomes import Outcome
+from custody.placement import Layout
 from custody.policy import seconds_or_none
 from custody.settle import offset_set, storable
 from custody.store import reach, staging

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
 from custody.errors import InvalidArgument, InvalidPolicy
@@ -51,6 +51,12 @@ def seconds_or_none(duration: Duration | None) -> float | None:
 def interval(duration: Duration | None) -> timedelta | None:
     """A duration as PostgreSQL takes it."""
     return None if duration is None else timedelta(seconds=seconds(duration))
+
+
+def require_zone(time: datetime | None) -> None:
+    """Refuses a time that means another moment on every machine."""
+    if time is not None and time.tzinfo is None:
+        raise InvalidArgument(f"the time {time} has no time zone", "Use datetime.now(UTC) or the like.")
 
 
 def did_you_mean(key: str, known: list[str]) -> str:

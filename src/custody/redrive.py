@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Literal
 
 from custody.errors import InvalidArgument
-from custody.log import require_zone
 from custody.model import Replayed, Rewound
+from custody.policy import require_zone
 from custody.store.postgres import Database, Row
 
 

@@ -11,11 +11,12 @@ from typing import Self
 from uuid import UUID
 
 from custody.claim import Lease, Which, offsets_of
+from custody.codec import Encoded, arrays, encode_message
 from custody.delays import require_time
 from custody.errors import CustodyError, DatabaseUnavailable, NoPriorities, TopicChanged
 from custody.lanes import Priority
-from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
+from custody.placement import Layout, place
 from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced, traced_each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.integration.stream import GROUP, TOPIC, fill, start
 from tests.waiting import wait_for
 
-from custody import Custody, Outgoing, arrow, log
+from custody import Custody, Outgoing, arrow, codec
 from custody.arrow import Planner
 from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange, TopicNotFound
 
@@ -56,8 +57,8 @@ def test_the_same_as_reading_one_by_one(
     assert len(read) == len(messages) == 10
     for row, message in zip(read, messages, strict=True):
         assert (row["partition"], row["offset"], row["key"]) == (0, message.offset, message.key)
-        assert log.decode(str(row["kind"]), row["payload"]) == message.payload  # type: ignore[arg-type]
-        assert log._decode_json(str(row["headers"] or "{}")) == message.headers
+        assert codec.decode(str(row["kind"]), row["payload"]) == message.payload  # type: ignore[arg-type]
+        assert json.loads(str(row["headers"] or "{}")) == message.headers
         assert row["published_at"] == message.published_at
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Clock
 
 import custody
-from custody import delays, log
+from custody import codec, delays, placement
 from custody.errors import ClaimLost, PipelineFenced, StageLost
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Pass, Placed, Stage, Work, note_malformed, stage_of
@@ -46,8 +46,8 @@ def stage(c: custody.Custody, drive: Drive, number: int, outputs: list[custody.M
     sink = drive.sink("out")
     staged = Stage(c.database_url, stage_of(drive.driver.group_id, number))
     for message in outputs:
-        place = log.partition_for(message.key or "", sink[1])
-        encoded = log.encode_message(custody.Outgoing(message.payload, key=message.key))
+        place = placement.partition_for(message.key or "", sink[1])
+        encoded = codec.encode_message(custody.Outgoing(message.payload, key=message.key))
         staged.add(sink, place, (message.partition, message.offset), encoded)
     return staged.write()
 
@@ -178,11 +178,11 @@ def test_outputs_may_be_delayed(source: custody.Custody, clock: Clock, exact: bo
             delay=n + 1 if n % 2 else None,
             deliver_at=None if n % 2 else clock() + timedelta(hours=n + 1),
         )
-        encoded = log.encode_message(custody.Outgoing(later.payload, key=later.key, headers=delays.marked(later)))
-        place = log.partition_for(message.key or "", sink[1])
+        encoded = codec.encode_message(custody.Outgoing(later.payload, key=later.key, headers=delays.marked(later)))
+        place = placement.partition_for(message.key or "", sink[1])
         staged.add(sink, place, (message.partition, message.offset), encoded, waits=True)
         staged.add(
-            sink, place, (message.partition, message.offset), log.encode_message(custody.Outgoing(message.payload))
+            sink, place, (message.partition, message.offset), codec.encode_message(custody.Outgoing(message.payload))
         )
     work.placed, work.ran = staged.write(), len(everything)
     for message in bad:

@@ -15,7 +15,8 @@ import custody
 from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, NoPriorities, PartitionNotFound
 from custody.lanes import PRIORITIES, WEIGHTS, Priority, priority_of
-from custody.log import COPY_FROM, partition_for
+from custody.log import COPY_FROM
+from custody.placement import partition_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G16")]
 

@@ -18,7 +18,8 @@ from custody.errors import (
     QueueFull,
     TopicNotFound,
 )
-from custody.log import COPY_FROM, partition_for
+from custody.log import COPY_FROM
+from custody.placement import partition_for
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ from tests.conftest import Clock
 from tests.waiting import wait_for
 
 import custody
-from custody import log
+from custody import placement
 from custody.outbox import Outbox, State
 from custody.relay import Relay
 
@@ -98,7 +98,7 @@ def test_all_partitions_and_a_group_that_finds_nothing_else(database_url: str, m
         got: list[int] = []
         while lease := c.claim("wide", "g", max_messages=7):
             got += [m.payload for m in lease]
-            assert all(custody.log.partition_for(m.key, 5) == m.partition for m in lease)
+            assert all(placement.partition_for(m.key, 5) == m.partition for m in lease)
             lease.ack()
         assert sorted(got) == list(range(50))
 
@@ -356,7 +356,7 @@ def test_events_written_before_a_topic_grew_go_where_their_keys_belong_now(
     assert seen == {f"k{k}": [n for n in range(120) if n % 10 == k] for k in range(10)}
     for partition in range(4):
         for message in live.read("orders", partition, max_messages=200):
-            assert log.partition_for(message.key or "", 4) == partition
+            assert placement.partition_for(message.key or "", 4) == partition
 
 
 def drained(c: custody.Custody, seen: dict[str | None, list[int]]) -> bool:

@@ -19,6 +19,7 @@ from tests.http.conftest import served
 from tests.outbox.conftest import rounds
 
 import custody
+from custody import codec
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, signature
 from custody.testing.publishers import Arrived, PublisherContract, event
@@ -125,7 +126,7 @@ class StdoutDestination:
                 data = base64.b64decode(document["payload_base64"])
             else:
                 value = document["payload"]
-                data = value.encode() if isinstance(value, str) else custody.log.encode(value)[1]
+                data = value.encode() if isinstance(value, str) else codec.encode(value)[1]
             found.append(Arrived(document["event_id"], data, document["headers"]))
         return found
 
@@ -185,7 +186,7 @@ class CustodyDestination:
 
     def arrived(self) -> Sequence[Arrived]:
         return [
-            Arrived(m.headers["x-custody-event-id"], custody.log.encode(m.payload)[1], m.headers)
+            Arrived(m.headers["x-custody-event-id"], codec.encode(m.payload)[1], m.headers)
             for m in self.c.read("orders", max_messages=1000)
         ]
 

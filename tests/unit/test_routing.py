@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from custody import Binding, Message, Outgoing
+from custody.codec import encode_message
 from custody.errors import InvalidArgument, InvalidPayload
-from custody.log import encode_message
 from custody.routing import ROUTING_KEY, bindings_of
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11")]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from custody import log
+from custody import topics
+from custody.codec import Decoding, decode
 from custody.config import this_process
+from custody.placement import Layout
 from custody.policy import Policy
 from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints
@@ -29,8 +31,8 @@ class Base:
         self._server = server
         self._defaults = defaults or Policy()
         self._clock = clock
-        self._decoding: log.Decoding = log.decode
-        self._layouts: dict[str, log.Layout] = {}
+        self._decoding: Decoding = decode
+        self._layouts: dict[str, Layout] = {}
         self._hints = Hints(db.url)
         self.worker = worker or this_process()
 
@@ -46,10 +48,10 @@ class Base:
         """The libpq URL in use."""
         return self._db.url
 
-    def _layout_of(self, topic: str) -> log.Layout:
+    def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)
         if layout is None:
-            layout = self._layouts[topic] = log.layout(self._db, topic)
+            layout = self._layouts[topic] = topics.layout(self._db, topic)
         return layout
 
     def _now(self) -> datetime | None:

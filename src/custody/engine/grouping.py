@@ -12,7 +12,7 @@ from custody import insights, log
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.model import Group, Message
-from custody.policy import Policy
+from custody.policy import Policy, require_zone
 from custody.routing import Binding, bindings_of
 
 Start = Literal["earliest", "latest"] | int | datetime
@@ -127,7 +127,7 @@ def _bindings(given: Iterable[Binding | str] | None) -> str:
 
 def _start(start: Start) -> tuple[str, int | None, datetime | None]:
     if isinstance(start, datetime):
-        log.require_zone(start)
+        require_zone(start)
         return "time", None, start
     if isinstance(start, int) and not isinstance(start, bool):
         return "offset", start, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from custody import log, upkeep
+from custody import topics, upkeep
 from custody.engine.base import Base
 from custody.model import Journal, Kept, Segment, Topic, Upkeep
 from custody.policy import Duration
@@ -15,7 +15,7 @@ class Keeping(Base):
     def set_retention(self, topic: str, retention: Retention | None) -> Topic:
         """From now on the topic keeps that much; None: everything."""
         upkeep.set_retention(self._db, topic, retention)
-        return log.topic(self._db, topic)
+        return topics.named(self._db, topic)
 
     def set_journal_retention(self, *, time: Duration | None = None, size: Size | None = None) -> None:
         """From now on the journal, and with it `trace`, goes back so far; without arguments, to the beginning."""
@@ -46,7 +46,7 @@ class Keeping(Base):
 
     def grow_topic(self, topic: str, *, partitions: int) -> Topic:
         """More partitions. Refused while a group that is ordered by key has anything unresolved: keys would move."""
-        log.grow_topic(self._db, topic, partitions=partitions, now=self._now())
+        topics.grow(self._db, topic, partitions=partitions, now=self._now())
         self._layouts.pop(topic, None)
         self._hints.send(topic)
-        return log.topic(self._db, topic)
+        return topics.named(self._db, topic)

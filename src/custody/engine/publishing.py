@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from custody import delays, log
+from custody import delays, log, topics
 from custody.engine.base import Base
 from custody.errors import InvalidArgument, NoPriorities, TopicChanged
 from custody.lanes import Priority
@@ -38,7 +38,7 @@ class Publishing(Base):
         With `priorities` each partition is five in the log, one for each priority: claims take from them by weight, and
         first what has waited for longer than `starvation_limit` (a minute, if none is given).
         """
-        log.create_topic(
+        topics.create(
             self._db,
             name,
             partitions=partitions,
@@ -53,14 +53,14 @@ class Publishing(Base):
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with its messages and groups, for good."""
-        log.delete_topic(self._db, name)
+        topics.delete(self._db, name)
         self._layouts.pop(name, None)
 
     def topics(self) -> list[Topic]:
-        return log.topics(self._db)
+        return topics.every(self._db)
 
     def topic(self, name: str) -> Topic:
-        return log.topic(self._db, name)
+        return topics.named(self._db, name)
 
     @overload
     def publish(

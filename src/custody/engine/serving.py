@@ -9,10 +9,10 @@ from uuid import UUID
 
 from custody import together
 from custody.claim import Lease
+from custody.codec import arrays, decode_raw, encode_message
 from custody.engine.consuming import Consuming
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError
-from custody.log import arrays, decode_raw, encode_message
 from custody.model import Outgoing, Settled
 from custody.outbox import moving
 from custody.store.notify import Listener

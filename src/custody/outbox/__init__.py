@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from custody.log import encode, encode_headers, require_key, require_zone
+from custody.codec import encode, encode_headers, require_key
 from custody.model import Payload
 from custody.outbox.events import Event, Figures, State
 from custody.outbox.operating import Outbox
+from custody.policy import require_zone
 from custody.store.joining import joined
 from custody.store.postgres import run_function, translated
 from custody.store.standalone import install

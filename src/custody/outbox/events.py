@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody.log import decode
+from custody.codec import decode
 from custody.model import Payload
 
 

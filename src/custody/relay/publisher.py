@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody.log import decode
+from custody.codec import decode
 from custody.model import Payload
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, TypeVar
 
-from custody import log
 from custody.config import this_process
 from custody.engine.base import Base
 from custody.errors import GroupNotFound, NeedsDatabase, TopicNotFound
 from custody.model import NAME
+from custody.placement import Layout
 from custody.policy import Policy
 from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport
@@ -42,7 +42,7 @@ class RemoteBase(Base):
         self._hints = NO_DATABASE
         self._server, self._clock = None, None
         self._defaults = defaults or Policy()
-        self._layouts: dict[str, log.Layout] = {}
+        self._layouts: dict[str, Layout] = {}
         self._this_process = this_process()
         self.worker = worker or self._this_process
         tell_of_forks(self)
@@ -72,11 +72,11 @@ class RemoteBase(Base):
     def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
         return self._transport.call(method, path, answer, worker=self.worker, **given)
 
-    def _layout_of(self, topic: str) -> log.Layout:
+    def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)
         if layout is None:
             found = self._call("GET", topic_path(topic), TopicIn).value()
-            layout = self._layouts[topic] = log.Layout(found.partitions, found.priorities)
+            layout = self._layouts[topic] = Layout(found.partitions, found.priorities)
         return layout
 
 

@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from custody.engine.grouping import Grouping, Start
 from custody.errors import GroupExists, InvalidArgument
-from custody.log import require_zone
 from custody.model import Group, Message
 from custody.plain import plain
-from custody.policy import Policy
+from custody.policy import Policy, require_zone
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
 from custody.remote.values import GroupIn, MessageIn, require_partition, same_policy

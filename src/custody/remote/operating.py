@@ -11,8 +11,8 @@ from msgspec import Struct
 from custody.engine.operating import Operating, dead_filter
 from custody.errors import PartitionNotFound
 from custody.insights import HandlingTime, Server
-from custody.log import require_zone
 from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
+from custody.policy import require_zone
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.values import DeadIn, require_partition
 

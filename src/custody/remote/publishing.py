@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError, InvalidArgument, TopicExists
-from custody.log import require_zone
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
 from custody.plain import plain
-from custody.policy import Duration, Policy, seconds_or_none
+from custody.policy import Duration, Policy, require_zone, seconds_or_none
 from custody.producer import producer_identity
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.producers import OwnProducers, unknown_publish

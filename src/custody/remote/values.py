@@ -11,10 +11,10 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from custody.codec import encode_message
 from custody.delays import require_time
 from custody.errors import PartitionNotFound
 from custody.lanes import Priority
-from custody.log import encode_message
 from custody.model import DeadLetter, Delayed, Group, Message, Outgoing, Payload, Receipt, Topic, Waiting
 from custody.plain import DURATIONS
 from custody.policy import Policy, seconds_or_none

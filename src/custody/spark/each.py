@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
-from custody import delays, log
+from custody import codec, delays
 from custody.claim import told
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
 from custody.lanes import priority_of
@@ -37,7 +37,7 @@ BLOCK = 256
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
 
 Handler = Callable[[Message], object]
-Placing = tuple[Sink | None, int, log.Encoded, bool]
+Placing = tuple[Sink | None, int, codec.Encoded, bool]
 """A topic (None: only sinks outside), its partition, the row, and whether it waits."""
 
 
@@ -183,7 +183,7 @@ class Handling:
         """Where one output goes. It has the key of its message unless it names another."""
         key, topic, partition, priority, waits = message.key, self.first, None, None, False
         if not isinstance(returned, Outgoing):
-            encoded: log.Encoded = (key, *log.encode(returned), None)
+            encoded: codec.Encoded = (key, *codec.encode(returned), None)
         else:
             name = returned.topic if isinstance(returned, To) else self._default
             if name is not None:
@@ -193,7 +193,9 @@ class Handling:
             key, partition = key if returned.key is None else returned.key, returned.partition
             priority, waits = returned.priority, returned.delayed
             headers, routing_key = delays.marked(returned), returned.routing_key
-            encoded = log.encode_message(Outgoing(returned.payload, key=key, headers=headers, routing_key=routing_key))
+            encoded = codec.encode_message(
+                Outgoing(returned.payload, key=key, headers=headers, routing_key=routing_key)
+            )
         if topic is self.first and (self._keeps or topic is None):
             self._require_row(encoded, waits)
         if topic is None:
@@ -211,7 +213,7 @@ class Handling:
             partition = topic.layout.place_key(key, priority)
         return topic, partition, encoded, waits
 
-    def _require_row(self, encoded: log.Encoded, waits: bool) -> None:
+    def _require_row(self, encoded: codec.Encoded, waits: bool) -> None:
         """Refuses an output that has nowhere to go, or cannot be a row there."""
         if not self._keeps:
             raise InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")

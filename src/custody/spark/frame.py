@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from custody import log
+from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Stage, stage_of
@@ -166,9 +166,9 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
         else:
             place = topic.layout.place_key(key)
         try:
-            log.require_key(key)
+            codec.require_key(key)
             # what Custody says of a delivery is not the next one's business
-            encoded = log.encode_headers({k: v for k, v in headers or () if not k.startswith("x-custody-")})
+            encoded = codec.encode_headers({k: v for k, v in headers or () if not k.startswith("x-custody-")})
         except InvalidPayload as error:
             report.failed(partition, offset, Outcome("nack", error=f"InvalidPayload: {error}"), None)
             continue

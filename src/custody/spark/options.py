@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from custody.errors import InvalidArgument
-from custody.log import require_zone
-from custody.policy import did_you_mean
+from custody.policy import did_you_mean, require_zone
 from custody.spark.columns import TABLES
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's source

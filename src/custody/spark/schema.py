@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from custody import log
+from custody import codec
 from custody.errors import InvalidPayload
 
 _INTEGERS = {"byte": 2**7, "short": 2**15, "integer": 2**31, "long": 2**63}
@@ -38,7 +38,7 @@ def decoder(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]
 def plain(kind: str, payload: bytes) -> Any:
     """The payload of a pipeline without a schema."""
     try:
-        return log.decode(kind, payload)
+        return codec.decode(kind, payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidPayload(f"the payload is not what it says it is: {error}") from None
 

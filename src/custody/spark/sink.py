@@ -35,7 +35,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from custody import arrow, log, sinks
+from custody import arrow, codec, sinks
 from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost
 from custody.model import Outgoing
 from custody.pipelines import Placed, Sink, Stage
@@ -255,15 +255,15 @@ class Attempt:
 
     def _encode(
         self, key: str | None, payload: bytes | None, kind: str | None, headers: Sequence[tuple[str, Any]] | None
-    ) -> log.Encoded:
+    ) -> codec.Encoded:
         if payload is None:
             raise InvalidPayload(f"{_row(key)} has no payload", "Leave such rows out, or write the JSON null.")
         kind = self._target.kind if kind is None else kind
         _require_kind(kind)
         code = _KINDS[kind]
         try:
-            log.decode(code.decode(), payload)
-            encoded = log.encode_message(Outgoing(b"", key=key, headers=dict(headers or ())))
+            codec.decode(code.decode(), payload)
+            encoded = codec.encode_message(Outgoing(b"", key=key, headers=dict(headers or ())))
         except InvalidPayload as error:
             raise InvalidPayload(f"{_row(key)}: {error.message}", error.remedy) from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from custody import log
+from custody import codec
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument, InvalidPayload
 from custody.lanes import priority_of
@@ -142,7 +142,7 @@ def _trials(messages: list[Message], job: Job, run: Callable[[list[Message]], li
     if job.schema is not None:
         fits = decoder(job.schema)
         for message in messages:
-            kind, data = log.encode(message.payload)
+            kind, data = codec.encode(message.payload)
             try:
                 fits(kind.decode(), data)
             except InvalidPayload as error:
@@ -192,7 +192,7 @@ def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
     """Messages as the columns that a claim's would have."""
     rows = []
     for message in messages:
-        kind, data = log.encode(message.payload)
+        kind, data = codec.encode(message.payload)
         where, how = (0, message.partition, message.offset), (message.headers, 1, message.published_at)
         rows.append((*where, message.key, kind.decode(), data, *how))
     return spark.createDataFrame(rows, EVENTS).coalesce(1)

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import pytest
 
+from custody.codec import encode
 from custody.errors import PublisherUnavailable
-from custody.log import encode
 from custody.relay import Claimed, Publisher
 
 

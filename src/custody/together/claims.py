@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from custody.claim import Lease, lease_of
-from custody.log import decode_raw
+from custody.codec import decode_raw
 from custody.policy import Duration, interval
 from custody.settle import Settler
 from custody.store.postgres import Database

@@ -9,9 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from custody import delays
+from custody.codec import Encoded, arrays, encode_message
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
-from custody.log import Encoded, Layout, arrays, encode_message, place
 from custody.model import Delayed, Outgoing, Receipt
+from custody.placement import Layout, place
 from custody.policy import seconds_or_none
 from custody.store.postgres import Database, Row
 from custody.together.blocking import BLOCKED

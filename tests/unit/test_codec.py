@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from custody.codec import decode, encode, encode_headers, encode_message
 from custody.errors import InvalidPayload
-from custody.log import decode, encode, encode_headers, encode_message
 from custody.model import Outgoing
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
