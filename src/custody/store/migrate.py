@@ -25,8 +25,8 @@ RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older
 FUNCTIONS = (
     "refuse",
     "guards", "ranges", "topics", "priorities", "read", "reads", "stats", "delays", "publish", "producers", "groups",
-    "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim", "leased",
-    "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
+    "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim_partition",
+    "claim", "leased", "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
     "transactions", "retention", "passing", "upkeep", "journal", "growth", "views", "doctor",
     "outbox", "outbox_claim", "outbox_operate", "outbox_topics",
     "together", "apikeys", "figures",

@@ -38,7 +38,8 @@ BEGIN
         SELECT coalesce(array_agg(DISTINCT p_requests[b.unit]), '{}') INTO v_blocked
         FROM (
             SELECT w.unit FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions, true) w
-            WHERE h.topic_id = w.topic_id AND h.partition = w.partition AND h.topic_id || '/' || h.partition <> ALL (coalesce(v_heads, '{}'))
+            WHERE h.topic_id = w.topic_id AND h.partition = w.partition
+            AND h.topic_id || '/' || h.partition <> ALL (coalesce(v_heads, '{}'))
             UNION ALL
             SELECT u.unit FROM custody.producers p, unnest(p_producers) WITH ORDINALITY u (producer_id, unit)
             WHERE p.producer_id = u.producer_id AND p.producer_id <> ALL (coalesce(v_producers, '{}'))) b;
@@ -63,7 +64,8 @@ BEGIN
                     SELECT v_request.no, d.partition, d.delay_id, d.duplicate, d.deliver_at, NULL::text, NULL::text, NULL::text
                     FROM custody.publish_delayed(
                         p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z], p_kinds[v_unit.a:v_unit.z],
-                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z], p_deliver_at[v_unit.a:v_unit.z], p_delays[v_unit.a:v_unit.z],
+                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
+                        p_deliver_at[v_unit.a:v_unit.z], p_delays[v_unit.a:v_unit.z],
                         p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_now, p_of[v_unit.unit]) d;
                 ELSE
                     RETURN QUERY
@@ -96,8 +98,8 @@ $$;
 -- p_last of p_offsets, or, without bounds, all that the lease holds. A lease that is not of the topic and partition which are
 -- named with it does not hold the offsets that are meant. Without a lease a message is meant that is on its first one.
 CREATE FUNCTION custody.ack_each(
-    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[], p_partitions int[], p_workers text[],
-    p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
+    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[], p_partitions int[],
+    p_workers text[], p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (request int, settled bigint, lost bigint[], code text, message text, remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -115,7 +117,8 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
             v_failed[i] := true;
-            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[],
+                                CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
         END;
     END LOOP;
     IF p_wait THEN
@@ -127,13 +130,17 @@ BEGIN
     END IF;
     FOR i IN 1..cardinality(p_leases) LOOP
         CONTINUE WHEN v_failed[i];
-        IF NOT p_wait AND v_leases[i] <> ALL (coalesce(v_locked, '{}')) AND EXISTS (SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i]) THEN
+        IF NOT p_wait AND v_leases[i] <> ALL (coalesce(v_locked, '{}'))
+            AND EXISTS (SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i])
+        THEN
             RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], 'blocked', NULL::text, NULL::text;
             CONTINUE;
         END IF;
         BEGIN
             v_named := p_offsets[p_first[i]:p_last[i]];
-            IF (p_topics[i] IS NOT NULL OR p_partitions[i] IS NOT NULL) AND p_leases[i] IS NOT NULL AND NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i]) THEN
+            IF (p_topics[i] IS NOT NULL OR p_partitions[i] IS NOT NULL) AND p_leases[i] IS NOT NULL
+                AND NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i])
+            THEN
                 v_result := ROW(0, v_named, '{}', '{}');
             ELSIF p_first[i] IS NULL OR EXISTS (
                 SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i] HAVING count(*) = 1 AND NOT bool_or(l.of_cases)
@@ -151,7 +158,8 @@ BEGIN
             RETURN QUERY SELECT i, v_result.settled, v_result.lost, NULL::text, NULL::text, NULL::text;
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
-            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[],
+                                CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
         END;
     END LOOP;
 END $$;
@@ -174,7 +182,8 @@ $$;
 
 -- The lease that a message is on, if that is its first one: whoever names neither lease nor receipt might else mean a
 -- delivery that is long over.
-CREATE FUNCTION custody.first_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL) RETURNS uuid
+CREATE FUNCTION custody.first_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL)
+RETURNS uuid
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
@@ -186,7 +195,8 @@ BEGIN
     JOIN custody.leases l ON l.group_id = v_group.group_id AND l.partition = p_partition AND l.claim_no >= f.oldest_claim
     WHERE l.held @> p_offset AND l.deadline > coalesce(p_now, clock_timestamp()) LIMIT 1;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('lease_lost', format('%s/%s: no lease of group %L holds offset %s', p_topic, p_partition, p_group, p_offset),
+        PERFORM custody.refuse('lease_lost',
+            format('%s/%s: no lease of group %L holds offset %s', p_topic, p_partition, p_group, p_offset),
             'It was settled before, or its lease has expired: receive it again.');
     ELSIF NOT v_lease.fresh THEN
         PERFORM custody.refuse('receipt_required',
