@@ -23,13 +23,23 @@ RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
-    "refuse",
-    "guards", "ranges", "topics", "priorities", "read", "reads", "stats", "delays", "publish", "producers", "groups",
-    "bare", "failures", "dead_letter", "breaker", "expire", "order", "take", "fairness", "routing", "claim_partition",
-    "claim", "leased", "settle_parts", "settle", "redrive", "replay", "rewind", "blocked", "stage", "pipelines", "commit", "outside",
-    "transactions", "retention", "passing", "upkeep", "journal", "growth", "views", "doctor",
-    "outbox", "outbox_claim", "outbox_operate", "outbox_topics",
-    "together", "apikeys", "figures",
+    "base/refuse", "base/guards", "base/ranges",
+    "log/topics", "log/priorities", "log/read", "log/bulk_reads",
+    "insights/stats",
+    "log/delays", "log/publish", "log/producers",
+    "lifecycle/groups", "lifecycle/bare", "lifecycle/failures", "lifecycle/dead_letter", "lifecycle/breaker",
+    "claim/expire", "claim/order", "claim/take", "claim/fairness", "claim/routing", "claim/claim_partition",
+    "claim/claim", "claim/leased",
+    "lifecycle/settle_steps", "lifecycle/settle", "lifecycle/redrive", "lifecycle/replay", "lifecycle/rewind",
+    "lifecycle/blocked",
+    "pipelines/stage", "pipelines/pipelines", "pipelines/commit", "pipelines/pipeline_writes",
+    "log/transactions",
+    "upkeep/segments", "upkeep/drop_unresolved", "upkeep/upkeep", "upkeep/journal",
+    "log/growth",
+    "insights/views", "insights/doctor",
+    "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
+    "server/together", "server/apikeys",
+    "insights/figures",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 

@@ -12,7 +12,7 @@ from custody.errors import SchemaMissing, SchemaOlder
 from custody.store import migrate
 from custody.store.postgres import Connection, translated
 
-FUNCTIONS = ("refuse", "outbox_alone", "outbox", "outbox_claim", "outbox_operate")
+FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate")
 MIGRATIONS = ("outbox", "outbox_indexes", "outbox_key_length")  # by name: the numbered scripts that concern the outbox
 
 

@@ -71,7 +71,7 @@ CREATE TYPE custody.committed AS (
 -- One transaction: what the claim's messages came to, as in outcome_of_part, and what they published. p_placed_…: what was
 -- staged (see publish_staged). p_ran: with p_exact, for how many messages outputs were staged; if just those are done now,
 -- all of it is published as it is, else only what came from them. p_done: so many have to be done, since just theirs was
--- written outside (see outside.sql). A repeat changes nothing and says what the first commit did.
+-- written outside (see pipeline_writes.sql). A repeat changes nothing and says what the first commit did.
 CREATE FUNCTION custody.commit_claim(
     p_topic text, p_group text, p_epoch bigint, p_claim bigint,
     p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
