@@ -1,12 +1,10 @@
 """The verbs of a pipeline: start, claim, keep, commit, release. Each is fenced by its driver's epoch.
 
-A claim is numbered, and its number is what makes a commit happen once. Tasks know the claim and reach the database by
-`task` functions over one connection for each process; the driver uses its pool.
+A claim is numbered, and its number is what makes a commit happen once. What the tasks of a claim do is in `tasks`.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,8 +14,6 @@ from custody.outcomes import Outcome
 from custody.placement import Layout
 from custody.policy import seconds_or_none
 from custody.settle import offset_set, storable
-from custody.store import reach, staging
-from custody.store.append import row_tail
 from custody.store.postgres import Database
 
 Ranges = tuple[tuple[int, int], ...]
@@ -187,7 +183,7 @@ class Drive:
     def claimed(self, number: int) -> list[Part]:
         """What a claim took of each partition; nothing if it is not in flight."""
         rows = self._db.call("claimed", group_id=self.driver.group_id, claim=number)
-        return [Part(partition, _ranges(ranges), messages) for partition, ranges, messages in rows]
+        return [Part(partition, ranges_of(ranges), messages) for partition, ranges, messages in rows]
 
     def by_key(self, number: int) -> list[tuple[int, int]]:
         """The (partition, offset) of a claim's messages, those of a key beside one another and in order."""
@@ -242,7 +238,7 @@ class Drive:
             sinks=list(sinks),
             now=self._now(),
         )
-        return [Due(partition, _ranges(held), _ranges(done)) for partition, held, done in rows]
+        return [Due(partition, ranges_of(held), ranges_of(done)) for partition, held, done in rows]
 
     def open_writes(self) -> list[Begun]:
         """What earlier claims have begun outside and nobody has finished."""
@@ -298,121 +294,8 @@ def figures(db: Database, topic: str, group: str, *, now: datetime | None) -> Fi
 
 
 def stage_of(group_id: int, number: int) -> str:
+    """The table that a claim's tasks write to."""
     return f"staged_{group_id}_{number}"
-
-
-# what tasks do, in an executor's Python process
-
-
-def by_socket(url: str) -> bool:
-    """Whether the URL leads to a socket of its own machine."""
-    return reach.by_socket(url)
-
-
-def task_unreached(url: str, seconds: int = 5) -> str | None:
-    """Why the database cannot be reached from here; None if it can."""
-    return reach.unreached(url, seconds)
-
-
-class Attempts(NamedTuple):
-    """Messages that were delivered before: their attempt, and what the headers say of it."""
-
-    ranges: Ranges
-    attempt: int
-    first_delivery: datetime | None
-    last_error: str | None
-
-
-def task_reads(url: str, group_id: int, number: int, partition: int) -> list[tuple[str, int, int]]:
-    """Where the claim's messages of a partition are: (source, first offset, after the last)."""
-    rows = staging.call(url, "claim_reads", group_id=group_id, claim=number, partition=partition)
-    return [(source, first, last) for source, first, last in rows]
-
-
-def task_ranges(url: str, group_id: int, number: int, partition: int) -> Ranges:
-    """What the claim took of a partition; empty if the claim is not in flight."""
-    rows = staging.call(url, "claimed", group_id=group_id, claim=number)
-    return next((_ranges(ranges) for found, ranges, _ in rows if found == partition), ())
-
-
-def task_attempts(url: str, group_id: int, number: int, partition: int) -> list[Attempts]:
-    """The claim's messages of a partition that are not at their first attempt."""
-    rows = staging.call(url, "claim_attempts", group_id=group_id, claim=number, partition=partition)
-    return [Attempts(_ranges(ranges), attempt, first, error) for ranges, attempt, first, error in rows]
-
-
-def note_malformed(url: str, group_id: int, number: int, found: Sequence[tuple[int, int, str]]) -> None:
-    """Messages that do not fit the pipeline's schema: (partition, offset, error) of each."""
-    staging.call(
-        url,
-        "note_malformed",
-        group_id=group_id,
-        claim=number,
-        partitions=[partition for partition, _, _ in found],
-        offsets=[offset for _, offset, _ in found],
-        errors=[error for _, _, error in found],
-    )
-
-
-def suspected(url: str, group_id: int, number: int) -> list[tuple[int, int, int]]:
-    """(partition, offset, messages from there on) of what was running when an attempt of the claim died."""
-    rows = staging.call(url, "suspected", group_id=group_id, claim=number)
-    return [(partition, offset, size) for partition, offset, size in rows]
-
-
-def note_suspect(url: str, group_id: int, number: int, attempt: int, partition: int, offset: int, size: int) -> None:
-    """What a careful attempt is about to run; size 0 says that it has come to its end."""
-    staging.call(
-        url,
-        "note_suspect",
-        group_id=group_id,
-        claim=number,
-        attempt=attempt,
-        partition=partition,
-        offset=offset,
-        size=size,
-    )
-
-
-class Stage:
-    """What one attempt of a task has to publish. Nothing of it is written before `write`, and then all of it."""
-
-    def __init__(self, url: str, name: str) -> None:
-        self._url, self._name = url, name
-        # a number for each attempt: Spark's own start again with every driver
-        self.attempt = secrets.randbits(62)
-        self._rows: list[bytes] = []
-        self._counts: dict[tuple[int, int, int], int] = {}
-
-    def add(
-        self,
-        topic: Sink,
-        partition: int,
-        source: tuple[int, int],
-        message: tuple[str | None, bytes, bytes, bytes | None],
-        waits: bool = False,
-    ) -> None:
-        """One message for a partition of a topic, from that source offset.
-
-        One that waits for its time is counted by itself, under the negative id: it gets no offset at the commit.
-        """
-        topic_id = -topic[0] if waits else topic[0]
-        place = (topic_id, partition, topic[1])
-        n = self._counts.get(place, 0)
-        self._counts[place] = n + 1
-        self._rows.append(
-            staging.stage_row(self.attempt, topic_id, partition, n, source[0], source[1], row_tail(*message))
-        )
-
-    def write(self) -> list[Placed]:
-        """Writes it all in one transaction, and says what is where."""
-        if self._rows:
-            staging.copy_staged(self._url, self._name, self._rows)
-        return [
-            Placed(self.attempt, topic, partition, count, of)
-            for (topic, partition, of), count in self._counts.items()
-            if count
-        ]
 
 
 def _outcomes(work: Work) -> dict[str, Any]:
@@ -429,5 +312,6 @@ def _outcomes(work: Work) -> dict[str, Any]:
     }
 
 
-def _ranges(multirange: Iterable[Any]) -> Ranges:
+def ranges_of(multirange: Iterable[Any]) -> Ranges:
+    """A multirange of PostgreSQL."""
     return tuple((part.lower, part.upper) for part in multirange)

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import StageLost
 from custody.outcomes import Outcome
-from custody.pipelines import note_malformed
+from custody.tasks import TaskClaim
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10", "S4")]
 
@@ -75,7 +75,7 @@ def test_malformed_messages_are_copied(c: custody.Custody) -> None:
     assert number is not None
     part = drive.claimed(number)[0]
     bad = part.ranges[0][0]
-    note_malformed(c.database_url, drive.driver.group_id, number, [(part.partition, bad, "not a number")])
+    TaskClaim(c.database_url, drive.driver.group_id, number).note_malformed([(part.partition, bad, "not a number")])
     drive.commit(number, run(c, drive, number))
     assert copies(c) == [(c.read("in", part.partition, offset=bad)[0].payload["n"], "terminal")]
 

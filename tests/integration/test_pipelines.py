@@ -13,7 +13,8 @@ import custody
 from custody import codec, delays, placement
 from custody.errors import ClaimLost, PipelineFenced, StageLost
 from custody.outcomes import Outcome
-from custody.pipelines import Drive, Pass, Placed, Stage, Work, note_malformed, stage_of
+from custody.pipelines import Drive, Pass, Placed, Work, stage_of
+from custody.tasks import TaskClaim
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
 
@@ -41,10 +42,15 @@ def messages(c: custody.Custody, drive: Drive, number: int) -> list[custody.Mess
     return found
 
 
+def task(c: custody.Custody, drive: Drive, number: int) -> TaskClaim:
+    """The claim, as a task knows it."""
+    return TaskClaim(c.database_url, drive.driver.group_id, number)
+
+
 def stage(c: custody.Custody, drive: Drive, number: int, outputs: list[custody.Message]) -> list[Placed]:
     """One task that passes these messages on."""
     sink = drive.sink("out")
-    staged = Stage(c.database_url, stage_of(drive.driver.group_id, number))
+    staged = task(c, drive, number).stage()
     for message in outputs:
         place = placement.partition_for(message.key or "", sink[1])
         encoded = codec.encode_message(custody.Outgoing(message.payload, key=message.key))
@@ -167,7 +173,7 @@ def test_outputs_may_be_delayed(source: custody.Custody, clock: Clock, exact: bo
     number = drive.claim(1000).number or 0
     everything = messages(source, drive, number)
     sink, work = drive.sink("out"), Work(exact=exact)
-    staged = Stage(source.database_url, stage_of(drive.driver.group_id, number))
+    staged = task(source, drive, number).stage()
     bad = [] if exact else [message for message in everything if message.payload["n"] == 19]
     for message in everything:
         n = message.payload["n"]
@@ -358,7 +364,7 @@ def test_malformed_messages_are_dead_and_the_rest_goes_on(source: custody.Custod
     number = drive.claim(1000).number or 0
     everything = messages(source, drive, number)
     bad = everything[3]
-    note_malformed(source.database_url, drive.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")] * 2)
+    task(source, drive, number).note_malformed([(bad.partition, bad.offset, "not JSON")] * 2)
     good = [message for message in everything if message is not bad]
     result = drive.commit(number, Work(placed=stage(source, drive, number, good), ran=len(good)))
     assert (result.done, result.dead, result.outputs) == (19, 1, 19)
@@ -415,7 +421,7 @@ def test_a_new_driver_judges_by_its_own_schema(source: custody.Custody) -> None:
     old, _ = source.drive("in", "g")
     number = old.claim(10).number or 0
     bad = messages(source, old, number)[0]
-    note_malformed(source.database_url, old.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")])
+    task(source, old, number).note_malformed([(bad.partition, bad.offset, "not JSON")])
     new, _ = source.drive("in", "g")
     assert new.claim(10).number == number
     assert new.commit(number, run(source, new, number)).done == 3
@@ -426,7 +432,7 @@ def test_what_the_tasks_say_of_a_malformed_message_comes_first(source: custody.C
     drive, _ = source.drive("in", "g")
     number = drive.claim(10).number or 0
     bad = messages(source, drive, number)[0]
-    note_malformed(source.database_url, drive.driver.group_id, number, [(bad.partition, bad.offset, "not JSON")])
+    task(source, drive, number).note_malformed([(bad.partition, bad.offset, "not JSON")])
     result = drive.commit(number, run(source, drive, number, {bad.payload["n"]: Outcome("nack", error="no")}))
     assert (result.failed, result.dead) == (1, 0)
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
-from custody.pipelines import by_socket
+from custody.reach import by_socket
 from custody.spark import probe
 from custody.spark.probe import Answer, cannot_run, judged
 

@@ -26,11 +26,12 @@ from custody.errors import CustodyError, InvalidArgument, InvalidPayload, Pipeli
 from custody.lanes import priority_of
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
-from custody.pipelines import Sink, Stage, note_suspect, stage_of, suspected
+from custody.pipelines import Sink
 from custody.policy import did_you_mean, seconds_or_none
 from custody.spark.events import Events, Reader
 from custody.spark.job import Job, Report, rows_batch
 from custody.spark.schema import decoder, plain
+from custody.tasks import TaskClaim
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
@@ -86,7 +87,7 @@ class Attempt:
     def __init__(self, job: Job, handler: Handler, claim: int) -> None:
         context = TaskContext.get()
         self._job, self._claim = job, claim
-        self._stage = Stage(job.url, stage_of(job.group_id, claim))
+        self._stage = job.claim(claim).stage()
         self._handling = Handling(job, handler)
         self._report = Report()
         self._ran = 0
@@ -94,7 +95,7 @@ class Attempt:
         self._stopped: set[tuple[int, str | None]] = set()
         self._notes: Notes | None = None
         if job.careful or (context is not None and context.attemptNumber() > 0):
-            self._notes = Notes(job, claim, self._stage.attempt)
+            self._notes = Notes(job.claim(claim), self._stage.attempt)
 
     def take(self, events: Events) -> None:
         """Runs these messages in their order."""
@@ -232,12 +233,11 @@ class Notes:
     """Finds the message that ends its process: what is about to run is noted first, and an earlier attempt's last note
     tells where that one died."""
 
-    def __init__(self, job: Job, claim: int, attempt: int) -> None:
-        self._where = (job.url, job.group_id, claim)
-        self._attempt = attempt
+    def __init__(self, claim: TaskClaim, attempt: int) -> None:
+        self._claim, self._attempt = claim, attempt
         self._found: dict[tuple[int, int], int] = {}
         seen: Counter[tuple[int, int]] = Counter()
-        for partition, offset, size in suspected(*self._where):
+        for partition, offset, size in claim.suspected():
             # Spark ends innocent workers too, when another task fails its job: twice alone is what convicts
             seen[partition, offset] += size == 1
             self._found[partition, offset] = max(size, self._found.get((partition, offset), size), 2)
@@ -253,10 +253,10 @@ class Notes:
         if size > 1:
             self._singly, self._block = max(self._singly, size), 0
         if self._singly > 0:
-            note_suspect(*self._where, self._attempt, partition, offset, 1)
+            self._claim.note_suspect(self._attempt, partition, offset, 1)
         elif self._block == 0:
             self._block = BLOCK
-            note_suspect(*self._where, self._attempt, partition, offset, BLOCK)
+            self._claim.note_suspect(self._attempt, partition, offset, BLOCK)
         self.passed()
         return True
 
@@ -265,7 +265,7 @@ class Notes:
         self._block = max(0, self._block - 1)
 
     def finished(self) -> None:
-        note_suspect(*self._where, self._attempt, 0, 0, 0)
+        self._claim.note_suspect(self._attempt, 0, 0, 0)
 
 
 _TIMES: dict[int, datetime] = {}

@@ -15,9 +15,10 @@ from pyspark import TaskContext
 from custody import arrow
 from custody.claim import told
 from custody.errors import ClaimLost, InvalidPayload
-from custody.pipelines import Attempts, Ranges, note_malformed, task_attempts, task_ranges, task_reads
+from custody.pipelines import Ranges
 from custody.spark.job import Job
 from custody.spark.schema import decoder
+from custody.tasks import Attempts
 
 EVENTS = (
     "_claim bigint, _partition int, _offset bigint, _key string, _kind string, _payload binary, "
@@ -91,8 +92,8 @@ class Reader:
     def _place(self, claim: int, partition: int) -> _Place:
         place = self._places.get((claim, partition))
         if place is None:
-            where = (self.job.url, self.job.group_id, claim, partition)
-            place = self._places[claim, partition] = _Place(task_reads(*where), task_attempts(*where))
+            held = self.job.claim(claim)
+            place = self._places[claim, partition] = _Place(held.reads(partition), held.attempts(partition))
             if not place.reads:
                 raise ClaimLost(f"claim {claim} is not in flight any more", "Another driver may have taken over.")
         return place
@@ -100,7 +101,7 @@ class Reader:
     def _shared(self, claim: int, partition: int, place: _Place, offsets: np.ndarray) -> Ranges:
         """What the claim took between the first and the last of these: the share by key picks them out again."""
         if place.ranges is None:
-            place.ranges = task_ranges(self.job.url, self.job.group_id, claim, partition)
+            place.ranges = self.job.claim(claim).ranges(partition)
         first, last = int(offsets[0]), int(offsets[-1]) + 1
         return tuple((max(a, first), min(b, last)) for a, b in place.ranges if a < last and b > first)
 
@@ -133,7 +134,7 @@ def _fitting(job: Job, events: Events, fits: Callable[[str, bytes], object]) -> 
     columns = frame_columns(events)
     if not bad:
         return columns
-    note_malformed(job.url, job.group_id, events.claim, bad)
+    job.claim(events.claim).note_malformed(bad)
     wrong = pa.array([offset for _, offset, _ in bad], pa.int64())
     return columns.filter(pc.invert(pc.is_in(columns.column("_offset"), wrong)))
 

@@ -19,12 +19,12 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapTy
 from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
-from custody.pipelines import Stage, stage_of
 from custody.policy import Duration, did_you_mean, seconds_or_none
 from custody.spark.events import EVENTS
 from custody.spark.faults import described
 from custody.spark.job import Job, Report
 from custody.spark.keeping import DATA, MADE_BY
+from custody.tasks import Stage
 
 Frame = Callable[[DataFrame], DataFrame]
 
@@ -118,7 +118,7 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = list(batches)
-        report, staged = Report(), Stage(job.url, stage_of(job.group_id, claim))
+        report, staged = Report(), job.claim(claim).stage()
         if rows:
             table = pa.Table.from_batches(rows)
             # a task of a join has its rows in another order; among rows of one message it stays as it is

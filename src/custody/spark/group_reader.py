@@ -23,9 +23,10 @@ from pyspark.sql.types import StructType
 
 import custody
 from custody import arrow
-from custody.pipelines import Driver, Pass, Ranges, task_reads
+from custody.pipelines import Driver, Pass, Ranges
 from custody.spark.pacing import Pace
 from custody.spark.splitting import Piece, shares
+from custody.tasks import TaskClaim
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
 _ARROW = pa.schema(
@@ -175,7 +176,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if piece.of == 1:
                 yield from _references(partition.value, piece)
                 continue
-            sources = task_reads(self._url, self._claims.group_id, partition.value, piece.partition)
+            sources = TaskClaim(self._url, self._claims.group_id, partition.value).reads(piece.partition)
             reads = [(source, text) for source, first, last in sources if (text := _within(piece.ranges, first, last))]
             for batch in arrow.offsets(self._url, reads, share=(piece.share, piece.of)):
                 yield _batch(partition.value, piece, batch["offset"])

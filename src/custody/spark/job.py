@@ -11,6 +11,7 @@ import pyarrow as pa
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Placed, Sink, Work
 from custody.settle import storable
+from custody.tasks import TaskClaim
 
 LONGEST_ERROR = 8000
 RESULT = (
@@ -60,6 +61,10 @@ class Job:
     """A frame over many messages: a task that failed is not tried again, for what broke it would break it again."""
     careful: bool = False
     """An earlier run of the claim lost a Python worker: tasks note what they run from the start."""
+
+    def claim(self, number: int) -> TaskClaim:
+        """A claim of the group, for the task that works on it."""
+        return TaskClaim(self.url, self.group_id, number)
 
 
 class Report:

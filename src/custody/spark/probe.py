@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
-from custody.pipelines import by_socket, task_unreached
+from custody.reach import by_socket, unreached
 from custody.spark.faults import described, fault
 from custody.spark.shipping import runs_here
 
@@ -81,7 +81,7 @@ def require_able(
             return  # one was lost meanwhile, say: it will be seen with the first batch, and waited out
         raise cannot_run(error, _hosts(context)) from error
     refusal = judged(answers, url)
-    if refusal is not None and not (_all_fit(answers) and task_unreached(url) is not None):
+    if refusal is not None and not (_all_fit(answers) and unreached(url) is not None):
         raise refusal
 
 
@@ -220,11 +220,12 @@ def _answer(_: Iterable[int], *, url: str, packages: Iterable[str], held: float)
             broken = f"{name}: {type(error).__name__}: {error}"
     if not missing and broken is None:
         try:
-            pipelines = importlib.import_module("custody.pipelines")
+            importlib.import_module("custody.tasks")
+            reach = importlib.import_module("custody.reach")
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
         else:
-            unreached = pipelines.task_unreached(url)
+            unreached = reach.unreached(url)
     time.sleep(max(0.0, held - (time.monotonic() - begun)))
     yield {
         "host": host,

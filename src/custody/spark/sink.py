@@ -38,8 +38,9 @@ from pyspark.sql.types import (
 from custody import arrow, codec, sinks
 from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost
 from custody.model import Outgoing
-from custody.pipelines import Placed, Sink, Stage
+from custody.pipelines import Placed, Sink
 from custody.policy import did_you_mean
+from custody.tasks import Stage
 
 FLUSH = 64 * 2**20
 """So many bytes a task collects before it stages them."""

@@ -8,7 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 
-def unreached(url: str, seconds: int) -> str | None:
+def unreached(url: str, seconds: int = 5) -> str | None:
     """Why this process cannot connect to the database, by a connection that is closed again; None if it can."""
     try:
         psycopg.connect(url, connect_timeout=seconds, application_name="custody-probe").close()
