@@ -175,7 +175,7 @@ def test_a_function_is_called_again_with_the_same_claim(c: custody.Custody, spar
 def test_a_function_that_always_fails_loses_and_charges_nothing(
     c: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("custody.spark.driving.RESTARTS", 1)
+    monkeypatch.setattr("custody.spark.settlement.RESTARTS", 1)
     publish(c, 10)
     pipeline = Pipeline(source="in", group="g", sink="out")
     pipeline.each(halved)
@@ -291,7 +291,7 @@ def test_what_is_taken_away_while_it_is_written_is_not_shown(
 def test_a_sink_that_was_taken_away_with_results_in_it_is_asked_for(
     c: custody.Custody, db: psycopg.Connection, spark: SparkSession, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("custody.spark.driving.RESTARTS", 1)
+    monkeypatch.setattr("custody.spark.settlement.RESTARTS", 1)
     publish(c, 20)
     files = Files(table, schema=ROW)
     pipeline = Pipeline(source="in", group="g", sink=["out", files])

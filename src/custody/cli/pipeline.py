@@ -68,15 +68,12 @@ def run(
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
-        from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH
+        from custody.spark.settings import BATCH_TIME, MAX_PER_BATCH, RunSettings
     with door.connect(worker=this_process()) as c:
         stop = threading.Event()
         progress = Progress(door, c, pipelines, stop)
         with progress.shown():
-            summaries = running.run(
-                pipelines,
-                c,
-                master=master,
+            settings = RunSettings(
                 available_now=available_now,
                 drain=drain,
                 max_per_batch=max_per_batch or MAX_PER_BATCH,
@@ -85,6 +82,7 @@ def run(
                 on_trouble=progress.trouble,
                 stop=stop,
             )
+            summaries = running.run(pipelines, c, settings, master=master)
     if door.json:
         door.emit({"pipelines": summaries})
     for summary in summaries:

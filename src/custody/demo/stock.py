@@ -109,6 +109,7 @@ def pipelines(url: str) -> list[Pipeline]:
 
 def main() -> None:
     from custody.spark.running import run
+    from custody.spark.settings import RunSettings
 
     url = sys.argv[1]
-    run(pipelines(url), url, max_per_batch=PER_BATCH)
+    run(pipelines(url), url, RunSettings(max_per_batch=PER_BATCH))

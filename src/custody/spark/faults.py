@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import (
     AnalysisException,
     ArithmeticException,
@@ -23,6 +24,8 @@ from pyspark.errors import (
 from custody.errors import CustodyError, by_code
 
 Fault = Literal["row", "infrastructure", "pipeline"]
+GONE = (Py4JNetworkError, ConnectionError)
+"""What a call raises when Spark's JVM has died."""
 
 _OF_A_ROW = (
     ArithmeticException,

@@ -11,6 +11,7 @@ from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
 from custody.routing import Binding, bindings_of
 from custody.spark.outside import Files, Function, Outside
+from custody.spark.settings import BATCH_TIME, MAX_PER_BATCH, RunSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Handler")
 D = TypeVar("D", bound="Frame")
 W = TypeVar("W", bound="Writer")
-
-MAX_PER_BATCH = 100_000
-BATCH_TIME: Duration = "10s"
 
 
 class Pipeline:
@@ -147,11 +145,7 @@ class Pipeline:
         """
         from custody.spark.running import run
 
-        return run(
-            [self],
-            custody,
-            spark=spark,
-            master=master,
+        settings = RunSettings(
             available_now=available_now,
             drain=drain,
             max_per_batch=max_per_batch,
@@ -159,8 +153,9 @@ class Pipeline:
             checkpoint=checkpoint,
             on_batch=on_batch,
             on_trouble=on_trouble,
-            stop=stop,
-        )[0]
+            stop=stop or Event(),
+        )
+        return run([self], custody, settings, spark=spark, master=master)[0]
 
     def try_out(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument
-from custody.policy import Duration, seconds, seconds_or_none
 from custody.spark.driving import Driving
-from custody.spark.figures import Batch, Summary
+from custody.spark.figures import Summary
 from custody.spark.given import require_fit
-from custody.spark.pipeline import BATCH_TIME, MAX_PER_BATCH, Pipeline
+from custody.spark.pipeline import Pipeline
 from custody.spark.probe import require_able
 from custody.spark.session import session
+from custody.spark.settings import RunSettings
 from custody.spark.shipping import ship
 from custody.worker.signals import stopped_by_signals
 
@@ -25,52 +25,24 @@ from custody.worker.signals import stopped_by_signals
 def run(
     pipelines: Sequence[Pipeline],
     database: Custody | str | None = None,
+    settings: RunSettings | None = None,
     *,
     spark: SparkSession | None = None,
     master: str | None = None,
-    available_now: bool = False,
-    drain: Duration | None = None,
-    max_per_batch: int = MAX_PER_BATCH,
-    batch_time: Duration = BATCH_TIME,
-    checkpoint: str | None = None,
-    on_batch: Callable[[Batch], None] | None = None,
-    on_trouble: Callable[[str], None] | None = None,
-    stop: threading.Event | None = None,
 ) -> list[Summary]:
     """Runs pipelines side by side in one Spark session. See `Pipeline.run`."""
-    if max_per_batch < 1:
-        raise InvalidArgument("max_per_batch must be at least 1")
-    if checkpoint is not None and len(pipelines) > 1:
+    settings = settings or RunSettings()
+    if settings.checkpoint is not None and len(pipelines) > 1:
         raise InvalidArgument("a checkpoint is for one pipeline", "Leave it out: none has to be kept.")
     for pipeline in pipelines:
         pipeline.require_complete()
-    waits = seconds_or_none(drain)
-    aim = seconds(batch_time)
-    if aim <= 0:
-        raise InvalidArgument("batch_time must be more than nothing")
-    stop = stop or threading.Event()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
-        require_able(shared, c.database_url, stop=stop, trouble=on_trouble)
+        require_able(shared, c.database_url, stop=settings.stop, trouble=settings.on_trouble)
         for pipeline in pipelines:
             prepare(pipeline, c)
-        runs = [
-            Driving(
-                pipeline,
-                c,
-                shared,
-                one_pass=available_now or drain is not None,
-                drain=waits,
-                max_per_batch=max_per_batch,
-                batch_time=aim,
-                checkpoint=checkpoint,
-                on_batch=on_batch or (lambda _: None),
-                on_trouble=on_trouble or (lambda _: None),
-                stop=stop,
-            )
-            for pipeline in pipelines
-        ]
-        with stopped_by_signals(stop.set):
-            _side_by_side(runs, stop)
+        runs = [Driving(pipeline, c, shared, settings) for pipeline in pipelines]
+        with stopped_by_signals(settings.stop.set):
+            _side_by_side(runs, settings.stop)
         return [one.summary() for one in runs]
 
 

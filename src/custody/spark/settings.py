@@ -1,0 +1,51 @@
+"""How pipelines are run: for ever or once, in what batches, and who is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING
+
+from custody.errors import InvalidArgument
+from custody.policy import Duration, seconds, seconds_or_none
+
+if TYPE_CHECKING:
+    from custody.spark.figures import Batch
+
+MAX_PER_BATCH = 100_000
+BATCH_TIME: Duration = "10s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The same for all pipelines of a run. What each means is said by `Pipeline.run`."""
+
+    available_now: bool = False
+    drain: Duration | None = None
+    max_per_batch: int = MAX_PER_BATCH
+    batch_time: Duration = BATCH_TIME
+    checkpoint: str | None = None
+    on_batch: Callable[[Batch], None] | None = None
+    on_trouble: Callable[[str], None] | None = None
+    stop: Event = field(default_factory=Event)
+
+    def __post_init__(self) -> None:
+        if self.max_per_batch < 1:
+            raise InvalidArgument("max_per_batch must be at least 1")
+        if self.batch_seconds <= 0:
+            raise InvalidArgument("batch_time must be more than nothing")
+        _ = self.drain_seconds  # a duration that is none is refused before anything is started
+
+    @property
+    def one_pass(self) -> bool:
+        return self.available_now or self.drain is not None
+
+    @property
+    def drain_seconds(self) -> float | None:
+        """How long a pass waits for retries; None if it does not."""
+        return seconds_or_none(self.drain)
+
+    @property
+    def batch_seconds(self) -> float:
+        return seconds(self.batch_time)

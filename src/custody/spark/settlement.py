@@ -1,0 +1,203 @@
+"""The batches of a pipeline, each until its claim is committed, lost, or a newer driver's; and what they came to.
+
+What rows do is isolated and charged to them; what the infrastructure does is waited out. Runs in the driver, within
+`foreachBatch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+
+from custody.engine import Custody
+from custody.errors import (
+    ClaimLost,
+    CustodyError,
+    PipelineFailed,
+    QueueFull,
+    StageLost,
+    TopicChanged,
+    Transient,
+)
+from custody.outcomes import Outcome
+from custody.pipelines import Committed, Drive, Part, Work
+from custody.spark.faults import GONE, described, fault, ours, worker_died
+from custody.spark.figures import Batch
+from custody.spark.job import Job
+from custody.spark.settings import RunSettings
+from custody.spark.working import Batches
+from custody.spark.writing import Writing
+
+logger = logging.getLogger(__name__)
+
+RESTARTS = 8
+"""Failures in a row, without a batch committed in between, after which a pipeline gives up."""
+KILLERS = 100
+"""The same for batches whose Python workers die: each time that comes closer to the message which does it."""
+
+
+class Overflow(NamedTuple):
+    """A partition of a topic would get more messages of one batch than it can ever hold."""
+
+    topic: str
+    messages: int
+    holds: int
+
+    def __str__(self) -> str:
+        return f"{self.messages:,} for one partition of {self.topic!r}, which holds {self.holds:,}"
+
+
+class BatchTooLarge(Exception):
+    """A batch that its sink can never take as a whole: it is given back, to be claimed in smaller ones."""
+
+    def __init__(self, claimed: int, overflow: Overflow) -> None:
+        self.fitting = max(1, claimed * overflow.holds // overflow.messages // 2)
+        super().__init__(f"{claimed:,} messages have {overflow}: claims take at most {self.fitting:,} from now on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What a driver works with, from one take-over of its pipeline to the next."""
+
+    drive: Drive
+    job: Job
+    batches: Batches
+    writing: Writing
+
+
+class Settlement:
+    """Settles the batches of one run of a pipeline, over all its epochs."""
+
+    def __init__(
+        self, name: str, c: Custody, settings: RunSettings, *, ending: Event, trouble: Callable[[str], None]
+    ) -> None:
+        self._name, self._c, self._trouble = name, c, trouble
+        self._stop, self._ending, self._on_batch = settings.stop, ending, settings.on_batch
+        self.max_per_batch = settings.max_per_batch
+        """What a claim may take: less than was set, once a batch has turned out to be too large for its sink."""
+        self.fatal: CustodyError | None = None
+        """What no restart mends: a newer driver, or an error of the pipeline itself."""
+        self.failures = 0
+        """In a row, without a batch committed in between."""
+        self.batches = 0
+        self.totals = Committed(False, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there were more failures in a row than are borne."""
+        return self.failures > RESTARTS
+
+    def settle(self, epoch: Epoch, references: DataFrame, batch_id: int) -> None:
+        """Runs the batch, again if it has to be. Raises when only a new start of the query can help, or nothing."""
+        pause, started, careful = 0.2, time.monotonic(), False
+        while True:
+            if self._stop.is_set() or self._ending.is_set():
+                raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
+            try:
+                found = epoch.batches.work(references, careful=careful)
+                if found is not None:
+                    number, work = found
+                    committed = self._commit(epoch, number, work, batch_id)
+                    took = time.monotonic() - started
+                    self._count(Batch(pipeline=self._name, claim=number, committed=committed, took=took))
+                return
+            except BatchTooLarge as error:
+                self.max_per_batch = error.fitting
+                raise
+            except Exception as error:
+                known = ours(error)
+                if isinstance(known, ClaimLost):
+                    logger.debug("%s: %s", self._name, known)
+                    return
+                if isinstance(error, GONE) or isinstance(known, TopicChanged):
+                    raise  # a new start looks at the topics anew
+                self.fatal = self._beyond_help(error, known)
+                if self.fatal is not None:
+                    raise
+                self.failures += 1
+                bearable = self.failures <= KILLERS if worker_died(error) else not self.exhausted
+                if not bearable and not isinstance(known, Transient):
+                    raise
+                careful = True
+                self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
+                self._stop.wait(pause)
+                pause = min(pause * 2, 10.0)
+            finally:
+                epoch.batches.kept.clear()
+
+    def _beyond_help(self, error: Exception, known: CustodyError | None) -> CustodyError | None:
+        """The error with which the pipeline has to end, if it would fail in the same way for ever."""
+        if known is not None and not isinstance(known, Transient):
+            return known
+        if fault(error) == "pipeline":
+            return PipelineFailed(f"pipeline {self._name} cannot be run: {described(error)}")
+        return None
+
+    def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int) -> Committed:
+        """Until it is known to have happened: a repeat changes nothing."""
+        pause = 0.1
+        query_id = epoch.batches.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        done = epoch.writing.stage(number, work, epoch.batches.kept)
+        while True:
+            try:
+                committed = epoch.drive.commit(number, work, done=done, query_id=query_id, batch_id=batch_id)
+                break
+            except StageLost:
+                raise
+            except Transient as error:
+                if self._stop.is_set():
+                    raise
+                full = isinstance(error, QueueFull)
+                overflow = self._overflow(epoch.job, work) if full else None
+                if overflow is not None:
+                    parts = epoch.drive.claimed(number)
+                    claimed = sum(part.messages for part in parts)
+                    if claimed > 1:
+                        raise BatchTooLarge(claimed, overflow) from error
+                    work = _failed_alone(work, parts, overflow)
+                    done = epoch.writing.stage(number, work, epoch.batches.kept)
+                self._trouble(f"{'the sink is full' if full else 'the commit is tried again'}: {error}")
+                self._stop.wait(pause)
+                pause = min(pause * 2, 5.0)
+        self._c.hint(epoch.job.sinks)
+        with suppress(CustodyError):  # it is only tidied up
+            epoch.drive.drop_stage(number)
+        return committed
+
+    def _overflow(self, job: Job, work: Work) -> Overflow | None:
+        """What of the batch would not fit its sink even if that were empty."""
+        for name, (topic_id, *_) in job.sinks.items():
+            holds = self._c.topic(name).max_depth
+            counts: Counter[int] = Counter()
+            for placed in work.placed:
+                counts[placed.partition] += placed.messages if placed.topic_id == topic_id else 0
+            largest = max(counts.values(), default=0)
+            if holds is not None and largest > holds:
+                return Overflow(name, largest, holds)
+        return None
+
+    def _count(self, batch: Batch) -> None:
+        self.failures = 0
+        self.batches += 1
+        counts: dict[str, Any] = {
+            name: getattr(self.totals, name) + getattr(batch.committed, name)
+            for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")
+        }
+        self.totals = Committed(repeated=False, **counts)
+        if self._on_batch is not None:
+            self._on_batch(batch)
+
+
+def _failed_alone(work: Work, parts: Sequence[Part], overflow: Overflow) -> Work:
+    """The work of a claim of one message, whose results do not fit even by themselves: it has failed."""
+    outcome = Outcome("nack", error=f"its results are {overflow}")
+    failed = {(part.partition, part.ranges[0][0]): outcome for part in parts}
+    return replace(work, failed=failed, placed=[], exact=False)
