@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from custody.spark.source import CustodySource
+from custody.spark.format.source import CustodySource
 
 
 class DefaultSource(CustodySource):

@@ -16,7 +16,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from custody.spark import java
+from custody.spark.environment import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 TRAINING = Path(__file__).parent / "spark" / "training.py"

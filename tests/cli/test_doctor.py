@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.conftest import Clock
 
 from custody import Custody, Policy
-from custody.spark import java
+from custody.spark.environment import java
 from custody.store import databases, embedded
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Run
 
-from custody.spark import packing
+from custody.spark.environment import packing
 
 pytestmark = pytest.mark.req("S5")
 
@@ -56,7 +56,7 @@ def test_an_archive_has_custody_the_file_and_what_it_imports_beside_it(quick: Ru
         "limits.py",
         *(f"shapes/{name}" for name in ("__init__.py", "circles.py", "squares.py", "sizes.csv")),
     }
-    assert {"custody/spark/each.py", "custody/store/sql/claim/claim.sql", "custody/py.typed"} <= set(names)
+    assert {"custody/spark/tasks/each.py", "custody/store/sql/claim/claim.sql", "custody/py.typed"} <= set(names)
     assert not [name for name in names if "__pycache__" in name]
 
 

@@ -23,7 +23,7 @@ from tests import jvm
 from tests.spark.drivers import in_session
 from tests.waiting import wait_for
 
-from custody.spark import java
+from custody.spark.environment import java
 
 SPARK = Path(pyspark.__file__).parent
 MASTER = "127.0.0.1"

@@ -25,10 +25,10 @@ import custody
 from custody.errors import CustodyError
 from custody.pipelines import Committed, Drive, Work
 from custody.spark import Files, Pipeline, fail_when
-from custody.spark.driving import Driving
-from custody.spark.hadoop import Hadoop
+from custody.spark.driver.batch_jobs import BatchJobs
+from custody.spark.driver.driving import Driving
+from custody.spark.outside.hadoop import Hadoop
 from custody.spark.session import session
-from custody.spark.working import Batches
 from custody.store.postgres import Database, run_function
 
 
@@ -72,10 +72,10 @@ def kill() -> NoReturn:
 def watch(steps: Steps) -> None:
     """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
     (before the commit), moved (the first of them) and shown."""
-    run, commit, batch = Batches.work, Drive.commit, Driving._batch
+    run, commit, batch = BatchJobs.work, Drive.commit, Driving._batch
     stage, move, show = Files.stage, Hadoop.move, Files.show
 
-    def working(self: Batches, *args: Any, **kwargs: Any) -> Any:
+    def working(self: BatchJobs, *args: Any, **kwargs: Any) -> Any:
         done = run(self, *args, **kwargs)
         if done is not None:
             steps.reached("staged")
@@ -106,7 +106,7 @@ def watch(steps: Steps) -> None:
         show(self, *args)
         steps.reached("shown")
 
-    Batches.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
+    BatchJobs.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
     Files.stage, Hadoop.move, Files.show = staging, moving, showing  # type: ignore[method-assign]
 
 

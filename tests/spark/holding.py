@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from custody.spark import each, frame
+from custody.spark.tasks import each, frame
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -16,7 +16,7 @@ import pyspark
 from tests import jvm
 from tests.waiting import wait_for
 
-from custody.spark import java
+from custody.spark.environment import java
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sessions.md"
 BIN = Path(pyspark.__file__).parent / "bin"

@@ -9,9 +9,9 @@ from pyspark.errors import AnalysisException, NumberFormatException, PythonExcep
 from custody.errors import ClaimLost, PipelineFenced
 from custody.outcomes import Outcome
 from custody.pipelines import Work
+from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.faults import NotTheRows, described, fault, ours
-from custody.spark.isolate import Isolation, Reference
-from custody.spark.job import Report, gather
+from custody.spark.tasks.job import Report, gather
 
 pytestmark = pytest.mark.req("S3")
 LOST = (

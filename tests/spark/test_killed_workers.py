@@ -17,7 +17,7 @@ from tests.spark.verdict import GROUP, SINK, SOURCE, passed_on, policy, prepare,
 
 import custody
 from custody.spark import Pipeline
-from custody.spark.each import KILLED, Attempt
+from custody.spark.tasks.each import KILLED, Attempt
 
 pytestmark = [pytest.mark.req("S3", "S4"), pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import Conflict, InvalidArgument, PipelineFailed, PipelineRefused
 from custody.spark import Files, Pipeline, Summary, To, Write, fail_when
-from custody.spark.keeping import LOST
+from custody.spark.outside.cached_rows import LOST
 
 pytestmark = pytest.mark.req("S5")
 
@@ -175,7 +175,7 @@ def test_a_function_is_called_again_with_the_same_claim(c: custody.Custody, spar
 def test_a_function_that_always_fails_loses_and_charges_nothing(
     c: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("custody.spark.settlement.RESTARTS", 1)
+    monkeypatch.setattr("custody.spark.driver.settlement.RESTARTS", 1)
     publish(c, 10)
     pipeline = Pipeline(source="in", group="g", sink="out")
     pipeline.each(halved)
@@ -291,14 +291,14 @@ def test_what_is_taken_away_while_it_is_written_is_not_shown(
 def test_a_sink_that_was_taken_away_with_results_in_it_is_asked_for(
     c: custody.Custody, db: psycopg.Connection, spark: SparkSession, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("custody.spark.settlement.RESTARTS", 1)
+    monkeypatch.setattr("custody.spark.driver.settlement.RESTARTS", 1)
     publish(c, 20)
     files = Files(table, schema=ROW)
     pipeline = Pipeline(source="in", group="g", sink=["out", files])
     pipeline.each(halved)
     Path(table).mkdir()
     Path(table, "_SUCCESS").touch()
-    monkeypatch.setattr("custody.spark.hadoop.Hadoop.move", _cannot)
+    monkeypatch.setattr("custody.spark.outside.hadoop.Hadoop.move", _cannot)
     with pytest.raises(PipelineFailed, match="the disk is full"):
         run(pipeline, c, spark)
     assert db.execute("SELECT claim, committed FROM custody.pipeline_writes").fetchall() == [(1, True)]

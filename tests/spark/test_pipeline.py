@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import PipelineRefused, TopicNotFound
 from custody.spark import Batch, Pipeline, Summary, To, fail_when
-from custody.spark.each import KILLED
+from custody.spark.tasks.each import KILLED
 
 ONCE = custody.Policy(ordering="key", max_attempts=1)
 ORDERED = custody.Policy(ordering="key", max_attempts=2, backoff=custody.Constant("20ms"))

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
 from custody.reach import by_socket
-from custody.spark import probe
-from custody.spark.probe import Answer, cannot_run, judged
+from custody.spark.environment import probe
+from custody.spark.environment.probe import Answer, cannot_run, judged
 
 pytestmark = pytest.mark.req("S5")
 

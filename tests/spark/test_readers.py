@@ -34,10 +34,10 @@ from tests.conftest import Clock
 
 from custody import Custody, Outgoing, arrow
 from custody.errors import GroupNotFound, InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicNotFound
-from custody.spark import log_stream
-from custody.spark.columns import TABLES
-from custody.spark.log_stream import LogStreamReader, shared
-from custody.spark.source import CustodySource
+from custody.spark.format import log_stream
+from custody.spark.format.columns import TABLES
+from custody.spark.format.log_stream import LogStreamReader, shared
+from custody.spark.format.source import CustodySource
 
 pytestmark = pytest.mark.req("S1")
 

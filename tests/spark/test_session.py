@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.waiting import wait_for
 
 from custody.errors import InvalidArgument, InvalidConfig
-from custody.spark import java
+from custody.spark.environment import java
 from custody.spark.session import session
 
 JOB = Path(__file__).with_name("job.py")

@@ -22,8 +22,8 @@ from tests.spark.test_source import assert_hidden, with_password
 
 from custody import Custody, CustodyError, Outgoing, sinks
 from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, TopicChanged, TopicNotFound
-from custody.spark import sink
-from custody.spark.sink import Attempt, Target
+from custody.spark.format import sink
+from custody.spark.format.sink import Attempt, Target
 
 pytestmark = pytest.mark.req("S1")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from custody.spark.pacing import Pace
+from custody.spark.driver.pacing import Pace
 
 pytestmark = pytest.mark.req("S5")
 

@@ -12,7 +12,7 @@ from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
 from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
 from custody.plain import plain
-from custody.spark import java
+from custody.spark.environment import java
 
 if TYPE_CHECKING:
     from custody import Custody

@@ -137,7 +137,7 @@ def pack(
     door = door_of(ctx)
     pipelines_of(file, shared=False)  # what cannot be run is not packed
     with spark_extra():
-        from custody.spark import packing
+        from custody.spark.environment import packing
     target = output or Path(f"{file.stem}.zip")
     if target.suffix != ".zip":
         raise typer.BadParameter("it has to end in .zip, for Spark to take it for one", param_hint="--output")

@@ -79,7 +79,7 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
 
 def _send_along(file: Path) -> None:
     """What travels by value are functions; a module that one of them imports when it runs has to be there by then."""
-    from custody.spark import packing, shipping
+    from custody.spark.environment import packing, shipping
 
     for name, parts in packing.modules(file).items():
         if name != file.stem:

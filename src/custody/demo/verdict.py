@@ -9,7 +9,7 @@ import psycopg
 import custody
 from custody.demo.plan import Plan
 from custody.demo.stock import BOOKS, CHANGES, LEDGER, LEVELS, STOCK
-from custody.spark.each import KILLED
+from custody.spark.tasks.each import KILLED
 
 # (sku, number) of every message of a topic, in the order of its log
 _NUMBERED = """

@@ -15,8 +15,8 @@ import pyspark.sql.pandas.serializers
 import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
-import custody.spark.each
-import custody.spark.frame  # noqa: F401
+import custody.spark.tasks.each
+import custody.spark.tasks.frame  # noqa: F401
 
 _worker = daemon.worker
 

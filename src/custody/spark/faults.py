@@ -63,6 +63,10 @@ class NotTheRows(Exception):
     """The frame fails whatever the messages are."""
 
 
+class SecondTry(Exception):
+    """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
+
+
 def fault(error: BaseException) -> Fault:
     """Whose fault it is that this job failed."""
     if isinstance(error, AnalysisException | ParseException):
@@ -93,7 +97,7 @@ def worker_died(error: BaseException) -> bool:
 def described(error: BaseException) -> str:
     """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
     raised = _raised(error)
-    if raised is not None and raised.startswith("custody.spark.events.SecondTry"):
+    if raised is not None and raised.startswith(f"{SecondTry.__module__}.{SecondTry.__qualname__}"):
         return "one of its tasks failed"
     if raised is not None:
         return raised[:2000]

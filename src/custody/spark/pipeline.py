@@ -10,16 +10,16 @@ from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
 from custody.routing import Binding, bindings_of
-from custody.spark.outside import Files, Function, Outside
+from custody.spark.outside.sinks import Files, Function, Outside
 from custody.spark.settings import BATCH_TIME, MAX_PER_BATCH, RunSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from custody.spark.each import Handler
     from custody.spark.figures import Batch, Summary
-    from custody.spark.frame import Frame
-    from custody.spark.outside import Writer
+    from custody.spark.outside.sinks import Writer
+    from custody.spark.tasks.each import Handler
+    from custody.spark.tasks.frame import Frame
     from custody.spark.trial import Trial
 
 H = TypeVar("H", bound="Handler")
@@ -118,7 +118,7 @@ class Pipeline:
                 f"{self!r} has a schema for a sink, and a frame has one already", "Leave it out: it is for `each`."
             )
         if self.handler is not None:
-            from custody.spark.each import require_portable
+            from custody.spark.tasks.each import require_portable
 
             require_portable(self.handler)
 

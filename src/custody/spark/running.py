@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument
-from custody.spark.driving import Driving
+from custody.spark.driver.driving import Driving
+from custody.spark.environment.own_session import require_fit
+from custody.spark.environment.probe import require_able
+from custody.spark.environment.shipping import ship
 from custody.spark.figures import Summary
-from custody.spark.given import require_fit
 from custody.spark.pipeline import Pipeline
-from custody.spark.probe import require_able
 from custody.spark.session import session
 from custody.spark.settings import RunSettings
-from custody.spark.shipping import ship
 from custody.worker.signals import stopped_by_signals
 
 
@@ -85,12 +85,12 @@ def started(
     for pipeline in pipelines:
         for topic in (pipeline.source, *pipeline.sinks):
             c.topic(topic)
-    with own_session(spark, master) as shared:
+    with session_for(spark, master) as shared:
         yield shared
 
 
 @contextmanager
-def own_session(spark: SparkSession | None, master: str | None) -> Iterator[SparkSession]:
+def session_for(spark: SparkSession | None, master: str | None) -> Iterator[SparkSession]:
     """The session that was given or is there; else one of our own, stopped at the end."""
     from pyspark import SparkContext
 

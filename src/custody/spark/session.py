@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from custody.errors import InvalidArgument, InvalidConfig
 from custody.policy import did_you_mean
-from custody.spark import java
-from custody.spark.given import require_classic
+from custody.spark.environment import java
+from custody.spark.environment.own_session import require_classic
 
 MASTER = "local[*,4]"  # with plain local[*] Spark never tries a task again
 LOG_LEVELS = ["off", "fatal", "error", "warn", "info", "debug", "trace", "all"]

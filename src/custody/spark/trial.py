@@ -17,16 +17,16 @@ from custody.lanes import priority_of
 from custody.model import Message
 from custody.outcomes import outcome_of
 from custody.pipelines import Sink
-from custody.spark import frame
-from custody.spark.each import Handling
-from custody.spark.events import EVENTS
+from custody.spark.driver.batch_jobs import parsed
 from custody.spark.faults import described, fault
-from custody.spark.job import Job
-from custody.spark.keeping import misfit
+from custody.spark.outside.cached_rows import misfit
 from custody.spark.pipeline import Pipeline
-from custody.spark.running import opened, own_session
-from custody.spark.schema import decoder
-from custody.spark.working import parsed
+from custody.spark.running import opened, session_for
+from custody.spark.tasks import frame
+from custody.spark.tasks.each import Handling
+from custody.spark.tasks.events import EVENTS
+from custody.spark.tasks.job import Job
+from custody.spark.tasks.schema import decoder
 
 _LOOKED = 100_000  # messages of a partition that are looked at for bound ones
 _RESULT = "partition int, offset bigint, outcome string, error string, topic string, key string, payload binary"
@@ -75,7 +75,7 @@ def try_out(
         messages = _next(pipeline, c, limit)
         if not messages:
             return []
-        with own_session(spark, master) as shared:
+        with session_for(spark, master) as shared:
             schema = parsed(pipeline.schema)
             job = Job(
                 url=c.database_url,

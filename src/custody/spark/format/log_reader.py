@@ -11,9 +11,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from custody import arrow
 from custody.arrow import Bounds, Planner, Read
 from custody.errors import OffsetOutOfRange, PartitionNotFound
-from custody.spark.columns import event_batch
-from custody.spark.options import EARLIEST, LATEST, Position, ReadOptions
-from custody.spark.pushdown import OptionalPush, Pushdown
+from custody.spark.format.columns import event_batch
+from custody.spark.format.options import EARLIEST, LATEST, Position, ReadOptions
+from custody.spark.format.pushdown import OptionalPush, Pushdown
 
 
 class LogSlice(InputPartition):

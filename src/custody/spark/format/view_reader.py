@@ -9,8 +9,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from custody import arrow
 from custody.arrow import Condition, Planner
-from custody.spark.columns import TABLES, fitted
-from custody.spark.options import ReadOptions
+from custody.spark.format.columns import TABLES, fitted
+from custody.spark.format.options import ReadOptions
 
 _VIEWS = {"journal": "history"}  # the journal's rows with names for their numbers
 

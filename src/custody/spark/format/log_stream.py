@@ -13,9 +13,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from custody import arrow
 from custody.arrow import Bounds, Planner
 from custody.errors import OffsetOutOfRange
-from custody.spark.columns import event_batch
-from custody.spark.log_reader import LogSlice, kept, require_partitions, resolve
-from custody.spark.options import ReadOptions
+from custody.spark.format.columns import event_batch
+from custody.spark.format.log_reader import LogSlice, kept, require_partitions, resolve
+from custody.spark.format.options import ReadOptions
 
 IDLE_WAIT = 1.0  # seconds that an idle stream waits inside `latestOffset`: Spark would ask 86 times a second
 POLL = 0.05

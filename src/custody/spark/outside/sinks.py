@@ -102,7 +102,7 @@ class Files(Outside):
         writer.save(f"{self._home(write)}/{write.claim}-{write.token}")
 
     def show(self, spark: SparkSession, write: Write) -> None:
-        from custody.spark.hadoop import Hadoop
+        from custody.spark.outside.hadoop import Hadoop
 
         hadoop = Hadoop(spark, self.path, self._options)
         staged = f"{self._home(write)}/{write.claim}-{write.token}"
@@ -110,7 +110,7 @@ class Files(Outside):
             hadoop.move(f"{staged}/{file}", f"{self.path}/{file}")
 
     def clear(self, spark: SparkSession, write: Write) -> None:
-        from custody.spark.hadoop import Hadoop
+        from custody.spark.outside.hadoop import Hadoop
 
         hadoop = Hadoop(spark, self.path, self._options)
         for name in hadoop.names(self._home(write)):

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
 from custody.reach import by_socket, unreached
+from custody.spark.environment.shipping import runs_here
 from custody.spark.faults import described, fault
-from custody.spark.shipping import runs_here
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from pyspark.sql.types import StructType
 
 from custody import arrow
 from custody.errors import InvalidArgument
-from custody.spark.columns import TABLES
-from custody.spark.log_reader import LogReader
-from custody.spark.log_stream import LogStreamReader
-from custody.spark.options import ReadOptions
-from custody.spark.sink import BatchSink, StreamSink, Target
-from custody.spark.view_reader import ViewReader
+from custody.spark.format.columns import TABLES
+from custody.spark.format.log_reader import LogReader
+from custody.spark.format.log_stream import LogStreamReader
+from custody.spark.format.options import ReadOptions
+from custody.spark.format.sink import BatchSink, StreamSink, Target
+from custody.spark.format.view_reader import ViewReader
 
 
 class CustodySource(DataSource):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from custody.errors import InvalidArgument
 from custody.policy import did_you_mean, require_zone
-from custody.spark.columns import TABLES
+from custody.spark.format.columns import TABLES
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's source
 

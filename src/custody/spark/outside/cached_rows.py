@@ -21,9 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from custody.pipelines import Due, Ranges
-from custody.spark.job import RESULT
+from custody.spark.tasks.job import DATA, MADE_BY, RESULT
 
-DATA, MADE_BY = "_data", "_made_by"
 LOST = "rows for sinks outside were lost with their executor"
 _COLUMNS = ("_partition", "_offset", "_key", DATA)
 _CORRUPT = "_corrupt"
@@ -38,7 +37,7 @@ class _Part(NamedTuple):
     for_sink: Callable[[DataFrame, int], DataFrame]
 
 
-class Kept:
+class CachedRows:
     """The rows of one batch: of one job, or of many if a bad row had to be found. Used in the driver."""
 
     def __init__(self, first_topic: str | None) -> None:

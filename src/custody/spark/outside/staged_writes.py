@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
 from custody.pipelines import Drive, Work
-from custody.spark.keeping import Kept
-from custody.spark.outside import Write
+from custody.spark.outside.cached_rows import CachedRows
+from custody.spark.outside.sinks import Write
 from custody.spark.pipeline import Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class StagedWrites:
     """The sinks outside of one pipeline, for one driver."""
 
     pipeline: Pipeline
@@ -28,7 +28,7 @@ class Writing:
     drive: Drive
     trouble: Callable[[str], None]
 
-    def stage(self, number: int, work: Work, kept: Kept) -> int | None:
+    def stage(self, number: int, work: Work, kept: CachedRows) -> int | None:
         """Before the commit: the results of the messages that will be done. How many that are; None without sinks."""
         sinks = self.pipeline.outside
         if not sinks:

@@ -20,6 +20,8 @@ RESULT = (
 )
 KEEPING = f"{RESULT}, key string, payload string"
 """A report that has rows for sinks outside of the database beside it."""
+DATA, MADE_BY = "_data", "_made_by"
+"""Columns of such rows: what is written outside, and the number of the attempt that made it."""
 _ARROW = pa.schema(
     [
         ("what", pa.string()),

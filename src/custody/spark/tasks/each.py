@@ -28,9 +28,9 @@ from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Sink
 from custody.policy import did_you_mean, seconds_or_none
-from custody.spark.events import Events, Reader
-from custody.spark.job import Job, Report, rows_batch
-from custody.spark.schema import decoder, plain
+from custody.spark.tasks.events import Events, Reader
+from custody.spark.tasks.job import Job, Report, rows_batch
+from custody.spark.tasks.schema import decoder, plain
 from custody.tasks import TaskClaim
 
 BLOCK = 256

@@ -29,12 +29,12 @@ from custody.errors import (
 )
 from custody.outcomes import Outcome
 from custody.pipelines import Committed, Drive, Part, Work
+from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.faults import GONE, described, fault, ours, worker_died
 from custody.spark.figures import Batch
-from custody.spark.job import Job
+from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.settings import RunSettings
-from custody.spark.working import Batches
-from custody.spark.writing import Writing
+from custody.spark.tasks.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ class Epoch:
 
     drive: Drive
     job: Job
-    batches: Batches
-    writing: Writing
+    jobs: BatchJobs
+    writes: StagedWrites
 
 
 class Settlement:
@@ -102,7 +102,7 @@ class Settlement:
             if self._stop.is_set() or self._ending.is_set():
                 raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
             try:
-                found = epoch.batches.work(references, careful=careful)
+                found = epoch.jobs.work(references, careful=careful)
                 if found is not None:
                     number, work = found
                     committed = self._commit(epoch, number, work, batch_id)
@@ -131,7 +131,7 @@ class Settlement:
                 self._stop.wait(pause)
                 pause = min(pause * 2, 10.0)
             finally:
-                epoch.batches.kept.clear()
+                epoch.jobs.kept.clear()
 
     def _beyond_help(self, error: Exception, known: CustodyError | None) -> CustodyError | None:
         """The error with which the pipeline has to end, if it would fail in the same way for ever."""
@@ -144,8 +144,8 @@ class Settlement:
     def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int) -> Committed:
         """Until it is known to have happened: a repeat changes nothing."""
         pause = 0.1
-        query_id = epoch.batches.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        done = epoch.writing.stage(number, work, epoch.batches.kept)
+        query_id = epoch.jobs.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        done = epoch.writes.stage(number, work, epoch.jobs.kept)
         while True:
             try:
                 committed = epoch.drive.commit(number, work, done=done, query_id=query_id, batch_id=batch_id)
@@ -163,7 +163,7 @@ class Settlement:
                     if claimed > 1:
                         raise BatchTooLarge(claimed, overflow) from error
                     work = _failed_alone(work, parts, overflow)
-                    done = epoch.writing.stage(number, work, epoch.batches.kept)
+                    done = epoch.writes.stage(number, work, epoch.jobs.kept)
                 self._trouble(f"{'the sink is full' if full else 'the commit is tried again'}: {error}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 5.0)

@@ -12,15 +12,15 @@ from pyspark.sql.types import StructType
 
 from custody.errors import ClaimLost, InvalidArgument
 from custody.pipelines import Drive, Work
-from custody.spark import each, frame
-from custody.spark.events import EVENTS, reader
+from custody.spark.driver.group_reader import references
+from custody.spark.driver.isolate import Isolation, Reference
+from custody.spark.environment.shipping import runs_here
 from custody.spark.faults import NotTheRows, described, fault
-from custody.spark.group_reader import references
-from custody.spark.isolate import Isolation, Reference
-from custody.spark.job import KEEPING, RESULT, Job, gather
-from custody.spark.keeping import DATA, Kept
+from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.pipeline import Pipeline
-from custody.spark.shipping import runs_here
+from custody.spark.tasks import each, frame
+from custody.spark.tasks.events import EVENTS, reader
+from custody.spark.tasks.job import DATA, KEEPING, RESULT, Job, gather
 
 
 def parsed(schema: str | None) -> StructType | None:
@@ -40,7 +40,7 @@ def parsed(schema: str | None) -> StructType | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches:
+class BatchJobs:
     """Runs the batches of a pipeline. In the driver, within `foreachBatch`."""
 
     pipeline: Pipeline
@@ -50,7 +50,7 @@ class Batches:
     schema: StructType | None
     narrow: bool
     """The frame's rows stay in their tasks and in order."""
-    kept: Kept
+    kept: CachedRows
     """The rows of the batch for sinks outside: the caller clears them when they are written."""
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 import custody
 from custody import arrow
 from custody.pipelines import Driver, Pass, Ranges
-from custody.spark.pacing import Pace
-from custody.spark.splitting import Piece, shares
+from custody.spark.driver.pacing import Pace
+from custody.spark.driver.splitting import Piece, shares
 from custody.tasks import TaskClaim
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"

@@ -24,17 +24,17 @@ from custody.engine import Custody
 from custody.errors import ClaimLost, CustodyError, PipelineFailed, PipelineFenced, TopicChanged, Transient
 from custody.pipelines import Drive, Pass
 from custody.policy import seconds, seconds_or_none
-from custody.spark import frame
+from custody.spark.driver.batch_jobs import BatchJobs, parsed
+from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
+from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.faults import GONE, described, ours
 from custody.spark.figures import Summary, outlook
-from custody.spark.group_reader import Claims, ClaimSource, own_source
-from custody.spark.job import Job
-from custody.spark.keeping import Kept
+from custody.spark.outside.cached_rows import CachedRows
+from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.pipeline import Pipeline
 from custody.spark.settings import RunSettings
-from custody.spark.settlement import Epoch, Settlement
-from custody.spark.working import Batches, parsed
-from custody.spark.writing import Writing
+from custody.spark.tasks import frame
+from custody.spark.tasks.job import Job
 from custody.upkeep import keep_up
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Driving:
             error: BaseException | None
             try:
                 self._epoch = self._take_over()
-                self._epoch.writing.finish()
+                self._epoch.writes.finish()
                 error = self._query()
             except (Transient, PySparkException, Py4JError, OSError) as unavailable:
                 error = unavailable
@@ -117,19 +117,19 @@ class Driving:
             self._only = found if drain is None else replace(found, due=None)
             self._give_up_at = None if drain is None else time.time() + drain
         job = self._job(drive)
-        batches = Batches(
+        jobs = BatchJobs(
             pipeline=self.pipeline,
             spark=self._spark,
             drive=drive,
             job=job,
             schema=self._schema,
             narrow=self._narrow,
-            kept=Kept(next(iter(self.pipeline.sinks), None)),
+            kept=CachedRows(next(iter(self.pipeline.sinks), None)),
             stopping=self._stop.is_set,
             trouble=self._trouble,
         )
-        writing = Writing(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self._trouble)
-        return Epoch(drive=drive, job=job, batches=batches, writing=writing)
+        writes = StagedWrites(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self._trouble)
+        return Epoch(drive=drive, job=job, jobs=jobs, writes=writes)
 
     def summary(self) -> Summary:
         totals = self._settlement.totals
@@ -265,4 +265,4 @@ class Driving:
         with self._in_batch:
             self._settlement.settle(self._epoch, references, batch_id)
             if self.pipeline.outside:
-                self._epoch.writing.finish()  # if this fails the query does, and its next start does it
+                self._epoch.writes.finish()  # if this fails the query does, and its next start does it

@@ -20,10 +20,9 @@ from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
 from custody.policy import Duration, did_you_mean, seconds_or_none
-from custody.spark.events import EVENTS
 from custody.spark.faults import described
-from custody.spark.job import Job, Report
-from custody.spark.keeping import DATA, MADE_BY
+from custody.spark.tasks.events import EVENTS
+from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 from custody.tasks import Stage
 
 Frame = Callable[[DataFrame], DataFrame]

@@ -1,0 +1,1 @@
+"""Sinks outside of the database: staged before a commit and shown after it."""
