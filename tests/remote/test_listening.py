@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.waiting import wait_for
 
-from custody.remote.listening import FIRST_PAUSE, NewsIn, RemoteListener
+from custody.remote.listening import FIRST_PAUSE, RemoteListener
+from custody.wire.answers import NewsOut
 
 pytestmark = pytest.mark.core
 
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.core
 class Asked:
     """Answers at once, with one token after another, and remembers when it was asked."""
 
-    def __init__(self, answers: Iterator[NewsIn]) -> None:
+    def __init__(self, answers: Iterator[NewsOut]) -> None:
         self._answers = answers
         self.at: list[float] = []
 
-    def __call__(self, _: str | None, __: float) -> NewsIn:
+    def __call__(self, _: str | None, __: float) -> NewsOut:
         self.at.append(time.monotonic())
         return next(self._answers)
 
@@ -33,20 +34,20 @@ def listening() -> Iterator[Callable[[Asked, Callable[[], None]], None]]:
         one.close()
 
 
-def _turns() -> Iterator[NewsIn]:
+def _turns() -> Iterator[NewsOut]:
     while True:
-        yield NewsIn("a-0-0", True)
-        yield NewsIn("b-0-0", True)
+        yield NewsOut("a-0-0", True)
+        yield NewsOut("b-0-0", True)
 
 
-def _stopping() -> Iterator[NewsIn]:
+def _stopping() -> Iterator[NewsOut]:
     while True:
-        yield NewsIn("a-0-0", False)
+        yield NewsOut("a-0-0", False)
 
 
 @pytest.mark.parametrize("answers", [_turns, _stopping])
 def test_servers_that_answer_at_once_without_real_news_are_asked_less_and_less(
-    listening: Callable[[Asked, Callable[[], None]], None], answers: Callable[[], Iterator[NewsIn]]
+    listening: Callable[[Asked, Callable[[], None]], None], answers: Callable[[], Iterator[NewsOut]]
 ) -> None:
     ask = Asked(answers())
     listening(ask, lambda: None)
@@ -57,7 +58,7 @@ def test_servers_that_answer_at_once_without_real_news_are_asked_less_and_less(
 
 
 def test_real_news_is_heard_without_a_pause(listening: Callable[[Asked, Callable[[], None]], None]) -> None:
-    ask = Asked(NewsIn(f"a-0-{n}", True) for n in range(1_000_000))
+    ask = Asked(NewsOut(f"a-0-{n}", True) for n in range(1_000_000))
     woken: list[None] = []
     listening(ask, lambda: woken.append(None))
     wait_for(lambda: len(woken) >= 200, "it hears each", timeout=10)

@@ -13,7 +13,7 @@ from starlette.routing import compile_path
 
 from custody.errors import MethodNotAllowed, NoSuchPath
 from custody.http import groups, inspecting, producers, publishing, receiving, settling, topics
-from custody.http.answers import Answer
+from custody.http.answer import Answer
 from custody.http.door import failed
 from custody.http.gate import Gate
 from custody.http.openapi import describe, page

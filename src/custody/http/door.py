@@ -22,13 +22,14 @@ from custody.errors import (
     TooLarge,
     Transient,
 )
-from custody.http import fields
-from custody.http.answers import Answer, ErrorBody, ErrorOut
+from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Operation
 from custody.http.rights import Caller
-from custody.http.shapes import Shape
 from custody.http.state import State
+from custody.wire import fields
+from custody.wire.answers import ErrorBody, ErrorOut
+from custody.wire.requests import Shape
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from custody import tracing
 from custody.errors import CustodyError
-from custody.http.answers import Answer
+from custody.http.answer import Answer
 from custody.http.door import answer, failed
 from custody.http.operation import Operation
 from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared

@@ -9,28 +9,18 @@ from msgspec import UNSET
 
 from custody.engine import Start
 from custody.errors import InvalidArgument
-from custody.http.answers import (
-    ChangedOut,
-    CountOut,
-    DeadOut,
-    DueOut,
-    MessageOut,
-    PlaceOut,
-    RedrivenOut,
-    RewindOut,
-    RewoundOut,
-    message_out,
-)
 from custody.http.call import Call
-from custody.http.fields import When
 from custody.http.operation import Table
-from custody.http.policies import Bindings, GroupIn, GroupPatch, policy_of
-from custody.http.queries import FetchQuery, LimitQuery
-from custody.http.reports import GroupOut
-from custody.http.shapes import CommitIn, KeyIn, ReasonIn, RedriveIn, RewindIn, SkipIn
 from custody.model import BlockedKey, Stats
 from custody.plain import plain
 from custody.routing import Binding
+from custody.wire.answers import ChangedOut, CountOut, DueOut, RedrivenOut, RewindOut
+from custody.wire.fields import When
+from custody.wire.messages import DeadOut, MessageOut
+from custody.wire.policies import Bindings, GroupIn, GroupPatch
+from custody.wire.queries import FetchQuery, LimitQuery
+from custody.wire.reports import GroupOut
+from custody.wire.requests import CommitIn, KeyIn, ReasonIn, RedriveIn, RewindIn, SkipIn
 
 table = Table("groups")
 
@@ -58,7 +48,7 @@ async def create_group(call: Call) -> object:
         call.engine.create_group,
         call.topic,
         body.name,
-        None if body.policy is None else policy_of(body.policy),
+        None if body.policy is None else body.policy.value(),
         start=_start(body.start),
         bare=body.bare,
         bindings=_bindings(body.bindings),
@@ -85,7 +75,7 @@ def _bindings(given: Bindings | None) -> list[Binding | str] | None:
     found: list[Binding | str] = []
     for number, one in enumerate(given):
         try:
-            found.append(Binding(one) if isinstance(one, str) else Binding(one.pattern, headers=one.headers))
+            found.append(Binding(one) if isinstance(one, str) else one.value())
         except InvalidArgument as error:
             raise InvalidArgument(error.message, error.remedy, path=f"$.bindings[{number}]") from error
     return found
@@ -116,7 +106,7 @@ async def change_group(call: Call) -> object:
     changed = await call.run(call.engine.group, call.topic, call.group)
     if body.policy is not UNSET:
         # a bare group has none: the verb refuses it in its own words
-        policy = policy_of(body.policy, changed.policy)
+        policy = body.policy.value(changed.policy)
         changed = await call.run(call.engine.update_group, call.topic, call.group, policy)
     if body.bindings is not UNSET:
         changed = await call.run(call.engine.bind, call.topic, call.group, bindings)
@@ -157,7 +147,7 @@ async def _dead_ones(call: Call, verb: Any) -> RedrivenOut:
     body: RedriveIn = call.body or RedriveIn()
     given = {name: getattr(body, name) for name in body.__struct_fields__}
     found: list[tuple[int, int]] = await call.run(verb, call.topic, call.group, **given)
-    return RedrivenOut(len(found), body.dry_run, [PlaceOut(partition, offset) for partition, offset in found])
+    return RedrivenOut.of(found, dry_run=body.dry_run)
 
 
 @table.operation(
@@ -193,7 +183,7 @@ async def rewind(call: Call) -> object:
     body: RewindIn = call.body
     given = {name: getattr(body, name) for name in body.__struct_fields__}
     found = await call.run(call.engine.rewind, call.topic, call.group, **given)
-    return RewindOut(body.dry_run, [RewoundOut(one.partition, one.target, one.messages) for one in found])
+    return RewindOut.of(found, dry_run=body.dry_run)
 
 
 @table.operation(
@@ -252,7 +242,7 @@ async def fetch(call: Call) -> object:
     call.allow("consume", call.topic)
     query: FetchQuery = call.query
     found = await call.run(call.engine.fetch, call.topic, call.group, query.partition, max_messages=query.max)
-    return [message_out(message) for message in found]
+    return [MessageOut.of(message) for message in found]
 
 
 @table.operation(

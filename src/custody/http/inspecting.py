@@ -7,16 +7,17 @@ import asyncio
 import msgspec
 
 from custody.errors import ServerStopping
-from custody.http.answers import Answer, HealthOut
+from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.metrics import CONTENT_TYPE
 from custody.http.operation import Table
-from custody.http.queries import GroupQuery, TopicGroupQuery
-from custody.http.reports import HandlingOut
-from custody.http.shapes import ReplayIn
 from custody.insights import Server
 from custody.model import HistoryEntry, Replayed
 from custody.plain import plain
+from custody.wire.answers import HealthOut
+from custody.wire.queries import GroupQuery, TopicGroupQuery
+from custody.wire.reports import HandlingOut
+from custody.wire.requests import ReplayIn
 
 table = Table("operating")
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from custody.http import fields
-from custody.http.answers import ErrorOut
 from custody.http.operation import Operation
+from custody.wire import fields
+from custody.wire.answers import ErrorOut
 
 _REF = "#/components/schemas/{name}"
 _RETRY = {429, 503}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from custody.http import fields
-from custody.http.queries import NoQuery
-from custody.http.shapes import Shape
+from custody.wire import fields
+from custody.wire.queries import NoQuery
+from custody.wire.requests import Shape
 
 if TYPE_CHECKING:
     from custody.http.call import Call

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from custody.errors import Forbidden
-from custody.http.answers import Answer
+from custody.http.answer import Answer
 from custody.http.settings import Settings
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from custody.errors import InvalidArgument
-from custody.http.answers import AbortedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut, placed_out
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.queries import EpochQuery
-from custody.http.shapes import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
 from custody.model import OpenTransaction
 from custody.plain import plain
+from custody.wire.answers import AbortedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut
+from custody.wire.messages import PlacedOut
+from custody.wire.queries import EpochQuery
+from custody.wire.requests import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
 
 table = Table("producers")
 
@@ -46,7 +47,7 @@ async def producer(call: Call) -> object:
     found = await call.state.quick(call.engine.producer, call.params["producer_id"])
     if found.last_receipt is not None:  # it tells where the topic ends
         call.allow("produce", found.last_receipt.topic)
-    return plain(found)
+    return ProducerOut.of(found)
 
 
 @table.operation("DELETE", "/producers/{producer_id}", query=EpochQuery, answer=ChangedOut)
@@ -94,7 +95,7 @@ async def commit(call: Call) -> object:
     body: TransactionIn = call.body
     receipts = await call.state.quick(call.engine.transactions.commit, body.transaction_id)
     call.state.metrics.published(receipts)
-    return CommittedOut(body.transaction_id, [placed_out(receipt) for receipt in receipts])
+    return CommittedOut(body.transaction_id, [PlacedOut.of(receipt) for receipt in receipts])
 
 
 @table.operation("POST", "/transactions/abort", body=AbortIn, answer=AbortedOut, example=_TRANSACTION)

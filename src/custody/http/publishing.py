@@ -11,24 +11,17 @@ from msgspec import UNSET
 
 from custody import tracing
 from custody.errors import InvalidArgument
-from custody.http.answers import (
-    AddedOut,
-    Answer,
-    CountOut,
-    DelayedOut,
-    MessageOut,
-    PlacedOut,
-    ReceiptsOut,
-    message_out,
-)
+from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.queries import DelayedQuery, ReadQuery
-from custody.http.shapes import EventIn, EventsIn, MessageIn, PublishIn
 from custody.model import Delayed, Outgoing, Receipt
 from custody.plain import plain
 from custody.producer import producer_identity
 from custody.together import Publish
+from custody.wire.answers import AddedOut, CountOut
+from custody.wire.messages import DelayedOut, MessageOut, PlacedOut, ReceiptsOut
+from custody.wire.queries import DelayedQuery, ReadQuery
+from custody.wire.requests import EventIn, EventsIn, MessageIn, PublishIn
 
 table = Table("messages")
 
@@ -174,7 +167,7 @@ async def read(call: Call) -> object:
         time=query.time,
         max_messages=query.max,
     )
-    return [message_out(message) for message in found]
+    return [MessageOut.of(message) for message in found]
 
 
 @table.operation("GET", "/topics/{topic}/delayed", query=DelayedQuery, answer=list[DelayedOut])

@@ -10,12 +10,14 @@ import msgspec
 from custody import tracing
 from custody.claim import Lease
 from custody.errors import Withheld, by_code
-from custody.http.answers import Answer, LeaseOut, NewsOut, lease_out
+from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.queries import NewsQuery, ReceiveQuery
 from custody.http.waiting import Place
 from custody.together import Ack, Claim
+from custody.wire.answers import NewsOut
+from custody.wire.messages import LeaseOut, MessageOut
+from custody.wire.queries import NewsQuery, ReceiveQuery
 
 table = Table("messages")
 
@@ -67,7 +69,18 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         tracing.received(place.topic, place.group, lease.messages, began)
         if query.auto_ack:
             await _acked(call, lease)
-    return Answer(msgspec.json.encode(lease_out(lease)))
+    return Answer(msgspec.json.encode(_lease_out(lease)))
+
+
+def _lease_out(lease: Lease) -> LeaseOut:
+    if not lease:
+        return LeaseOut(lease_id=None, deadline=None, messages=[], reason=lease.reason, detail=lease.detail)
+    lease_id = lease.lease_id
+    return LeaseOut(
+        lease_id=lease_id,
+        deadline=lease.deadline,
+        messages=[MessageOut.of(message, f"{lease_id}:{message.offset}") for message in lease.messages],
+    )
 
 
 @table.operation("GET", "/topics/{topic}/news", query=NewsQuery, answer=NewsOut)

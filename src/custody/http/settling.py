@@ -10,14 +10,15 @@ from uuid import UUID
 import msgspec
 
 from custody.errors import CustodyError, InvalidArgument, LeaseLost
-from custody.http.answers import Answer, DeadlineOut, SettledOut
+from custody.http.answer import Answer
 from custody.http.call import Call, lease_of_receipt
 from custody.http.operation import Table
-from custody.http.shapes import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 from custody.model import DEFAULT_GROUP, Settled
 from custody.outcomes import Kind, Outcome
 from custody.settle import REMEDY
 from custody.together import Ack
+from custody.wire.answers import DeadlineOut, SettledOut
+from custody.wire.requests import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 
 table = Table("messages")
 
@@ -199,7 +200,7 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
             released += result.released
         if lost:
             raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
-        return SettledOut(settled, dead, released)
+        return SettledOut(settled, tuple(dead), tuple(released))
 
     try:
         return Answer(encode(await call.state.quick(settle_all)))
@@ -264,7 +265,7 @@ async def settle(call: Call) -> Answer:
     done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
     for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
         call.state.metrics.settled(body.lease_id, kind, count)
-    return Answer(encode(SettledOut(done.settled, list(done.dead), list(done.released))))
+    return Answer(encode(SettledOut.of(done)))
 
 
 @table.operation(

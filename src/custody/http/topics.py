@@ -7,15 +7,14 @@ from typing import Any
 from msgspec import UNSET
 
 from custody.errors import InvalidArgument
-from custody.http.answers import FlightOut, InFlightOut
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.http.queries import GroupQuery
-from custody.http.reports import JournalOut, TopicOut
-from custody.http.shapes import JournalPatch, MaintainIn, RetentionIn, TopicIn, TopicPatch
 from custody.model import Kept, Segment, Topic, Upkeep
 from custody.plain import plain
-from custody.retention import Retention
+from custody.wire.answers import InFlightOut
+from custody.wire.queries import GroupQuery
+from custody.wire.reports import JournalOut, TopicOut
+from custody.wire.requests import JournalPatch, MaintainIn, TopicIn, TopicPatch
 
 table = Table("topics")
 
@@ -37,19 +36,9 @@ async def create_topic(call: Call) -> object:
         max_depth=body.max_depth,
         priorities=body.priorities,
         starvation_limit=body.starvation_limit,
-        retention=None if body.retention is None else retention(body.retention),
+        retention=None if body.retention is None else body.retention.value(),
     )
     return plain(made)
-
-
-def retention(given: RetentionIn) -> Retention:
-    return Retention(
-        time=given.time,
-        size=given.size,
-        segment_time=given.segment_time,
-        segment_size=given.segment_size,
-        drop_unresolved=given.drop_unresolved,
-    )
 
 
 @table.operation("GET", "/topics", answer=list[TopicOut])
@@ -84,7 +73,7 @@ async def change_topic(call: Call) -> object:
     body: TopicPatch = call.body
     if body.partitions is UNSET and body.retention is UNSET:
         raise InvalidArgument("there is nothing to change", "Give partitions or retention.")
-    keep = None if body.retention is UNSET or body.retention is None else retention(body.retention)
+    keep = None if body.retention is UNSET or body.retention is None else body.retention.value()
     changed: Topic | None = None
     if body.partitions is not UNSET:
         changed = await call.run(call.engine.grow_topic, call.topic, partitions=body.partitions)
@@ -105,10 +94,7 @@ async def delete_topic(call: Call) -> object:
 async def in_flight(call: Call) -> object:
     """What is in flight, for each partition: of all groups, or of one."""
     call.allow("consume", call.topic)
-    found = await call.run(call.engine.in_flight, call.topic, call.query.group)
-    return InFlightOut(
-        call.topic, {str(partition): FlightOut(messages, age) for partition, (messages, age) in found.items()}
-    )
+    return InFlightOut.of(call.topic, await call.run(call.engine.in_flight, call.topic, call.query.group))
 
 
 @table.operation("GET", "/topics/{topic}/segments", answer=list[Segment])

@@ -7,7 +7,6 @@ import http.client
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -15,6 +14,8 @@ import msgspec
 from custody.address import Address
 from custody.errors import InvalidConfig, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import Claimed
+from custody.wire.answers import ErrorOut
+from custody.wire.requests import EventIn, EventsIn
 
 TIMEOUT = 30.0
 
@@ -37,8 +38,8 @@ class Served:
 
     def receive(self, topic: str, events: Sequence[Claimed], headers: Sequence[dict[str, str]]) -> None:
         """Brings the events, all of them or none; those that had come before are left out there."""
-        given = [_event(event, named) for event, named in zip(events, headers, strict=True)]
-        status, body = self._request(f"/topics/{quote(topic, safe='')}/events", msgspec.json.encode({"events": given}))
+        given = EventsIn(events=[_event(event, named) for event, named in zip(events, headers, strict=True)])
+        status, body = self._request(f"/topics/{quote(topic, safe='')}/events", msgspec.json.encode(given))
         if 200 <= status < 300:
             return
         code, said = _problem(body)
@@ -72,24 +73,19 @@ class Served:
             connection.close()
 
 
-def _event(event: Claimed, headers: dict[str, str]) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "event_id": event.event_id,
-        "replays": event.replays,
-        "key": event.key,
-        "headers": headers,
-    }
+def _event(event: Claimed, headers: dict[str, str]) -> EventIn:
+    made = EventIn(event_id=event.event_id, replays=event.replays, key=event.key, headers=headers)
     if event.kind == "b":
-        body["payload_base64"] = base64.b64encode(event.data).decode()
+        made.payload_base64 = base64.b64encode(event.data).decode()
     else:
-        body["payload"] = msgspec.Raw(event.data) if event.kind == "j" else event.data.decode()
-    return body
+        made.payload = msgspec.Raw(event.data if event.kind == "j" else msgspec.json.encode(event.data.decode()))
+    return made
 
 
 def _problem(body: bytes) -> tuple[str, str]:
     """The code and the text of an error, if it is one of Custody's."""
     try:
-        problem = msgspec.json.decode(body, type=dict[str, dict[str, Any]])["error"]
-        return str(problem["code"]), f"{problem['code']}: {problem.get('message', '')}"
-    except (msgspec.MsgspecError, KeyError):
+        problem = msgspec.json.decode(body, type=ErrorOut).error
+        return problem.code, f"{problem.code}: {problem.message}"
+    except msgspec.MsgspecError:
         return "", body[:200].decode("utf-8", "replace")

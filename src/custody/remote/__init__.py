@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct
-
 from custody.address import Address, is_remote
 from custody.engine import Custody
 from custody.policy import Duration, Policy, seconds
@@ -13,14 +11,11 @@ from custody.remote.consuming import RemoteConsuming
 from custody.remote.operating import RemoteOperating
 from custody.remote.producing import RemoteProducing
 from custody.remote.transport import Transport
+from custody.wire.answers import HealthOut
 
 __all__ = ["RemoteCustody", "is_remote", "open_remote"]
 
 RETRY_FOR = "30s"
-
-
-class Health(Struct):
-    status: str
 
 
 class RemoteCustody(RemoteProducing, RemoteConsuming, RemoteOperating, Custody):
@@ -49,7 +44,7 @@ def open_remote(
         pool_size=pool_size,
     )
     try:
-        transport.call("GET", "/healthz", Health, worker=worker or "-", retry_for=0.0)
+        transport.call("GET", "/healthz", HealthOut, worker=worker or "-", retry_for=0.0)
     except BaseException:
         transport.close()
         raise

@@ -13,7 +13,7 @@ from custody.placement import Layout
 from custody.policy import Policy
 from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport
-from custody.remote.values import TopicIn
+from custody.wire.reports import TopicOut
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class RemoteBase(Base):
     def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)
         if layout is None:
-            found = self._call("GET", topic_path(topic), TopicIn).value()
+            found = self._call("GET", topic_path(topic), TopicOut).value()
             layout = self._layouts[topic] = Layout(found.partitions, found.priorities)
         return layout
 

@@ -6,30 +6,26 @@ import copy
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
-from msgspec import Struct
-
 from custody.claim import Lease
 from custody.engine.consuming import Consuming
 from custody.errors import NeedsDatabase, Withheld
 from custody.model import DEFAULT_GROUP
-from custody.policy import Duration, Policy, seconds_or_none
+from custody.policy import Duration, Policy
 from custody.remote.base import NO_DATABASE, group_path, require_topic, topic_path
 from custody.remote.grouping import RemoteGrouping
 from custody.remote.keeping import RemoteKeeping
-from custody.remote.listening import NewsIn, RemoteListener
+from custody.remote.listening import RemoteListener
 from custody.remote.settling import Held, Leases, RemoteSettler
 from custody.remote.transport import Transport
-from custody.remote.values import LeaseIn, require_partition
+from custody.remote.values import require_partition
+from custody.wire import fields
+from custody.wire.answers import DueOut, NewsOut
+from custody.wire.messages import LeaseOut
+from custody.wire.queries import MOST, NewsQuery, ReceiveQuery
 from custody.worker import Worker
 from custody.worker.calling import Handler
 
-MOST = 10_000
-"""So many messages a claim gets at most."""
 _SELDOM = "365d"
-
-
-class DueIn(Struct):
-    due: float | None
 
 
 class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
@@ -57,15 +53,13 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         self._require_group(topic, group)
         require_partition(partition)
         path = f"/messages/{require_topic(topic)}" + ("" if partition is None else f"/{partition}")
-        query = {
-            "group": group,
-            "max": min(max_messages, MOST),
-            "visibility_timeout": seconds_or_none(visibility_timeout),
-        }
+        query = ReceiveQuery(
+            group=group, max=min(max_messages, MOST), visibility_timeout=fields.Timeout.of(visibility_timeout)
+        )
         try:
-            found = self._call("GET", path, LeaseIn, query=query, retry_for=self._patience)
+            found = self._call("GET", path, LeaseOut, query=query, retry_for=self._patience)
         except Withheld as error:
-            return self._lease(LeaseIn(lease_id=None, deadline=None, messages=[], reason=error.code), error)
+            return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
         if found.lease_id is not None:
             place = Held(topic, group, found.messages[0].partition, tuple(one.offset for one in found.messages))
             self._leases.remember(found.lease_id, place)
@@ -78,7 +72,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
             self.group(topic, group)
             self._seen.add((topic, group))
 
-    def _lease(self, found: LeaseIn, withheld: Withheld | None = None) -> Lease:
+    def _lease(self, found: LeaseOut, withheld: Withheld | None = None) -> Lease:
         return Lease(
             self._settler(),
             lease_id=found.lease_id,
@@ -104,14 +98,15 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         return other
 
     def next_due(self, topic: str, group: str) -> float | None:
-        return self._call("GET", group_path(topic, group) + "/due", DueIn, retry_for=self._patience).due
+        return self._call("GET", group_path(topic, group) + "/due", DueOut, retry_for=self._patience).due
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
         path = topic_path(topic) + "/news"
 
-        def ask(token: str | None, wait: float) -> NewsIn:
-            return self._call("GET", path, NewsIn, query={"since": token, "wait": wait}, retry_for=0.0, longer=wait)
+        def ask(token: str | None, wait: float) -> NewsOut:
+            query = NewsQuery(since=token, wait=fields.Duration(wait))
+            return self._call("GET", path, NewsOut, query=query, retry_for=0.0, longer=wait)
 
         return RemoteListener(ask, wake).close
 

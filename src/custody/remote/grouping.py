@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
-from msgspec import Struct
+import msgspec
 
 from custody.engine.grouping import Grouping, Start
 from custody.errors import GroupExists, InvalidArgument
 from custody.model import Group, Message
-from custody.plain import plain
 from custody.policy import Policy, require_zone
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.remote.values import GroupIn, MessageIn, require_partition, same_policy
+from custody.remote.values import require_partition, same_policy
 from custody.routing import Binding, bindings_of
-
-
-class ChangedIn(Struct):
-    changed: bool
+from custody.wire.answers import ChangedOut
+from custody.wire.messages import MessageOut
+from custody.wire.policies import BindingIn, GroupIn, GroupPatch, PolicyIn
+from custody.wire.queries import MOST, FetchQuery
+from custody.wire.reports import GroupOut
+from custody.wire.requests import CommitIn, ReasonIn
 
 
 class RemoteGrouping(RemoteBase, Grouping):
@@ -44,17 +44,17 @@ class RemoteGrouping(RemoteBase, Grouping):
         if isinstance(start, datetime):
             require_zone(start)
         bound = bindings_of(bindings)
-        body = {
-            "name": group,
-            "policy": None if policy is None else plain(policy),
-            "start": start,
-            "bare": bare,
-            "bindings": [one.plain() for one in bound],
-        }
+        body = GroupIn(
+            name=group,
+            policy=None if policy is None else PolicyIn.of(policy),
+            start=msgspec.to_builtins(start),
+            bare=bare,
+            bindings=[BindingIn.of(one) for one in bound],
+        )
         tries = Tries()
         try:
             return self._call(
-                "POST", topic_path(topic) + "/groups", GroupIn, body=body, repeat=True, tries=tries
+                "POST", topic_path(topic) + "/groups", GroupOut, body=body, repeat=True, tries=tries
             ).value()
         except GroupExists:
             if tries.unknown:  # an attempt of ours may have made it
@@ -65,38 +65,40 @@ class RemoteGrouping(RemoteBase, Grouping):
             raise
 
     def update_group(self, topic: str, group: str, policy: Policy) -> Group:
-        return self._changed(topic, group, policy=plain(policy))
+        return self._changed(topic, group, GroupPatch(policy=PolicyIn.of(policy)))
 
     def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
-        return self._changed(topic, group, bindings=[one.plain() for one in bindings_of(bindings)])
+        given = [BindingIn.of(one) for one in bindings_of(bindings)]
+        return self._changed(topic, group, GroupPatch(bindings=[*given]))
 
-    def _changed(self, topic: str, group: str, **body: Any) -> Group:
-        return self._call("PATCH", group_path(topic, group), GroupIn, body=body, repeat=True).value()
+    def _changed(self, topic: str, group: str, body: GroupPatch) -> Group:
+        return self._call("PATCH", group_path(topic, group), GroupOut, body=body, repeat=True).value()
 
     def delete_group(self, topic: str, group: str) -> None:
         # not sent again after a lost answer: by then somebody may have made another group of that name
         self._call("DELETE", group_path(topic, group), type(None))
 
     def groups(self, topic: str) -> list[Group]:
-        return [group.value() for group in self._call("GET", topic_path(topic) + "/groups", list[GroupIn])]
+        return [group.value() for group in self._call("GET", topic_path(topic) + "/groups", list[GroupOut])]
 
     def group(self, topic: str, group: str) -> Group:
-        return self._call("GET", group_path(topic, group), GroupIn).value()
+        return self._call("GET", group_path(topic, group), GroupOut).value()
 
     def pause(self, topic: str, group: str, *, reason: str | None = None) -> bool:
-        return self._call("POST", group_path(topic, group) + "/pause", ChangedIn, body={"reason": reason}).changed
+        path = group_path(topic, group) + "/pause"
+        return self._call("POST", path, ChangedOut, body=ReasonIn(reason=reason)).changed
 
     def resume(self, topic: str, group: str) -> bool:
-        return self._call("POST", group_path(topic, group) + "/resume", ChangedIn).changed
+        return self._call("POST", group_path(topic, group) + "/resume", ChangedOut).changed
 
     def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
         path = group_path(topic, group) + "/fetch"
         require_partition(partition)
-        query = {"partition": partition, "max": min(max_messages, 10_000)}
-        return [message.value() for message in self._call("GET", path, list[MessageIn], query=query)]
+        query = FetchQuery(partition=partition, max=min(max_messages, MOST))
+        return [message.value() for message in self._call("GET", path, list[MessageOut], query=query)]
 
     def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
         path = group_path(topic, group) + "/commit"
         require_partition(partition)
-        body = {"partition": partition, "next_offset": next_offset}
+        body = CommitIn(partition=partition, next_offset=next_offset)
         self._call("POST", path, type(None), body=body, repeat=True)

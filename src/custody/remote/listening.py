@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from custody.errors import CustodyError
+from custody.wire.answers import NewsOut
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +18,10 @@ FIRST_PAUSE = 0.02
 PAUSE = 1.0
 
 
-class NewsIn(Struct):
-    token: str
-    news: bool
-
-
 class RemoteListener:
     """Calls `wake` when something was published, and when something may have been while nobody listened."""
 
-    def __init__(self, ask: Callable[[str | None, float], NewsIn], wake: Callable[[], None]) -> None:
+    def __init__(self, ask: Callable[[str | None, float], NewsOut], wake: Callable[[], None]) -> None:
         self._ask, self._wake = ask, wake
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="custody-listener", daemon=True).start()

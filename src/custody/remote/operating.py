@@ -6,39 +6,24 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct
-
 from custody.engine.operating import Operating, dead_filter
 from custody.errors import PartitionNotFound
 from custody.insights import HandlingTime, Server
 from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
 from custody.policy import require_zone
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
-from custody.remote.values import DeadIn, require_partition
-
-
-class PlaceIn(Struct):
-    partition: int
-    offset: int
-
-
-class RedrivenIn(Struct):
-    messages: list[PlaceIn]
-
-
-class RewindIn(Struct):
-    partitions: list[Rewound]
-
-
-class CountIn(Struct):
-    count: int
+from custody.remote.values import require_partition
+from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
+from custody.wire.messages import DeadOut
+from custody.wire.queries import GroupQuery, LimitQuery, TopicGroupQuery
+from custody.wire.requests import KeyIn, RedriveIn, ReplayIn, RewindIn, SkipIn
 
 
 class RemoteOperating(RemoteBase, Operating):
     """Looking at groups, and repairing them."""
 
     def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
-        found = self._call("GET", group_path(topic, group) + "/dead", list[DeadIn], query={"limit": limit})
+        found = self._call("GET", group_path(topic, group) + "/dead", list[DeadOut], query=LimitQuery(limit=limit))
         return [one.value() for one in found]
 
     def redrive(
@@ -57,9 +42,8 @@ class RemoteOperating(RemoteBase, Operating):
         chosen = asdict(dead_filter(which))
         if chosen["offsets"] is not None:
             chosen["offsets"] = list(chosen["offsets"])
-        body = {**chosen, "dry_run": dry_run, "reason": reason}
-        found = self._call("POST", f"{group_path(topic, group)}/{verb}", RedrivenIn, body=body, repeat=dry_run)
-        return [(one.partition, one.offset) for one in found.messages]
+        body = RedriveIn(**chosen, dry_run=dry_run, reason=reason)
+        return self._call("POST", f"{group_path(topic, group)}/{verb}", RedrivenOut, body=body, repeat=dry_run).value()
 
     def replay(
         self,
@@ -72,13 +56,13 @@ class RemoteOperating(RemoteBase, Operating):
     ) -> Replayed:
         """As the direct connection. It is sent again after a lost answer, and then is a duplicate."""
         require_partition(partition)
-        body = {
-            "dlq_topic": require_topic(dlq_topic),
-            "partition": partition,
-            "offset": offset,
-            "target_topic": target_topic,
-            "reason": reason,
-        }
+        body = ReplayIn(
+            dlq_topic=require_topic(dlq_topic),
+            partition=partition,
+            offset=offset,
+            target_topic=target_topic,
+            reason=reason,
+        )
         return self._call("POST", "/messages/dlq/replay", Replayed, body=body, repeat=True)
 
     def rewind(
@@ -95,27 +79,21 @@ class RemoteOperating(RemoteBase, Operating):
         require_zone(to_time)
         path = group_path(topic, group) + "/rewind"
         require_partition(partition)
-        body = {
-            "to_offset": to_offset,
-            "to_time": to_time,
-            "partition": partition,
-            "dry_run": dry_run,
-            "reason": reason,
-        }
-        return self._call("POST", path, RewindIn, body=body, repeat=dry_run).partitions
+        body = RewindIn(to_offset=to_offset, to_time=to_time, partition=partition, dry_run=dry_run, reason=reason)
+        return self._call("POST", path, RewindOut, body=body, repeat=dry_run).value()
 
     def blocked_keys(self, topic: str, group: str, *, limit: int = 1000) -> list[BlockedKey]:
-        return self._call("GET", group_path(topic, group) + "/blocked", list[BlockedKey], query={"limit": limit})
+        path = group_path(topic, group) + "/blocked"
+        return self._call("GET", path, list[BlockedKey], query=LimitQuery(limit=limit))
 
     def release_key(self, topic: str, group: str, key: str, *, reason: str | None = None) -> int:
         path = group_path(topic, group) + "/blocked/release"
-        return self._call("POST", path, CountIn, body={"key": key, "reason": reason}).count
+        return self._call("POST", path, CountOut, body=KeyIn(key=key, reason=reason)).count
 
     def skip(self, topic: str, group: str, partition: int, offset: int, *, reason: str | None = None) -> None:
         path = group_path(topic, group) + "/blocked/skip"
         require_partition(partition)
-        body = {"partition": partition, "offset": offset, "reason": reason}
-        self._call("POST", path, type(None), body=body)
+        self._call("POST", path, type(None), body=SkipIn(partition=partition, offset=offset, reason=reason))
 
     def stats(self, topic: str, group: str) -> Stats:
         return self._call("GET", group_path(topic, group) + "/stats", Stats)
@@ -126,29 +104,16 @@ class RemoteOperating(RemoteBase, Operating):
             require_partition(partition)
         except PartitionNotFound:
             return []  # nothing has happened there
-        query = {"group": group}
-        return self._call(
-            "GET", f"{path}/partitions/{partition}/messages/{offset}/history", list[HistoryEntry], query=query
-        )
+        path = f"{path}/partitions/{partition}/messages/{offset}/history"
+        return self._call("GET", path, list[HistoryEntry], query=GroupQuery(group=group))
 
     def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
-        found = self._call("GET", topic_path(topic) + "/inflight", InFlightIn, query={"group": group})
-        return {
-            partition: (one.in_flight_count, one.oldest_in_flight_age_seconds)
-            for partition, one in found.partitions.items()
-        }
+        path = topic_path(topic) + "/inflight"
+        return self._call("GET", path, InFlightOut, query=GroupQuery(group=group)).value()
 
     def handling_times(self, topic: str | None = None, group: str | None = None) -> list[HandlingTime]:
-        return self._call("GET", "/handling-times", list[HandlingTime], query={"topic": topic, "group": group})
+        query = TopicGroupQuery(topic=topic, group=group)
+        return self._call("GET", "/handling-times", list[HandlingTime], query=query)
 
     def server(self) -> Server:
         return self._call("GET", "/server", Server)
-
-
-class FlightIn(Struct):
-    in_flight_count: int
-    oldest_in_flight_age_seconds: float | None
-
-
-class InFlightIn(Struct):
-    partitions: dict[int, FlightIn]

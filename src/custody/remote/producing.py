@@ -9,51 +9,38 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from msgspec import Struct
-
 from custody.engine.producing import Producing
 from custody.model import Delayed, OpenTransaction, Outgoing, Producer, Receipt
-from custody.policy import Duration, seconds_or_none
+from custody.policy import Duration
 from custody.producer import IdempotentProducer
 from custody.remote.base import NO_DATABASE
-from custody.remote.grouping import ChangedIn
-from custody.remote.publishing import ReceiptsIn, RemotePublishing
+from custody.remote.publishing import RemotePublishing
 from custody.remote.transport import Method, Transport
-from custody.remote.values import PlacedIn, outgoing
+from custody.remote.values import outgoing
 from custody.tracing import traced_each
 from custody.transactions import Transactions
+from custody.wire.answers import AbortedOut, AddedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut
+from custody.wire.fields import Timeout
+from custody.wire.queries import EpochQuery
+from custody.wire.requests import AbortIn, BeginIn, ProducerIn, PublishIn, TransactionAckIn, TransactionIn
 
 T = TypeVar("T")
-
-
-class ProducerIn(Struct):
-    producer_id: str
-    epoch: int
-    last_sequence: int
-    last_receipt: PlacedIn | None = None
-
-    def value(self) -> Producer:
-        return Producer(
-            producer_id=self.producer_id,
-            epoch=self.epoch,
-            last_sequence=self.last_sequence,
-            last_receipt=None if self.last_receipt is None else self.last_receipt.value(),
-        )
 
 
 class RemoteProducing(RemotePublishing, Producing):
     """Producers by their id."""
 
     def producer(self, producer_id: str) -> Producer:
-        return self._call("GET", _path(producer_id), ProducerIn).value()
+        return self._call("GET", _path(producer_id), ProducerOut).value()
 
     def init_producer(self, producer_id: str) -> IdempotentProducer:
         """As the direct connection. Sent again after a lost answer, it takes over once more: the last epoch counts."""
-        state = self._call("POST", "/producers/init", ProducerIn, body={"producer_id": producer_id}, repeat=True)
+        body = ProducerIn(producer_id=producer_id)
+        state = self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True)
         return IdempotentProducer(state.value(), self.publish_many, self.publish_delayed, self.transactions)
 
     def forget_producer(self, producer_id: str, *, epoch: int | None = None) -> bool:
-        return self._call("DELETE", _path(producer_id), ChangedIn, query={"epoch": epoch}).changed
+        return self._call("DELETE", _path(producer_id), ChangedOut, query=EpochQuery(epoch=epoch)).changed
 
     @property
     def transactions(self) -> Transactions:
@@ -72,19 +59,6 @@ def _path(producer_id: str) -> str:
     return f"/producers/{quote(producer_id, safe='').replace('.', '%2E')}"
 
 
-class BegunIn(Struct):
-    transaction_id: UUID
-    expires_at: datetime
-
-
-class AddedIn(Struct):
-    messages: int
-
-
-class AbortedIn(Struct):
-    aborted: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class RemoteTransactions(Transactions):
     """The verbs of transactions, each a request."""
@@ -93,8 +67,8 @@ class RemoteTransactions(Transactions):
 
     def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
         """Sent again after a lost answer: the one that nobody knows of times out, and nothing is in it."""
-        body = {"producer_id": producer_id, "epoch": epoch, "timeout": seconds_or_none(timeout)}
-        begun = self._call("POST", "/transactions/begin", BegunIn, body=body, repeat=True)
+        body = BeginIn(producer_id=producer_id, epoch=epoch, timeout=Timeout.of(timeout))
+        begun = self._call("POST", "/transactions/begin", BegunOut, body=body, repeat=True)
         return begun.transaction_id, begun.expires_at
 
     def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
@@ -103,30 +77,28 @@ class RemoteTransactions(Transactions):
     def add_all(
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
     ) -> int:
-        body = {
-            "transaction_id": transaction_id,
-            "messages": [{"topic": topic, **outgoing(message)} for topic, message in traced_each(messages)],
-            "first": first,
-        }
-        return self._call("POST", "/messages", AddedIn, body=body, repeat=first is not None).messages
+        body = PublishIn(
+            transaction_id=transaction_id,
+            messages=[outgoing(message, topic) for topic, message in traced_each(messages)],
+            first=first,
+        )
+        return self._call("POST", "/messages", AddedOut, body=body, repeat=first is not None).messages
 
     def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
-        body = {
-            "transaction_id": transaction_id,
-            "lease_id": lease_id,
-            "offsets": None if offsets is None else list(offsets),
-        }
+        body = TransactionAckIn(
+            transaction_id=transaction_id, lease_id=lease_id, offsets=None if offsets is None else list(offsets)
+        )
         self._call("POST", "/transactions/ack", type(None), body=body, repeat=True)
 
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        body = {"transaction_id": transaction_id}
-        done = self._call("POST", "/transactions/commit", ReceiptsIn, body=body, repeat=True)
+        body = TransactionIn(transaction_id=transaction_id)
+        done = self._call("POST", "/transactions/commit", CommittedOut, body=body, repeat=True)
         return [one.value() for one in done.receipts]
 
     def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
         """As the direct connection. After a lost answer False may mean that the first attempt did it."""
-        body = {"transaction_id": transaction_id, "reason": reason}
-        return self._call("POST", "/transactions/abort", AbortedIn, body=body, repeat=True).aborted
+        body = AbortIn(transaction_id=transaction_id, reason=reason)
+        return self._call("POST", "/transactions/abort", AbortedOut, body=body, repeat=True).aborted
 
     def open(self) -> list[OpenTransaction]:
         return self._call("GET", "/transactions", list[OpenTransaction])

@@ -4,46 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from msgspec import Struct
+import msgspec
 
 from custody.engine.publishing import Publishing
 from custody.errors import CustodyError, InvalidArgument, TopicExists
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
-from custody.plain import plain
-from custody.policy import Duration, Policy, require_zone, seconds_or_none
+from custody.policy import Duration, Policy, require_zone
 from custody.producer import producer_identity
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
-from custody.remote.values import (
-    MessageIn,
-    PlacedIn,
-    TopicIn,
-    WaitingIn,
-    fits,
-    outgoing,
-    require_partition,
-)
+from custody.remote.values import event, fits, outgoing, require_partition
 from custody.retention import Retention
 from custody.tracing import traced
-
-PAGE = 10_000
-"""So many messages are read by one request."""
-
-
-class ReceiptsIn(Struct):
-    receipts: list[PlacedIn]
-
-
-class CountIn(Struct):
-    count: int
-
-
-class EpochIn(Struct):
-    epoch: int
+from custody.wire.answers import CountOut, ProducerOut
+from custody.wire.fields import Timeout
+from custody.wire.messages import DelayedOut, MessageOut, ReceiptsOut
+from custody.wire.queries import MOST, DelayedQuery, EpochQuery, ReadQuery
+from custody.wire.reports import TopicOut
+from custody.wire.requests import EventsIn, ProducerIn, PublishIn, RetentionIn, TopicIn
 
 
 class RemotePublishing(RemoteBase, Publishing):
@@ -59,10 +40,11 @@ class RemotePublishing(RemoteBase, Publishing):
         super().close()
 
     def _init_own(self, producer_id: str) -> int:
-        return self._call("POST", "/producers/init", EpochIn, body={"producer_id": producer_id}, repeat=True).epoch
+        body = ProducerIn(producer_id=producer_id)
+        return self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True).epoch
 
     def _forget_own(self, producer_id: str, epoch: int) -> None:
-        self._call("DELETE", f"/producers/{producer_id}", type(None), query={"epoch": epoch}, retry_for=0.0)
+        self._call("DELETE", f"/producers/{producer_id}", type(None), query=EpochQuery(epoch=epoch), retry_for=0.0)
 
     def create_topic(
         self,
@@ -74,17 +56,17 @@ class RemotePublishing(RemoteBase, Publishing):
         starvation_limit: Duration | None = None,
         retention: Retention | None = None,
     ) -> Topic:
-        body = {
-            "name": name,
-            "partitions": partitions,
-            "max_depth": max_depth,
-            "priorities": priorities,
-            "starvation_limit": seconds_or_none(starvation_limit),
-            "retention": None if retention is None else plain(retention),
-        }
+        body = TopicIn(
+            name=name,
+            partitions=partitions,
+            max_depth=max_depth,
+            priorities=priorities,
+            starvation_limit=Timeout.of(starvation_limit),
+            retention=None if retention is None else RetentionIn.of(retention),
+        )
         tries = Tries()
         try:
-            made = self._call("POST", "/topics", TopicIn, body=body, repeat=True, tries=tries).value()
+            made = self._call("POST", "/topics", TopicOut, body=body, repeat=True, tries=tries).value()
         except TopicExists:
             if not tries.unknown:
                 raise
@@ -102,10 +84,10 @@ class RemotePublishing(RemoteBase, Publishing):
             self._layouts.pop(name, None)
 
     def topics(self) -> list[Topic]:
-        return [topic.value() for topic in self._call("GET", "/topics", list[TopicIn])]
+        return [topic.value() for topic in self._call("GET", "/topics", list[TopicOut])]
 
     def topic(self, name: str) -> Topic:
-        return self._call("GET", topic_path(name), TopicIn).value()
+        return self._call("GET", topic_path(name), TopicOut).value()
 
     def publish_many(
         self,
@@ -152,13 +134,15 @@ class RemotePublishing(RemoteBase, Publishing):
         if not batch:
             self._layout_of(topic)  # refuses a topic that is not there
             return []
-        body: dict[str, Any] = {"topic": require_topic(topic), "messages": [outgoing(message) for message in batch]}
-        if expected_offset is not None:
-            body["expected_offset"] = expected_offset
+        body = PublishIn(
+            topic=require_topic(topic),
+            messages=[outgoing(message) for message in batch],
+            expected_offset=expected_offset,
+        )
 
         def send(producer_id: str, epoch: int, sequence: int, tries: Tries) -> list[Receipt | Delayed]:
-            named = {**body, "producer_id": producer_id, "epoch": epoch, "sequence": sequence}
-            answer = self._call("POST", "/messages", ReceiptsIn, body=named, repeat=True, tries=tries)
+            named = msgspec.structs.replace(body, producer_id=producer_id, epoch=epoch, sequence=sequence)
+            answer = self._call("POST", "/messages", ReceiptsOut, body=named, repeat=True, tries=tries)
             return [one.value() for one in answer.receipts]
 
         if identity is None:
@@ -172,11 +156,12 @@ class RemotePublishing(RemoteBase, Publishing):
             raise
 
     def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
-        found = self._call("GET", topic_path(topic) + "/delayed", list[WaitingIn], query={"key": key, "limit": limit})
+        query = DelayedQuery(key=key, limit=limit)
+        found = self._call("GET", topic_path(topic) + "/delayed", list[DelayedOut], query=query)
         return [one.value() for one in found]
 
     def delayed_count(self, topic: str) -> int:
-        return self._call("GET", topic_path(topic) + "/delayed/count", CountIn).count
+        return self._call("GET", topic_path(topic) + "/delayed/count", CountOut).count
 
     def cancel_delayed(self, topic: str, delay_id: int) -> None:
         self._call("DELETE", f"{topic_path(topic)}/delayed/{delay_id}", type(None))
@@ -186,10 +171,8 @@ class RemotePublishing(RemoteBase, Publishing):
 
     def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
         """Events of an outbox elsewhere. After a lost answer the count has only those that had not come before."""
-        given = [
-            {"event_id": event_id, "replays": replays, **outgoing(message)} for event_id, replays, message in events
-        ]
-        return self._call("POST", topic_path(topic) + "/events", CountIn, body={"events": given}, repeat=True).count
+        body = EventsIn(events=[event(*one) for one in events])
+        return self._call("POST", topic_path(topic) + "/events", CountOut, body=body, repeat=True).count
 
     def read(
         self,
@@ -209,9 +192,9 @@ class RemotePublishing(RemoteBase, Publishing):
             require_partition(partition)
         found: list[Message] = []
         while True:
-            size = min(PAGE, max_messages - len(found))
-            query = {"offset": offset, "time": None if time is None else time.isoformat(), "max": size}
-            page = self._call("GET", f"{path}/partitions/{partition}/messages", list[MessageIn], query=query)
+            size = min(MOST, max_messages - len(found))
+            query = ReadQuery(offset=offset, time=time, max=size)
+            page = self._call("GET", f"{path}/partitions/{partition}/messages", list[MessageOut], query=query)
             found += [message.value() for message in page]
             if len(page) < size or len(found) >= max_messages:
                 return found

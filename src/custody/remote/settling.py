@@ -10,15 +10,17 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from msgspec import Struct
-
 from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
 from custody.model import HistoryEntry, Settled
 from custody.outcomes import Kind, Outcome
-from custody.policy import Duration, seconds_or_none
+from custody.policy import Duration
 from custody.remote.forking import tell_of_forks
 from custody.remote.transport import Method, Transport, Tries
 from custody.settle import REMEDY, Settler, listed, storable
+from custody.wire import fields
+from custody.wire.answers import DeadlineOut, SettledOut
+from custody.wire.queries import GroupQuery
+from custody.wire.requests import AckIn, ExtendIn, LaterIn, NackIn, OutcomeIn, SettleIn
 
 T = TypeVar("T")
 
@@ -33,19 +35,6 @@ _RECORDED: dict[Kind, frozenset[str]] = {
     "release": frozenset({"release"}),
 }
 """What the journal says of a message that was settled so."""
-
-
-class SettledIn(Struct):
-    settled: int
-    dead: tuple[int, ...] = ()
-    released: tuple[int, ...] = ()
-
-    def value(self) -> Settled:
-        return Settled(settled=self.settled, dead=self.dead, released=self.released)
-
-
-class DeadlineIn(Struct):
-    deadline: datetime
 
 
 class Held(NamedTuple):
@@ -107,54 +96,59 @@ class RemoteSettler(Settler):
         if not outcomes:
             return Settled(settled=0)
         if all(outcome.kind == "ack" for outcome in outcomes.values()):
-            return self._send("/messages/ack", lease_id, outcomes, {"offsets": list(outcomes)})
+            return self._send("/messages/ack", AckIn(lease_id=lease_id, offsets=list(outcomes)), lease_id, outcomes)
         given = [
-            {
-                "offset": offset,
-                "outcome": outcome.kind,
-                "error": storable(outcome.error),
-                "delay": seconds_or_none(outcome.delay),
-            }
+            OutcomeIn(
+                offset=offset,
+                outcome=outcome.kind,
+                error=storable(outcome.error),
+                delay=fields.Duration.of(outcome.delay),
+            )
             for offset, outcome in outcomes.items()
         ]
-        return self._send("/messages/settle", lease_id, outcomes, {"outcomes": given})
+        return self._send("/messages/settle", SettleIn(lease_id=lease_id, outcomes=given), lease_id, outcomes)
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         if offsets is not None:
             return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
-        return self._send("/messages/ack", lease_id, self._every(lease_id, Outcome("ack")), {})
+        return self._send_whole("/messages/ack", AckIn(lease_id=lease_id), lease_id, Outcome("ack"))
 
     def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
         if offsets is not None:
             return self.settle(lease_id, dict.fromkeys(offsets, outcome))
-        body: dict[str, Any] = {}
-        path = "/messages/release"
+        path, body = "/messages/release", AckIn(lease_id=lease_id)
+        delay = fields.Duration.of(outcome.delay)
         if outcome.kind == "later":
-            path, body = "/messages/later", {"after": seconds_or_none(outcome.delay)}
+            assert delay is not None
+            path, body = "/messages/later", LaterIn(lease_id=lease_id, after=delay)
         elif outcome.kind != "release":
             path = "/messages/nack"
-            body = {
-                "requeue": outcome.kind == "nack",
-                "error": storable(outcome.error),
-                "delay": seconds_or_none(outcome.delay),
-            }
-        return self._send(path, lease_id, self._every(lease_id, outcome), body)
+            body = NackIn(lease_id=lease_id, requeue=outcome.kind == "nack", error=storable(outcome.error), delay=delay)
+        return self._send_whole(path, body, lease_id, outcome)
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
-        body = {"lease_id": lease_id, "offset": offset, "timeout_seconds": seconds_or_none(timeout)}
-        return self._call("POST", "/messages/extend-visibility", DeadlineIn, body=body, repeat=True).deadline
+        body = ExtendIn(lease_id=lease_id, offset=offset, timeout_seconds=fields.Timeout.of(timeout))
+        return self._call("POST", "/messages/extend-visibility", DeadlineOut, body=body, repeat=True).deadline
 
-    def _every(self, lease_id: UUID, outcome: Outcome) -> dict[int, Outcome] | None:
-        """An outcome for each message of a lease; None if it is not known which they are."""
+    def _send_whole(self, path: str, body: AckIn, lease_id: UUID, outcome: Outcome) -> Settled:
+        """One outcome for all that a lease holds, as far as it is known which messages these are."""
         held = self.leases.get(lease_id)
-        return None if held is None else dict.fromkeys(held.offsets, outcome)
+        outcomes = None if held is None else dict.fromkeys(held.offsets, outcome)
+        return self._send(path, body, lease_id, outcomes, whole=True)
 
-    def _send(self, path: str, lease_id: UUID, outcomes: Mapping[int, Outcome] | None, body: dict[str, Any]) -> Settled:
+    def _send(
+        self,
+        path: str,
+        body: AckIn | SettleIn,
+        lease_id: UUID,
+        outcomes: Mapping[int, Outcome] | None,
+        *,
+        whole: bool = False,
+    ) -> Settled:
         """`outcomes` are what the request means, as far as it is known."""
         tries = Tries()
-        whole = "offsets" not in body and "outcomes" not in body
         try:
-            answer = self._call("POST", path, SettledIn, body={"lease_id": lease_id, **body}, repeat=True, tries=tries)
+            answer = self._call("POST", path, SettledOut, body=body, repeat=True, tries=tries)
         except LeaseLost as lost:
             if not tries.unknown:
                 raise
@@ -191,7 +185,7 @@ class RemoteSettler(Settler):
     def _recorded(self, held: Held, offset: int, lease_id: UUID) -> frozenset[str]:
         """What the journal says that this lease did to a message."""
         path = f"/topics/{held.topic}/partitions/{held.partition}/messages/{offset}/history"
-        found = self._call("GET", path, list[HistoryEntry], query={"group": held.group})
+        found = self._call("GET", path, list[HistoryEntry], query=GroupQuery(group=held.group))
         return frozenset(entry.kind for entry in found if entry.lease_id == lease_id)
 
     def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:

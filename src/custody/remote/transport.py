@@ -10,7 +10,6 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlencode
@@ -27,6 +26,9 @@ from custody.errors import (
     by_code,
 )
 from custody.remote.forking import tell_of_forks
+from custody.wire import fields
+from custody.wire.answers import ErrorOut
+from custody.wire.requests import Shape
 
 T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
@@ -40,17 +42,6 @@ _ERRORS = by_code()
 _NO_REFUSAL = {408, 499}
 """Of the statuses below 500: something in between gave up waiting, and the server may have had the call."""
 _NOT_SAID = re.compile(r"[^\x21-\x7e]")
-
-
-class _Problem(msgspec.Struct):
-    code: str
-    message: str = ""
-    remedy: str = ""
-    lost: list[int] = []
-
-
-class _Refusal(msgspec.Struct):
-    error: _Problem
 
 
 class Tries:
@@ -98,8 +89,8 @@ class Transport:
         answer: type[T],
         *,
         worker: str,
-        query: Mapping[str, Any] | None = None,
-        body: object = None,
+        query: Shape | None = None,
+        body: Shape | None = None,
         repeat: bool | None = None,
         retry_for: float | None = None,
         longer: float = 0.0,
@@ -113,7 +104,7 @@ class Transport:
         repeat = method == "GET" if repeat is None else repeat
         until = time.monotonic() + (self.retry_for if retry_for is None else retry_for)
         asked = self._url(path, query)
-        sent = None if body is None else msgspec.json.encode(body)
+        sent = None if body is None else msgspec.json.encode(body, enc_hook=fields.write)
         pause = FIRST_PAUSE
         while True:
             try:
@@ -125,8 +116,8 @@ class Transport:
             self._closed.wait(pause * random.uniform(0.5, 1))
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _url(self, path: str, query: Mapping[str, Any] | None) -> str:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
+    def _url(self, path: str, query: Shape | None) -> str:
+        given = None if query is None else msgspec.to_builtins(query, enc_hook=fields.write)
         return self.address.url + path + (f"?{urlencode(given)}" if given else "")
 
     def _once(
@@ -188,19 +179,19 @@ class Transport:
         """
         said = f"{self.address.url} answered {status}"
         try:
-            problem = msgspec.json.decode(data, type=_Refusal).error
+            problem = msgspec.json.decode(data, type=ErrorOut).error
         except msgspec.MsgspecError:
             if status >= 500 or status in _NO_REFUSAL:  # not the server itself: something in between
                 raise self._open(method, said, tries) from None
             raise CustodyError(said, "Is it a Custody server?") from None
-        kind = _ERRORS.get(problem.code, CustodyError)
+        kind, remedy = _ERRORS.get(problem.code, CustodyError), problem.remedy or ""
         if kind is CustodyError and status >= 500:
-            raise self._open(method, f"{said} ({problem.code}): {problem.message}", tries, problem.remedy)
+            raise self._open(method, f"{said} ({problem.code}): {problem.message}", tries, remedy)
         if issubclass(kind, DatabaseUnavailable):
             tries.unknown = True
         if issubclass(kind, LeaseLost):
-            raise kind(problem.message, problem.remedy, lost=problem.lost)
-        raise kind(problem.message, problem.remedy)
+            raise kind(problem.message, remedy, lost=problem.lost or ())
+        raise kind(problem.message, remedy)
 
     def _open(self, method: str, said: str, tries: Tries, remedy: str = "") -> DatabaseUnavailable:
         """After an answer that does not tell what became of the call."""

@@ -1,16 +1,18 @@
-"""Groups and their policies, as they are sent, and policies as they come back."""
+"""Groups and their policies: as they are sent, and policies as they are answered."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from custody.errors import InvalidPolicy
-from custody.http.fields import Duration, Large, NewName, Offset, Positive, Text, Timeout
-from custody.http.shapes import Shape
 from custody.plain import plain
 from custody.policy import Policy
+from custody.routing import Binding
+from custody.wire.fields import Duration, Large, NewName, Offset, Positive, Text, Timeout, timed
+from custody.wire.requests import Shape
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ordering = Literal["none", "key"]
@@ -56,12 +58,37 @@ class PolicyIn(Shape):
     fairness: Fairness | UnsetType | None = UNSET
     tenant_separator: Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]+$")] | UnsetType = UNSET
 
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        given = plain(policy)
+        breaker = None if policy.breaker is None else BreakerIn(**given["breaker"])
+        return cls(**{**given, "backoff": BackoffIn(**given["backoff"]), "breaker": breaker})
+
+    def value(self, before: Policy | None = None) -> Policy:
+        """The policy, with what is not given as before, or as by default."""
+        try:
+            return Policy.from_mapping({**({} if before is None else plain(before)), **_given(self)})
+        except InvalidPolicy as error:  # fields that do not fit together
+            raise InvalidPolicy(error.message, error.remedy, path="$.policy") from error
+
+
+def _given(shape: Shape) -> dict[str, Any]:
+    found = ((name, getattr(shape, name)) for name in shape.__struct_fields__)
+    return {name: _given(value) if isinstance(value, Shape) else value for name, value in found if value is not UNSET}
+
 
 class BindingIn(Shape):
     """What a group gets: routing keys that fit the pattern, headers with all of these values."""
 
     pattern: Text | None = None
     headers: dict[Text, Text] | None = None
+
+    @classmethod
+    def of(cls, binding: Binding) -> Self:
+        return cls(**binding.plain())
+
+    def value(self) -> Binding:
+        return Binding(self.pattern, headers=self.headers)
 
 
 Bindings = list[BindingIn | Text]
@@ -82,19 +109,6 @@ class GroupPatch(Shape):
 
     policy: PolicyIn | UnsetType = UNSET
     bindings: Bindings | UnsetType | None = UNSET
-
-
-def policy_of(given: PolicyIn, before: Policy | None = None) -> Policy:
-    """The policy, with what is not given as before, or as by default."""
-    try:
-        return Policy.from_mapping({**({} if before is None else plain(before)), **_given(given)})
-    except InvalidPolicy as error:  # fields that do not fit together
-        raise InvalidPolicy(error.message, error.remedy, path="$.policy") from error
-
-
-def _given(shape: Shape) -> dict[str, Any]:
-    found = ((name, getattr(shape, name)) for name in shape.__struct_fields__)
-    return {name: _given(value) if isinstance(value, Shape) else value for name, value in found if value is not UNSET}
 
 
 class BackoffOut(Struct, kw_only=True):
@@ -128,3 +142,6 @@ class PolicyOut(Struct, kw_only=True):
     breaker: BreakerOut | None
     fairness: Fairness | None
     tenant_separator: str
+
+    def value(self) -> Policy:
+        return Policy.from_mapping(timed(msgspec.to_builtins(self)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Self
 
 from msgspec import Meta
 
+from custody import policy
 from custody.errors import InvalidArgument
 from custody.model import NAME
-from custody.policy import seconds
+from custody.plain import DURATIONS
 from custody.retention import size_in_bytes
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
@@ -30,6 +32,11 @@ Reason = Text | None
 class Duration(float):
     """Seconds; written as `"30s"`, `"100ms"`, or a number of seconds."""
 
+    @classmethod
+    def of(cls, given: policy.Duration | None) -> Self | None:
+        """For a request; whether it is long enough is the server's to say."""
+        return None if given is None else cls(policy.seconds(given))
+
 
 class Timeout(Duration):
     """A duration of at least a millisecond."""
@@ -43,7 +50,7 @@ def read(kind: type, value: Any) -> Any:
     """Makes a field of one of the kinds above, for msgspec, which adds the path to what is refused."""
     try:
         if issubclass(kind, Duration):
-            made = kind(seconds(value))
+            made = kind(policy.seconds(value))
             if kind is Timeout and made < 0.001:
                 raise ValueError("it is at least a millisecond")
             return made
@@ -52,6 +59,26 @@ def read(kind: type, value: Any) -> Any:
     except InvalidArgument as error:
         raise ValueError(str(error)) from error
     raise NotImplementedError(f"fields cannot be of the kind {kind}")
+
+
+def write(value: Any) -> Any:
+    """Makes JSON of a field of one of the kinds above, for msgspec."""
+    if isinstance(value, Duration):
+        return float(value)
+    if isinstance(value, Size):
+        return int(value)
+    raise NotImplementedError(f"fields cannot be of the kind {type(value)}")
+
+
+def timed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an answer with durations as the database itself would give them: as timedeltas."""
+    return {name: _timed(name, value) for name, value in given.items()}
+
+
+def _timed(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return timed(value)
+    return timedelta(seconds=value) if name in DURATIONS and value is not None else value
 
 
 def schema(kind: type) -> dict[str, Any]:

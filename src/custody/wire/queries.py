@@ -6,12 +6,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from custody.http.fields import Duration, Name, Offset, Partition, Positive, Text, Timeout, When
-from custody.http.shapes import Shape
 from custody.model import DEFAULT_GROUP
+from custody.wire.fields import Duration, Name, Offset, Partition, Positive, Text, Timeout, When
+from custody.wire.requests import Shape
+
+MOST = 10_000
+"""So many messages an answer has at most."""
 
 Page = Annotated[int, Meta(ge=1, le=100_000, description="The most that are listed.")]
-Batch = Annotated[int, Meta(ge=1, le=10_000, description="The most messages of one answer.")]
+Batch = Annotated[int, Meta(ge=1, le=MOST, description="The most messages of one answer.")]
 
 
 class NoQuery(Shape):
@@ -22,7 +25,7 @@ class ReceiveQuery(Shape):
     group: Annotated[Name, Meta(description="The group that receives; `default` is made when it is missing.")] = (
         DEFAULT_GROUP
     )
-    max: Annotated[int, Meta(ge=1, le=10_000, description="The most messages of one lease.")] = 1
+    max: Annotated[int, Meta(ge=1, le=MOST, description="The most messages of one lease.")] = 1
     visibility_timeout: Annotated[
         Timeout | None, Meta(description="How long they are leased; without it, as long as the group says.")
     ] = None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from custody.http.fields import (
+from custody.lanes import Priority
+from custody.model import DEFAULT_GROUP
+from custody.outcomes import Kind
+from custody.plain import plain
+from custody.retention import Retention
+from custody.wire.fields import (
     Duration,
     Large,
     Name,
@@ -23,16 +28,13 @@ from custody.http.fields import (
     Timeout,
     When,
 )
-from custody.lanes import Priority
-from custody.model import DEFAULT_GROUP
-from custody.outcomes import Kind
 
 ROUTING_KEY = r"^[^.*>\u0000]+(\.[^.*>\u0000]+)*$"
 Partitions = Annotated[int, Meta(ge=1, le=4096)]
 
 
-class Shape(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body, or a part of one."""
+class Shape(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A body, or a part of one. A field that is as by default is not sent."""
 
 
 class MessageIn(Shape):
@@ -158,6 +160,19 @@ class RetentionIn(Shape):
     segment_time: Timeout | None = None
     segment_size: Size | None = None
     drop_unresolved: bool = False
+
+    @classmethod
+    def of(cls, retention: Retention) -> Self:
+        return cls(**plain(retention))
+
+    def value(self) -> Retention:
+        return Retention(
+            time=self.time,
+            size=self.size,
+            segment_time=self.segment_time,
+            segment_size=self.segment_size,
+            drop_unresolved=self.drop_unresolved,
+        )
 
 
 class TopicIn(Shape):

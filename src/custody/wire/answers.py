@@ -1,0 +1,184 @@
+"""What answers contain beside messages, and the values of the model that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Self
+from uuid import UUID
+
+from msgspec import UNSET, Struct, UnsetType
+
+from custody.model import Producer, Rewound, Settled
+from custody.wire.messages import PlacedOut
+
+
+class ErrorBody(Struct, kw_only=True):
+    code: str
+    message: str
+    remedy: str | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    lost: list[int] | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET
+
+
+class ErrorOut(Struct):
+    """Every error has this shape, with a code that does not change."""
+
+    error: ErrorBody
+
+
+class AddedOut(Struct):
+    """How many messages the transaction holds now."""
+
+    transaction_id: UUID
+    messages: int
+
+
+class SettledOut(Struct):
+    """How many messages were settled, which offsets are dead by it, which later ones of a key left the lease."""
+
+    settled: int
+    dead: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, settled: Settled) -> Self:
+        return cls(settled.settled, settled.dead, settled.released)
+
+    def value(self) -> Settled:
+        return Settled(settled=self.settled, dead=self.dead, released=self.released)
+
+
+class DeadlineOut(Struct):
+    deadline: datetime
+
+
+class FlightOut(Struct):
+    in_flight_count: int
+    oldest_in_flight_age_seconds: float | None
+
+
+class InFlightOut(Struct):
+    topic: str
+    partitions: dict[str, FlightOut]
+
+    @classmethod
+    def of(cls, topic: str, found: dict[int, tuple[int, float | None]]) -> Self:
+        return cls(topic, {str(partition): FlightOut(messages, age) for partition, (messages, age) in found.items()})
+
+    def value(self) -> dict[int, tuple[int, float | None]]:
+        return {
+            int(partition): (one.in_flight_count, one.oldest_in_flight_age_seconds)
+            for partition, one in self.partitions.items()
+        }
+
+
+class ProducerOut(Struct, kw_only=True):
+    """`last_sequence` is -1 before the first message; `last_receipt` tells where the last one went."""
+
+    producer_id: str
+    epoch: int
+    last_sequence: int
+    last_receipt: PlacedOut | None
+
+    @classmethod
+    def of(cls, producer: Producer) -> Self:
+        last = producer.last_receipt
+        return cls(
+            producer_id=producer.producer_id,
+            epoch=producer.epoch,
+            last_sequence=producer.last_sequence,
+            last_receipt=None if last is None else PlacedOut.of(last),
+        )
+
+    def value(self) -> Producer:
+        last = self.last_receipt
+        return Producer(
+            producer_id=self.producer_id,
+            epoch=self.epoch,
+            last_sequence=self.last_sequence,
+            last_receipt=None if last is None else last.value(),
+        )
+
+
+class BegunOut(Struct):
+    transaction_id: UUID
+    expires_at: datetime
+
+
+class CommittedOut(Struct):
+    transaction_id: UUID
+    receipts: list[PlacedOut]
+
+
+class AbortedOut(Struct):
+    """`aborted`: false if it was so already."""
+
+    transaction_id: UUID
+    aborted: bool
+
+
+class PlaceOut(Struct):
+    partition: int
+    offset: int
+
+
+class RedrivenOut(Struct):
+    """The dead letters that were meant; with `dry_run` nothing has changed."""
+
+    count: int
+    dry_run: bool
+    messages: list[PlaceOut]
+
+    @classmethod
+    def of(cls, found: list[tuple[int, int]], *, dry_run: bool) -> Self:
+        return cls(len(found), dry_run, [PlaceOut(partition, offset) for partition, offset in found])
+
+    def value(self) -> list[tuple[int, int]]:
+        return [(one.partition, one.offset) for one in self.messages]
+
+
+class RewoundOut(Struct):
+    partition: int
+    target: int
+    messages: int
+
+
+class RewindOut(Struct):
+    dry_run: bool
+    partitions: list[RewoundOut]
+
+    @classmethod
+    def of(cls, found: Iterable[Rewound], *, dry_run: bool) -> Self:
+        return cls(dry_run, [RewoundOut(one.partition, one.target, one.messages) for one in found])
+
+    def value(self) -> list[Rewound]:
+        return [Rewound(partition=one.partition, target=one.target, messages=one.messages) for one in self.partitions]
+
+
+class ChangedOut(Struct):
+    """Whether there was anything to change."""
+
+    changed: bool
+
+
+class CountOut(Struct):
+    count: int
+
+
+class DueOut(Struct):
+    """Seconds until something is due by itself; null if nothing is."""
+
+    due: float | None
+
+
+class NewsOut(Struct):
+    """`token` goes into the next question. `news`: something may have come since the one that was given."""
+
+    token: str
+    news: bool
+
+
+class HealthOut(Struct):
+    status: str

@@ -1,0 +1,175 @@
+"""Messages as they are answered, and where they went."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+from msgspec import UNSET, Struct, UnsetType
+
+from custody.lanes import Priority
+from custody.model import DeadLetter, Delayed, Message, Payload, Receipt, Waiting
+
+
+class PlacedOut(Struct, kw_only=True):
+    """Where a message went: a delayed one has `delay_id` and `deliver_at` in place of an offset. `duplicate`: it was
+    published before."""
+
+    topic: str
+    partition: int
+    offset: int | UnsetType = UNSET
+    delay_id: int | UnsetType = UNSET
+    deliver_at: datetime | UnsetType = UNSET
+    duplicate: bool
+
+    @classmethod
+    def of(cls, placed: Receipt | Delayed) -> Self:
+        if isinstance(placed, Receipt):
+            return cls(topic=placed.topic, partition=placed.partition, offset=placed.offset, duplicate=placed.duplicate)
+        return cls(
+            topic=placed.topic,
+            partition=placed.partition,
+            delay_id=placed.delay_id,
+            deliver_at=placed.deliver_at,
+            duplicate=placed.duplicate,
+        )
+
+    def value(self) -> Receipt | Delayed:
+        if self.offset is not UNSET:
+            return Receipt(self.topic, self.partition, self.offset, self.duplicate)
+        assert self.delay_id is not UNSET
+        assert self.deliver_at is not UNSET
+        return Delayed(
+            topic=self.topic,
+            partition=self.partition,
+            delay_id=self.delay_id,
+            deliver_at=self.deliver_at,
+            duplicate=self.duplicate,
+        )
+
+
+class ReceiptsOut(Struct):
+    """For each message where it went."""
+
+    receipts: list[PlacedOut]
+
+
+class MessageOut(Struct, kw_only=True, omit_defaults=True):
+    """A message: its payload is `payload`, or `payload_base64` if it is bytes."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    payload: Any = UNSET
+    payload_base64: str | UnsetType = UNSET
+    headers: dict[str, str]
+    attempt: int
+    published_at: datetime
+    priority: Priority | None = None
+    receipt: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, message: Message, receipt: str | UnsetType = UNSET) -> Self:
+        payload = message.payload
+        bytes_given = isinstance(payload, bytes)
+        return cls(
+            topic=message.topic,
+            partition=message.partition,
+            offset=message.offset,
+            key=message.key,
+            payload=UNSET if bytes_given else payload,
+            payload_base64=base64.b64encode(payload).decode() if bytes_given else UNSET,
+            headers=message.headers,
+            attempt=message.attempt,
+            published_at=message.published_at,
+            priority=message.priority,
+            receipt=receipt,
+        )
+
+    def value(self) -> Message:
+        return Message(
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.offset,
+            key=self.key,
+            payload=_payload(self),
+            headers=self.headers,
+            attempt=self.attempt,
+            published_at=self.published_at,
+            priority=self.priority,
+        )
+
+
+class DeadOut(MessageOut, kw_only=True):
+    """A message that a group has given up; `held`: later ones of its key wait for it."""
+
+    attempts: int
+    reason: str
+    last_error: str | None
+    errors: tuple[str, ...]
+    died_at: datetime
+    held: bool
+
+    def value(self) -> DeadLetter:
+        return DeadLetter(
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.offset,
+            key=self.key,
+            payload=_payload(self),
+            headers=self.headers,
+            attempt=self.attempt,
+            published_at=self.published_at,
+            priority=self.priority,
+            attempts=self.attempts,
+            reason=self.reason,
+            last_error=self.last_error,
+            errors=self.errors,
+            died_at=self.died_at,
+            held=self.held,
+        )
+
+
+class DelayedOut(Struct, kw_only=True):
+    """A delayed message that is not due yet."""
+
+    topic: str
+    partition: int
+    delay_id: int
+    deliver_at: datetime
+    delayed_at: datetime
+    key: str | None
+    payload: Any = UNSET
+    payload_base64: str | UnsetType = UNSET
+    headers: dict[str, str]
+    duplicate: bool
+
+    def value(self) -> Waiting:
+        return Waiting(
+            topic=self.topic,
+            partition=self.partition,
+            delay_id=self.delay_id,
+            deliver_at=self.deliver_at,
+            delayed_at=self.delayed_at,
+            key=self.key,
+            payload=_payload(self),
+            headers=self.headers,
+            duplicate=self.duplicate,
+        )
+
+
+def _payload(of: MessageOut | DelayedOut) -> Payload:
+    return of.payload if of.payload_base64 is UNSET else base64.b64decode(of.payload_base64)
+
+
+class LeaseOut(Struct, kw_only=True):
+    """Messages under one lease. Without any there is no lease, and `reason` says why: empty, or busy."""
+
+    lease_id: UUID | None
+    deadline: datetime | None
+    messages: list[MessageOut]
+    reason: str | None = None
+    detail: str | None = None
