@@ -12,6 +12,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.apikeys import Ring
+from custody.engine.serving import ServerVerbs
 from custody.errors import DatabaseUnavailable, Unauthorized
 from custody.http import keyring
 from custody.http.keyring import Keyring
@@ -138,7 +139,7 @@ async def shown(ring: Keyring, secret: str) -> Caller | None:
 @pytest.mark.req("G19")
 def test_neither_good_nor_bad_keys_cost_a_call_of_the_database_each(c: custody.Custody) -> None:
     good = c.create_api_key("shop", consume=["orders"])
-    reads = Reads(c.key_ring)
+    reads = Reads(ServerVerbs(c).key_ring)
     wrong = [f"cus_{number:012}_{'A' * 43}" for number in range(1000)] + ["x" * 5000, good.secret[:-1] + "="]
 
     async def attack() -> None:
@@ -159,7 +160,7 @@ def test_neither_good_nor_bad_keys_cost_a_call_of_the_database_each(c: custody.C
 @pytest.mark.req("G19")
 def test_what_was_read_is_renewed_before_it_is_old_and_not_believed_after(c: custody.Custody) -> None:
     key = c.create_api_key("shop", consume=["orders"]).secret
-    reads = Reads(c.key_ring)
+    reads = Reads(ServerVerbs(c).key_ring)
 
     async def watch() -> None:
         ring = reads.ring()

@@ -76,8 +76,9 @@ def test_a_lease_for_one_who_was_told_to_go_is_given_back(c: custody.Custody, se
     """The stop comes while the claim is under way that would have served the one who waits."""
     c.create_topic("orders")
     c.create_group("orders", "g")
-    real, under_way, go_on = c.claim_each, threading.Event(), threading.Event()
+    under_way, go_on = threading.Event(), threading.Event()
     with served(c) as http:
+        real = http.state.verbs.claim_each
         poll = threading.Thread(target=lambda: http.get("/messages/orders?group=g&wait=50s&visibility_timeout=10m"))
         poll.start()
         lines = http.state.desks._desks
@@ -91,11 +92,10 @@ def test_a_lease_for_one_who_was_told_to_go_is_given_back(c: custody.Custody, se
             assert go_on.wait(10)
             return real(*arguments)
 
-        http.state.engine.claim_each = slow
+        http.state.verbs.claim_each = slow
         c.publish("orders", 1)
         assert under_way.wait(10)
         threading.Timer(0.5, go_on.set).start()
     poll.join(10)
-    del c.claim_each
     assert c.stats("orders", "g").in_flight == 0
     assert c.claim("orders", "g").messages[0].attempt == 1

@@ -25,6 +25,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Dead, Later, Outgoing, Policy
+from custody.engine.serving import ServerVerbs
 from custody.model import Message
 from custody.outbox import write
 
@@ -185,7 +186,7 @@ def test_every_way_of_publishing_carries_the_current_span(orders: custody.Custod
         transaction = producer.transaction()
         transaction.publish("orders", "in a transaction")
     transaction.commit()  # the span has ended meanwhile
-    orders.move_outbox()
+    ServerVerbs(orders).move_outbox()
     read = orders.read("orders", max_messages=1000)
     waiting = orders.delayed("orders")
     assert len(read) == 74

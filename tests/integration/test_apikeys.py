@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import Clock
 
 import custody
+from custody.engine.serving import ServerVerbs
 from custody.errors import InvalidArgument, KeyExists, KeyNotFound
 
 pytestmark = pytest.mark.core
@@ -26,13 +27,13 @@ def test_a_key_is_known_by_its_digest_alone(c: custody.Custody, db: psycopg.Conn
     assert db.execute(
         "SELECT digest = sha256(convert_to(%s, 'UTF8')) FROM custody.api_keys", [made.secret]
     ).fetchone() == (True,)
-    assert c.key_ring().find(made.secret.encode()) == made.key == c.api_keys()[0]
+    assert ServerVerbs(c).key_ring().find(made.secret.encode()) == made.key == c.api_keys()[0]
 
 
 @pytest.mark.req("G19")
 def test_another_secret_under_the_same_id_opens_nothing(c: custody.Custody) -> None:
     one, other = c.create_api_key("one", consume=["*"]), c.create_api_key("other", consume=["*"])
-    ring = c.key_ring()
+    ring = ServerVerbs(c).key_ring()
     swapped = one.secret[:17] + other.secret[17:]
     altered = one.secret[:-2] + ("AA" if one.secret[-2:] != "AA" else "BB")
     for wrong in (swapped, altered, one.secret[:-1], one.secret + "A", one.secret + "\n", "", "cus_", other.key.key_id):
@@ -43,18 +44,18 @@ def test_another_secret_under_the_same_id_opens_nothing(c: custody.Custody) -> N
 @pytest.mark.req("G19")
 def test_a_revoked_or_expired_key_opens_nothing(c: custody.Custody, clock: Clock) -> None:
     kept, short = c.create_api_key("kept", admin=["*"]), c.create_api_key("short", consume=["*"], expires="1h")
-    assert c.key_ring().active == 2
+    assert ServerVerbs(c).key_ring().active == 2
     clock.move(3599)
-    assert c.key_ring().find(short.secret.encode()) is not None
+    assert ServerVerbs(c).key_ring().find(short.secret.encode()) is not None
     clock.move(1)
-    assert c.key_ring().find(short.secret.encode()) is None
+    assert ServerVerbs(c).key_ring().find(short.secret.encode()) is None
     assert [(key.name, key.active) for key in c.api_keys()] == [("kept", True), ("short", False)]
     assert c.revoke_api_key("kept")
     assert not c.revoke_api_key("kept")
-    assert c.key_ring().find(kept.secret.encode()) is None
-    assert c.key_ring(), "a key that has expired still asks for one"
+    assert ServerVerbs(c).key_ring().find(kept.secret.encode()) is None
+    assert ServerVerbs(c).key_ring(), "a key that has expired still asks for one"
     assert c.revoke_api_key("short")
-    assert not c.key_ring()
+    assert not ServerVerbs(c).key_ring()
     assert [(key.name, key.revoked_by) for key in c.api_keys(revoked=True)] == [("kept", "test"), ("short", "test")]
 
 
@@ -65,8 +66,8 @@ def test_a_name_is_used_once_and_free_after_its_revocation(c: custody.Custody) -
         c.create_api_key("shop", produce=["orders"])
     c.revoke_api_key("shop")
     new = c.create_api_key("shop", produce=["orders"])
-    assert c.key_ring().find(old.secret.encode()) is None
-    assert c.key_ring().find(new.secret.encode()) == new.key
+    assert ServerVerbs(c).key_ring().find(old.secret.encode()) is None
+    assert ServerVerbs(c).key_ring().find(new.secret.encode()) == new.key
     with pytest.raises(KeyNotFound, match="apikeys list"):
         c.revoke_api_key("nobody")
 

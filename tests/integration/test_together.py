@@ -15,10 +15,16 @@ from tests.waiting import wait_for
 
 import custody
 from custody import errors
+from custody.engine.serving import ServerVerbs
 from custody.model import Delayed, Outgoing, Receipt, Settled
 from custody.together import Ack, Claim, Publish
 
 pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def verbs(c: custody.Custody) -> ServerVerbs:
+    return ServerVerbs(c)
 
 
 def one(topic: str, payload: object, **rest: object) -> Publish:
@@ -26,10 +32,12 @@ def one(topic: str, payload: object, **rest: object) -> Publish:
 
 
 @pytest.mark.req("C5")
-def test_publishes_of_many_callers_are_one_transaction(c: custody.Custody, commits: Callable[[], int]) -> None:
+def test_publishes_of_many_callers_are_one_transaction(
+    c: custody.Custody, verbs: ServerVerbs, commits: Callable[[], int]
+) -> None:
     c.create_topic("orders", partitions=3)
     c.create_topic("stock")
-    answers = c.publish_each([one("orders" if n % 2 else "stock", n, key=str(n)) for n in range(40)])
+    answers = verbs.publish_each([one("orders" if n % 2 else "stock", n, key=str(n)) for n in range(40)])
     assert all(isinstance(answer, list) for answer in answers)
     read = {
         (topic, message.partition, message.offset): message.payload
@@ -42,10 +50,10 @@ def test_publishes_of_many_callers_are_one_transaction(c: custody.Custody, commi
 
 
 @pytest.mark.req("C5")
-def test_a_refusal_is_its_callers_own(c: custody.Custody) -> None:
+def test_a_refusal_is_its_callers_own(c: custody.Custody, verbs: ServerVerbs) -> None:
     c.create_topic("orders", max_depth=4)
     c.init_producer("p")
-    answers = c.publish_each(
+    answers = verbs.publish_each(
         [
             one("orders", 1),
             one("nowhere", 2),
@@ -66,23 +74,23 @@ def test_a_refusal_is_its_callers_own(c: custody.Custody) -> None:
 
 
 @pytest.mark.req("G11", "C5")
-def test_a_repeat_among_others_returns_the_first_receipt(c: custody.Custody) -> None:
+def test_a_repeat_among_others_returns_the_first_receipt(c: custody.Custody, verbs: ServerVerbs) -> None:
     c.create_topic("orders")
     c.init_producer("p")
     mine = Publish(messages=[("orders", Outgoing("once"))], producer=("p", 1, 0))
-    first = c.publish_each([mine, one("orders", "other")])[0]
-    again = c.publish_each([one("orders", "other"), mine])[1]
+    first = verbs.publish_each([mine, one("orders", "other")])[0]
+    again = verbs.publish_each([one("orders", "other"), mine])[1]
     assert again == [Receipt("orders", first[0].partition, first[0].offset, True)]
     assert [message.payload for message in c.read("orders")].count("once") == 1
 
 
 @pytest.mark.req("G15", "C5")
-def test_a_caller_may_mix_topics_and_delays_and_it_is_all_or_nothing(c: custody.Custody) -> None:
+def test_a_caller_may_mix_topics_and_delays_and_it_is_all_or_nothing(c: custody.Custody, verbs: ServerVerbs) -> None:
     c.create_topic("orders")
     c.create_topic("stock")
     mixed = [("orders", Outgoing(1)), ("stock", Outgoing(2, delay="5s")), ("orders", Outgoing(3))]
     spoiled = [*mixed, ("stock", Outgoing(4, partition=9))]
-    good, bad = c.publish_each([Publish(messages=mixed), Publish(messages=spoiled)])
+    good, bad = verbs.publish_each([Publish(messages=mixed), Publish(messages=spoiled)])
     assert [type(receipt) for receipt in good] == [Receipt, Delayed, Receipt]
     assert isinstance(bad, errors.PartitionNotFound)
     assert [message.payload for message in c.read("orders")] == [1, 3]
@@ -91,7 +99,7 @@ def test_a_caller_may_mix_topics_and_delays_and_it_is_all_or_nothing(c: custody.
 
 @pytest.mark.req("C5")
 def test_a_partition_that_is_held_stops_only_those_who_publish_to_it(
-    c: custody.Custody, db: psycopg.Connection, database_url: str
+    c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection, database_url: str
 ) -> None:
     """A publish to a free topic is committed while another one of the same call waits for a held partition."""
     c.create_topic("held")
@@ -101,7 +109,7 @@ def test_a_partition_that_is_held_stops_only_those_who_publish_to_it(
         holder.execute(
             "SELECT FROM custody.heads h JOIN custody.topics t USING (topic_id) WHERE t.name = 'held' FOR UPDATE"
         )
-        both = threading.Thread(target=lambda: answers.extend(c.publish_each([one("held", 1), one("free", 2)])))
+        both = threading.Thread(target=lambda: answers.extend(verbs.publish_each([one("held", 1), one("free", 2)])))
         both.start()
         wait_for(lambda: [message.payload for message in c.read("free")] == [2], "the free topic has its message")
         assert not answers
@@ -111,12 +119,12 @@ def test_a_partition_that_is_held_stops_only_those_who_publish_to_it(
 
 
 @pytest.mark.req("G3")
-def test_raw_json_is_kept_letter_for_letter(c: custody.Custody, db: psycopg.Connection) -> None:
+def test_raw_json_is_kept_letter_for_letter(c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection) -> None:
     c.create_topic("orders")
     c.create_group("orders", "g")
     documents = [b'{"b": 1.0, "a": 12345678901234567890123, "b": 2}', b'"text"', b"null", b"[1e2]"]
-    c.publish_each([one("orders", msgspec.Raw(document)) for document in documents])
-    leases = c.claim_each("orders", "g", None, [Claim(max_messages=10)])
+    verbs.publish_each([one("orders", msgspec.Raw(document)) for document in documents])
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=10)])
     payloads = [message.payload for message in leases[0].messages]
     assert [bytes(p) if isinstance(p, msgspec.Raw) else p for p in payloads] == [
         documents[0],
@@ -124,13 +132,13 @@ def test_raw_json_is_kept_letter_for_letter(c: custody.Custody, db: psycopg.Conn
         b"null",
         b"[1e2]",
     ]
-    refused = c.publish_each([one("orders", msgspec.Raw(b'"\\ud800"')), one("orders", msgspec.Raw(b"1e999"))])
+    refused = verbs.publish_each([one("orders", msgspec.Raw(b'"\\ud800"')), one("orders", msgspec.Raw(b"1e999"))])
     assert all(isinstance(answer, errors.InvalidPayload) for answer in refused)
 
 
 @pytest.mark.req("C5", "N2")
 def test_acks_of_many_callers_are_one_transaction_and_each_is_fenced(
-    c: custody.Custody, db: psycopg.Connection, clock: Clock
+    c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection, clock: Clock
 ) -> None:
     c.create_topic("orders", partitions=2)
     c.create_group("orders", "g")
@@ -149,7 +157,7 @@ def test_acks_of_many_callers_are_one_transaction_and_each_is_fenced(
     alien = Ack(lease_id=pair.lease_id, offsets=[pair.messages[0].offset, 999])
     rest = Ack(lease_id=pair.lease_id, offsets=None)
     expired = Ack(lease_id=late.lease_id, offsets=None)
-    answers = c.ack_each([*acks, elsewhere, alien, rest, expired])
+    answers = verbs.ack_each([*acks, elsewhere, alien, rest, expired])
     assert answers[:4] == [Settled(settled=1)] * 4
     assert [getattr(answer, "code", None) for answer in answers[4:]] == ["lease_lost", "lease_lost", None, "lease_lost"]
     assert answers[5].lost == (999,)
@@ -160,14 +168,16 @@ def test_acks_of_many_callers_are_one_transaction_and_each_is_fenced(
 
 
 @pytest.mark.req("G5")
-def test_without_a_receipt_only_a_first_delivery_can_be_meant(c: custody.Custody, clock: Clock) -> None:
+def test_without_a_receipt_only_a_first_delivery_can_be_meant(
+    c: custody.Custody, verbs: ServerVerbs, clock: Clock
+) -> None:
     c.create_topic("orders")
     c.create_group("orders", "default")
     for n in range(5):
         c.publish("orders", n)
 
     def ack(offset: int) -> object:
-        answer = c.ack_each([Ack(lease_id=None, offsets=[offset], topic="orders", group="default", partition=0)])[0]
+        answer = verbs.ack_each([Ack(lease_id=None, offsets=[offset], topic="orders", group="default", partition=0)])[0]
         return getattr(answer, "code", answer)
 
     assert ack(0) == "lease_lost"  # not delivered yet
@@ -188,11 +198,11 @@ def test_without_a_receipt_only_a_first_delivery_can_be_meant(c: custody.Custody
     assert ack(4) == "lease_lost"
 
 
-def test_claims_for_many_callers_end_with_the_reason(c: custody.Custody) -> None:
+def test_claims_for_many_callers_end_with_the_reason(c: custody.Custody, verbs: ServerVerbs) -> None:
     c.create_topic("orders", partitions=4)
     c.create_group("orders", "g", custody.Policy(ordering="key"))
     c.publish_many("orders", [Outgoing(n, key=str(n % 3)) for n in range(6)])
-    leases = c.claim_each("orders", "g", None, [Claim(max_messages=1, worker=f"w{n}") for n in range(8)])
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=1, worker=f"w{n}") for n in range(8)])
     assert [bool(lease) for lease in leases] == [True] * (len(leases) - 1) + [False]
     assert sorted(message.key for lease in leases for message in lease) == ["0", "1", "2"]
     assert leases[-1].reason in ("empty", "busy")  # busy: what it found is behind the keys that the others have
@@ -225,7 +235,7 @@ def test_a_topic_that_stays_busy_is_waited_for_once(c: custody.Custody, database
     with psycopg.connect(database_url) as holder, custody.connect(bounded) as impatient:
         holder.execute("SELECT FROM custody.heads FOR UPDATE")
         began = time.monotonic()
-        answers = impatient.publish_each([one("orders", n) for n in range(20)])
+        answers = ServerVerbs(impatient).publish_each([one("orders", n) for n in range(20)])
         assert time.monotonic() - began < 3
     assert {type(answer) for answer in answers} == {errors.Busy}
     assert c.read("orders") == []
@@ -233,11 +243,13 @@ def test_a_topic_that_stays_busy_is_waited_for_once(c: custody.Custody, database
 
 @pytest.mark.req("G15", "G20")
 @pytest.mark.parametrize("year", [1, 9999])
-def test_a_time_that_no_clock_of_ours_can_tell_is_refused_and_doubles_nobody(c: custody.Custody, year: int) -> None:
+def test_a_time_that_no_clock_of_ours_can_tell_is_refused_and_doubles_nobody(
+    c: custody.Custody, verbs: ServerVerbs, year: int
+) -> None:
     c.create_topic("orders")
     zone = timezone(timedelta(hours=14 if year == 1 else -14))
     at = datetime(year, 1, 1, tzinfo=zone) if year == 1 else datetime(year, 12, 31, 23, tzinfo=zone)
-    good, bad = c.publish_each([one("orders", "innocent"), one("orders", "odd", deliver_at=at)])
+    good, bad = verbs.publish_each([one("orders", "innocent"), one("orders", "odd", deliver_at=at)])
     assert isinstance(bad, errors.InvalidArgument)
     assert len(good) == 1
     assert [message.payload for message in c.read("orders")] == ["innocent"]
@@ -245,7 +257,7 @@ def test_a_time_that_no_clock_of_ours_can_tell_is_refused_and_doubles_nobody(c: 
 
 
 def test_what_was_done_and_cannot_be_read_is_not_done_again(
-    c: custody.Custody, monkeypatch: pytest.MonkeyPatch, commits: Callable[[], int]
+    c: custody.Custody, verbs: ServerVerbs, monkeypatch: pytest.MonkeyPatch, commits: Callable[[], int]
 ) -> None:
     """Whatever the reason: a publish whose answer cannot be read is unknown to its caller, and nobody repeats it."""
     c.create_topic("orders")
@@ -257,7 +269,7 @@ def test_what_was_done_and_cannot_be_read_is_not_done_again(
         return real(cursor)
 
     monkeypatch.setattr(psycopg.Cursor, "fetchall", unreadable)
-    answers = c.publish_each([one("orders", n) for n in range(3)])
+    answers = verbs.publish_each([one("orders", n) for n in range(3)])
     assert {type(answer) for answer in answers} == {errors.DatabaseUnavailable}
     monkeypatch.undo()
     assert [message.payload for message in c.read("orders")] == [0, 1, 2]

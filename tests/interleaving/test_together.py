@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import custody
+from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, LeaseLost
 from custody.model import Outgoing
 from custody.together import Ack, Claim, Publish
@@ -54,6 +55,7 @@ def storm(acts: list[Callable[[random.Random], None]], seed: int) -> list[BaseEx
 @pytest.mark.req("C5")
 def test_publishes_of_every_kind_at_once(database_url: str, db: psycopg.Connection) -> None:
     with custody.connect(database_url, pool_size=20) as c:
+        verbs = ServerVerbs(c)
         for topic in TOPICS:
             c.create_topic(topic, partitions=3)
         before = deadlocks(db)
@@ -71,7 +73,7 @@ def test_publishes_of_every_kind_at_once(database_url: str, db: psycopg.Connecti
                 Publish(messages=[outgoing(random) for _ in range(random.randint(1, 4))])
                 for _ in range(random.randint(1, 6))
             ]
-            for answer in c.publish_each(callers):
+            for answer in verbs.publish_each(callers):
                 assert not isinstance(answer, CustodyError), answer
                 count(len(answer))
 
@@ -84,7 +86,7 @@ def test_publishes_of_every_kind_at_once(database_url: str, db: psycopg.Connecti
             callers = [
                 Publish(messages=[outgoing(random)], producer=(name, 1, sequence)) for name, sequence in producers.mine
             ]
-            for mine, answer in zip(producers.mine, c.publish_each(callers), strict=True):
+            for mine, answer in zip(producers.mine, verbs.publish_each(callers), strict=True):
                 assert not isinstance(answer, CustodyError), answer
                 mine[1] += 1
                 count(1)
@@ -111,6 +113,7 @@ def test_publishes_of_every_kind_at_once(database_url: str, db: psycopg.Connecti
 @pytest.mark.req("C5")
 def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, db: psycopg.Connection) -> None:
     with custody.connect(database_url, pool_size=20) as c:
+        verbs = ServerVerbs(c)
         for topic in TOPICS[:2]:
             c.create_topic(topic, partitions=2)
             c.create_group(
@@ -125,7 +128,7 @@ def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, d
 
         def claim(random: random.Random) -> None:
             topic = random.choice(TOPICS[:2])
-            leases = c.claim_each(topic, "g", None, [Claim(max_messages=random.randint(1, 4)) for _ in range(5)])
+            leases = verbs.claim_each(topic, "g", None, [Claim(max_messages=random.randint(1, 4)) for _ in range(5)])
             with guard:
                 held.extend((lease.lease_id, [message.offset for message in lease]) for lease in leases if lease)
 
@@ -140,7 +143,7 @@ def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, d
                 Ack(lease_id=lease, offsets=None if random.random() < 0.5 else offsets)
                 for lease, offsets in taken(random, 8)
             ]
-            for answer in c.ack_each(callers) if callers else ():
+            for answer in verbs.ack_each(callers) if callers else ():
                 assert not isinstance(answer, CustodyError) or isinstance(answer, LeaseLost), answer
 
         def nack(random: random.Random) -> None:

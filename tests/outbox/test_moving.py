@@ -9,13 +9,14 @@ import psycopg
 import pytest
 
 import custody
+from custody.engine.serving import ServerVerbs
 from custody.relay import Relay
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V10")]
 
 
 def by_a_server(c: custody.Custody) -> int:
-    return c.move_outbox()
+    return ServerVerbs(c).move_outbox()
 
 
 def by_a_relay(c: custody.Custody) -> int:

@@ -90,7 +90,6 @@ def test_the_worker_is_named(c: custody.Custody, server: Http, orders: Callable[
     orders(1)
     with custody.connect(server.url, worker="Müller 7") as remote:
         remote.claim("orders", "stock").ack()
-        remote.named("other").pause("orders", "stock")
     assert [entry.worker for entry in c.trace("orders", 0, 0)] == ["M_ller_7", "M_ller_7"]
 
 
@@ -103,9 +102,7 @@ def test_what_needs_the_database_says_so(c: custody.Custody, remote: custody.Cus
         lambda: remote.database_url,
         lambda: remote.drive("orders", "g"),
         lambda: remote.figures("orders", "g"),
-        lambda: remote.listen_to_all(print),
-        lambda: remote.claim_each("orders", "g", None, []),
-        lambda: remote.move_outbox(),
+        lambda: remote.overview(),
         lambda: custody.relay.Relay(remote),  # type: ignore[arg-type]
     ):
         with pytest.raises(NeedsDatabase, match="postgresql"):
@@ -117,26 +114,15 @@ def test_what_needs_the_database_says_so(c: custody.Custody, remote: custody.Cus
 
 def test_every_verb_of_the_direct_connection_is_the_clients_own_or_refused() -> None:
     """A verb that is added there and forgotten here would be answered with `needs_database`."""
-    composed = {"publish", "ack", "nack", "release", "later", "settle", "extend", "work", "named"}
-    of_keys = {"create_api_key", "api_keys", "revoke_api_key", "key_ring"}  # for whoever has the database
-    for_servers = {
-        "publish_each",
-        "ack_each",
-        "claim_each",
-        "lease_place",
-        "first_lease",
-        "listen_to_all",
-        "move_outbox",
-        "overview",
-        "connections",
-    }
+    composed = {"publish", "ack", "nack", "release", "later", "settle", "extend", "work"}
+    at_the_database = {"create_api_key", "api_keys", "revoke_api_key", "overview"}
     verbs = {name for name in dir(Custody) if not name.startswith("_")}
     own = {
         name
         for name in verbs
         if any(name in vars(kind) for kind in RemoteCustody.__mro__ if kind.__module__.startswith("custody.remote"))
     }
-    assert verbs - own == composed | for_servers | of_keys
+    assert verbs - own == composed | at_the_database
 
 
 @contextmanager

@@ -6,15 +6,15 @@ from types import TracebackType
 from typing import Self
 
 from custody.engine.apikeys import ApiKeys
+from custody.engine.consuming import Consuming
 from custody.engine.grouping import Start
 from custody.engine.operating import Operating
 from custody.engine.producing import Producing
-from custody.engine.serving import Serving
 
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producing, Serving, Operating, ApiKeys):
+class Custody(Producing, Consuming, Operating, ApiKeys):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from custody import apikeys
-from custody.apikeys import ApiKey, NewKey, Ring
+from custody.apikeys import ApiKey, NewKey
 from custody.engine.base import Base
 from custody.policy import Duration
 
@@ -44,7 +44,3 @@ class ApiKeys(Base):
     def revoke_api_key(self, name: str) -> bool:
         """The key opens nothing any more; servers notice within seconds. False if it was revoked before."""
         return apikeys.revoke(self._db, name, actor=self.worker, now=self._now())
-
-    def key_ring(self) -> Ring:
-        """The keys as they are now, for a server that has to tell who shows one."""
-        return apikeys.ring(self._db, now=self._now())

@@ -48,6 +48,11 @@ class Base:
         """The libpq URL in use."""
         return self._db.url
 
+    def ping(self) -> None:
+        """Raises if the database does not answer."""
+        with self._db.connection() as connection:
+            connection.execute("SELECT 1")
+
     def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)
         if layout is None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from custody import insights, redrive
+from custody import insights, redrive, together
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.insights import GroupFigures, HandlingTime, Server, TopicFigures
@@ -134,13 +134,13 @@ class Operating(Base):
         topics, groups, rows = insights.figures(self._db, timeout=seconds(timeout), now=self._now())
         return topics, groups, [OutboxFigures(**row) for row in rows]
 
-    def connections(self) -> tuple[int, int, int, int]:
-        """Connections to the database in use, idle, and at most; and how many calls wait for one."""
-        return self._db.connections()
-
     def trace(self, topic: str, partition: int, offset: int, *, group: str | None = None) -> list[HistoryEntry]:
         """Everything that happened to one message, oldest first."""
         return insights.trace(self._db, topic, partition, offset, group=group)
+
+    def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
+        """For each partition how many messages are leased, and since how many seconds the oldest of them."""
+        return together.in_flight(self._db, topic, group, now=self._now())
 
     def handling_times(self, topic: str | None = None, group: str | None = None) -> list[HandlingTime]:
         """How long recent leases took, for each group: what a visibility timeout has to cover."""

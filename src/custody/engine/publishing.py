@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar, overload
+from uuid import UUID
 
 from custody import delays, log, topics
+from custody.codec import arrays, encode_message
 from custody.engine.base import Base
 from custody.errors import InvalidArgument, NoPriorities, TopicChanged
 from custody.lanes import Priority
@@ -176,6 +178,24 @@ class Publishing(Base):
         of yours with events for the outbox, for example. They would find it by polling, too."""
         for topic in topics:
             self._hints.send(topic)
+
+    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
+        """Publishes events of an outbox elsewhere, in one transaction: each once for its id and number of replays.
+
+        Returns how many were new.
+        """
+        encoded = [encode_message(message) for _, _, message in events]
+        new: int = self._db.call(
+            "outbox_receive",
+            topic=topic,
+            events=[event_id for event_id, _, _ in events],
+            replays=[replays for _, replays, _ in events],
+            **arrays(encoded),
+            now=self._now(),
+        )[0][0]
+        if new:
+            self.hint([topic])
+        return new
 
     def read(
         self,

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Self
 from uuid import UUID
 
-from custody import together
+from custody import apikeys, together
+from custody.apikeys import Ring
 from custody.claim import Lease
-from custody.codec import arrays, decode_raw, encode_message
-from custody.engine.consuming import Consuming
-from custody.engine.publishing import Publishing
+from custody.codec import decode_raw
+from custody.engine import Custody
 from custody.errors import CustodyError
-from custody.model import Outgoing, Settled
+from custody.model import Settled
 from custody.outbox import moving
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
 
 
-class Serving(Publishing, Consuming):
-    """What many callers ask for, in one transaction, with an answer for each."""
+class ServerVerbs:
+    """What a server asks of an engine for its callers, beside the verbs that everybody has."""
 
-    def named(self, worker: str) -> Self:
-        """The same, open and closed with this one, under another name: what it does is journalled under it.
+    def __init__(self, engine: Custody) -> None:
+        self._engine, self._db, self._now = engine, engine._db, engine._now
+
+    def named(self, worker: str) -> Custody:
+        """The engine, open and closed with this one, under another name: what it does is journalled under it.
 
         JSON payloads are `msgspec.Raw`: they are passed on letter for letter.
         """
-        other = copy.copy(self)
+        other = copy.copy(self._engine)
         other.worker, other._decoding = worker, decode_raw
         return other
 
@@ -37,9 +39,14 @@ class Serving(Publishing, Consuming):
         Not `patient`: whoever would hold up the others is answered `together.BLOCKED`, and nothing was done for it.
         """
         answers = together.Publishes(
-            self._db, callers, layout_of=self._layout_of, forget=self._forget, patient=patient, now=self._now()
+            self._db,
+            callers,
+            layout_of=self._engine._layout_of,
+            forget=self._engine._forget,
+            patient=patient,
+            now=self._now(),
         ).run()
-        self.hint(
+        self._engine.hint(
             {
                 topic
                 for caller, answer in zip(callers, answers, strict=True)
@@ -55,7 +62,8 @@ class Serving(Publishing, Consuming):
 
     def claim_each(self, topic: str, group: str, partition: int | None, callers: Sequence[Claim]) -> list[Lease]:
         """Leases for the callers, in their order, until there is nothing left; JSON payloads are `msgspec.Raw`."""
-        return together.claim_each(self._db, self._settler(), topic, group, partition, callers, now=self._now())
+        settler = self._engine._settler()
+        return together.claim_each(self._db, settler, topic, group, partition, callers, now=self._now())
 
     def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
         """The topic, group and partition of a lease, or None if it holds nothing any more."""
@@ -65,37 +73,10 @@ class Serving(Publishing, Consuming):
         """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
         return together.first_lease(self._db, topic, group, partition, offset, now=self._now())
 
-    def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
-        """For each partition how many messages are leased, and since how many seconds the oldest of them."""
-        return together.in_flight(self._db, topic, group, now=self._now())
-
     def listen_to_all(self, wake: Callable[[str | None], None]) -> Callable[[], None]:
         """Calls `wake` with each topic that has news, and with None when some may have been missed; from another
         thread. Returns what ends it."""
         return Listener(self._db.url, None, wake).close
-
-    def ping(self) -> None:
-        """Raises if the database does not answer."""
-        with self._db.connection() as connection:
-            connection.execute("SELECT 1")
-
-    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
-        """Publishes events of an outbox elsewhere, in one transaction: each once for its id and number of replays.
-
-        Returns how many were new.
-        """
-        encoded = [encode_message(message) for _, _, message in events]
-        new: int = self._db.call(
-            "outbox_receive",
-            topic=topic,
-            events=[event_id for event_id, _, _ in events],
-            replays=[replays for _, replays, _ in events],
-            **arrays(encoded),
-            now=self._now(),
-        )[0][0]
-        if new:
-            self.hint([topic])
-        return new
 
     def move_outbox(self) -> int:
         """Moves due events of the outbox into the topics of this database that they are meant for. Returns how many.
@@ -103,3 +84,11 @@ class Serving(Publishing, Consuming):
         Claims and publishes do it by themselves; this is for whoever serves those who wait.
         """
         return moving.move(self._db, self._now())
+
+    def key_ring(self) -> Ring:
+        """The API keys as they are now, to tell who shows one."""
+        return apikeys.ring(self._db, now=self._now())
+
+    def connections(self) -> tuple[int, int, int, int]:
+        """Connections to the database in use, idle, and at most; and how many calls wait for one."""
+        return self._db.connections()

@@ -45,7 +45,7 @@ class Call:
     def engine(self) -> Custody:
         """The engine, under the name of whoever asks."""
         if self._engine is None:
-            self._engine = self.state.engine.named(self.worker)
+            self._engine = self.state.verbs.named(self.worker)
         return self._engine
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

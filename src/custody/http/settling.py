@@ -165,9 +165,9 @@ def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
             assert one.topic is not None
             assert one.partition is not None
             assert offsets is not None
-            lease_id = call.engine.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
+            lease_id = call.state.verbs.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
         else:
-            place = call.engine.lease_place(lease_id)
+            place = call.state.verbs.lease_place(lease_id)
             elsewhere = place is not None and (
                 one.topic not in (None, place[0]) or one.partition not in (None, place[2])
             )

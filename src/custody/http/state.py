@@ -14,6 +14,7 @@ from uuid import UUID
 
 from custody.claim import Lease
 from custody.engine import Custody
+from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.coalesce import Coalescer
 from custody.http.keyring import Keyring
@@ -43,16 +44,16 @@ class State:
     """
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
-        self.engine, self.settings = engine, settings
+        self.engine, self.verbs, self.settings = engine, ServerVerbs(engine), settings
         self.max_body = size_in_bytes(settings.max_body)
         self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)
         slow = max(1, settings.connections // 3)
         self._quick = ThreadPoolExecutor(max(1, settings.connections - slow), thread_name_prefix="custody-quick")
         self._slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
-        self.metrics = Metrics(waiting=lambda: len(self.desks), connections=engine.connections)
+        self.metrics = Metrics(waiting=lambda: len(self.desks), connections=self.verbs.connections)
         self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
-            partial(engine.publish_each, patient=False),
+            partial(self.verbs.publish_each, patient=False),
             self._quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             enabled=settings.coalesce,
@@ -66,7 +67,7 @@ class State:
             most=1,  # they are large: of a topic one at a time, and threads are left for the others
         )
         self.acks: Coalescer[Ack, Settled] = Coalescer(
-            partial(engine.ack_each, patient=False),
+            partial(self.verbs.ack_each, patient=False),
             self._quick,
             keys=lambda ack: (ack.lease_id,) if ack.lease_id is not None else (),
             slots=2,
@@ -76,7 +77,7 @@ class State:
         )
         self.desks = Desks(self)
         self.keys = Keyring(
-            engine.key_ring,
+            self.verbs.key_ring,
             required=not settings.loopback,
             in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self._quick, read),
         )
@@ -88,7 +89,7 @@ class State:
     def open(self) -> None:
         """Starts to listen for news, and to keep up the log."""
         loop = asyncio.get_running_loop()
-        self._stop_listening = self.engine.listen_to_all(partial(self._hear, loop))
+        self._stop_listening = self.verbs.listen_to_all(partial(self._hear, loop))
         threading.Thread(
             target=keep_up, args=[self.engine.maintain, self._ended, EVERY], name="custody-upkeep", daemon=True
         ).start()
@@ -104,10 +105,10 @@ class State:
 
     def _move_outbox(self) -> None:
         """Events for topics of this database, which nobody has moved into the log yet."""
-        keep_up(self.engine.move_outbox, self._ended, 1.0)
+        keep_up(self.verbs.move_outbox, self._ended, 1.0)
 
     def _publish_batch(self, batches: Sequence[Publish]) -> list[Placed | CustodyError]:
-        return [answer for batch in batches for answer in (self._by_copy(batch) or self.engine.publish_each([batch]))]
+        return [answer for batch in batches for answer in (self._by_copy(batch) or self.verbs.publish_each([batch]))]
 
     def _by_copy(self, batch: Publish) -> list[Placed | CustodyError] | None:
         """The fastest way for so many, if they are plain messages of one topic; else None."""
@@ -171,13 +172,13 @@ class State:
 
     def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
         try:
-            return self.engine.claim_each(*place, callers)
+            return self.verbs.claim_each(*place, callers)
         except GroupNotFound:
             if place.group != DEFAULT_GROUP:
                 raise
         with suppress(GroupExists):  # somebody else was first
             self.engine.create_group(place.topic, place.group)
-        return self.engine.claim_each(*place, callers)
+        return self.verbs.claim_each(*place, callers)
 
     async def next_due(self, place: Place) -> float | None:
         return await self.quick(self.engine.next_due, place.topic, place.group)
@@ -192,7 +193,7 @@ class State:
 
     async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
         """Acks of one request: one transaction, an answer for each."""
-        return await self.quick(self.engine.ack_each, acks)
+        return await self.quick(self.verbs.ack_each, acks)
 
     async def place_of(self, lease_id: UUID) -> tuple[str, str, int] | None:
-        return await self.quick(self.engine.lease_place, lease_id)
+        return await self.quick(self.verbs.lease_place, lease_id)
