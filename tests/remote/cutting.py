@@ -1,16 +1,18 @@
-"""A proxy before a server that loses what it is told to lose: a request, or the answer to one."""
+"""A proxy before a server that loses, holds or delays what it is told to: a request, or the answer to one."""
 
 from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-When = Literal["before", "after"]
+When = Literal["before", "after", "late"]
+"""`late`: the server gets the request only when the test says so, long after the client has lost its connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,9 @@ class Cut:
 
     when: When = "before"
     answer: tuple[int, bytes] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     then: Callable[[], object] | None = None
+    held: threading.Event | None = None
 
 
 class Proxy:
@@ -30,6 +34,8 @@ class Proxy:
         target = urlsplit(url).netloc
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self._cuts: list[tuple[str, Cut]] = []
+        self._holds: list[threading.Event] = []
+        self._late: list[Callable[[], int]] = []
         self._lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,30 +44,42 @@ class Proxy:
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 cut = proxy._next(self.command, self.path, dict(self.headers.items()))
+                if cut is not None and cut.held is not None:
+                    cut.held.wait()
+                    cut = None
                 if cut is not None and cut.answer is not None and cut.when == "before":
-                    self._answer(*cut.answer)
+                    self._answer(*cut.answer, cut.headers)
                     return
                 if cut is None or cut.when == "after":
-                    connection = http.client.HTTPConnection(target, timeout=30)
-                    connection.request(self.command, self.path, body or None, self._passed())
-                    response = connection.getresponse()
-                    status, data = response.status, response.read()
-                    connection.close()
+                    status, data = self._ask(body)
                 if cut is None:
-                    self._answer(status, data)
+                    with suppress(ConnectionError):  # whoever asked may have gone while it was held
+                        self._answer(status, data)
                     return
+                if cut.when == "late":
+                    proxy._late.append(lambda: self._ask(body)[0])
                 if cut.answer is not None:
-                    self._answer(*cut.answer)
+                    self._answer(*cut.answer, cut.headers)
                     return
                 if cut.then is not None:
                     cut.then()
                 self.close_connection = True
 
+            def _ask(self, body: bytes) -> tuple[int, bytes]:
+                connection = http.client.HTTPConnection(target, timeout=30)
+                connection.request(self.command, self.path, body or None, self._passed())
+                response = connection.getresponse()
+                status, data = response.status, response.read()
+                connection.close()
+                return status, data
+
             def _passed(self) -> dict[str, str]:
                 return {name: value for name, value in self.headers.items() if name.lower() != "host"}
 
-            def _answer(self, status: int, data: bytes) -> None:
+            def _answer(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
                 self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -92,10 +110,32 @@ class Proxy:
         with self._lock:
             self._cuts += [(what, Cut(when=when, then=then))] * times
 
-    def answer(self, what: str, status: int, body: bytes, *, times: int = 1, when: When = "before") -> None:
+    def answer(
+        self,
+        what: str,
+        status: int,
+        body: bytes,
+        *,
+        times: int = 1,
+        when: When = "before",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Answers the next requests of this kind itself; `after`: the server has had them."""
         with self._lock:
-            self._cuts += [(what, Cut(when=when, answer=(status, body)))] * times
+            self._cuts += [(what, Cut(when=when, answer=(status, body), headers=headers or {}))] * times
+
+    def hold(self, what: str) -> threading.Event:
+        """Keeps the next request of this kind, as a server that hangs, until the event is set."""
+        held = threading.Event()
+        with self._lock:
+            self._holds.append(held)
+            self._cuts.append((what, Cut(held=held)))
+        return held
+
+    def deliver(self) -> list[int]:
+        """Passes on what was to come late, and says how the server answered."""
+        late, self._late = self._late, []
+        return [ask() for ask in late]
 
     @property
     def waiting(self) -> int:
@@ -113,6 +153,8 @@ class Proxy:
             return sum(f"{method} {path}".startswith(what) for method, path, _ in self.requests)
 
     def close(self) -> None:
+        for held in self._holds:
+            held.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.remote.cutting import Proxy, When
+from tests.waiting import wait_for
 
 import custody
 from custody import Outgoing, Receipt
@@ -79,8 +80,52 @@ def test_an_outcome_that_stays_unknown_is_said_and_does_not_touch_the_next_publi
         proxy.clear()
         assert remote.publish("orders", 2) == Receipt("orders", 0, 2)
         assert payloads(c) == [0, 1, 2]
-        assert db.execute("SELECT epoch, last_sequence FROM custody.producers").fetchall() == [(2, 0)]
+        assert db.execute("SELECT epoch, last_sequence FROM custody.producers").fetchall() == [(1, 0)]
     assert db.execute("SELECT count(*) FROM custody.producers").fetchone() == (0,)
+
+
+@pytest.mark.req("G11", "C8")
+def test_what_comes_late_cannot_overtake_the_next_publish_of_another_thread(c: custody.Custody, proxy: Proxy) -> None:
+    """The next publish takes another producer than the one whose answer was lost: that has to be fenced too."""
+    c.create_topic("orders")
+    with custody.connect(proxy.url, retry_for=0) as remote, ThreadPoolExecutor(1) as thread:
+        held = proxy.hold("POST /messages")
+        other = thread.submit(remote.publish, "orders", "b")
+        wait_for(lambda: proxy.waiting == 0, "b is on its way")
+        proxy.lose("POST /messages", "late")
+        with pytest.raises(DatabaseUnavailable, match="unknown"):
+            remote.publish("orders", "a")
+        held.set()
+        other.result(20)
+        remote.publish("orders", "c")
+        assert (proxy.deliver(), payloads(c)) == ([404], ["b", "c"])
+
+
+@pytest.mark.req("G11", "C8")
+def test_what_comes_late_does_not_arrive_after_the_client_was_closed(
+    c: custody.Custody, proxy: Proxy, db: psycopg.Connection
+) -> None:
+    c.create_topic("orders")
+    with custody.connect(proxy.url, retry_for=0) as remote:
+        proxy.lose("POST /messages", "late")
+        with pytest.raises(DatabaseUnavailable, match="unknown"):
+            remote.publish("orders", "a")
+    assert (proxy.deliver(), payloads(c)) == ([404], [])
+    assert db.execute("SELECT count(*) FROM custody.producers").fetchone() == (0,)
+
+
+def test_a_publish_is_not_sent_while_an_earlier_one_cannot_be_fenced(c: custody.Custody, proxy: Proxy) -> None:
+    c.create_topic("orders")
+    with custody.connect(proxy.url, retry_for=0) as remote:
+        proxy.lose("POST /messages", "late")
+        with pytest.raises(DatabaseUnavailable, match="unknown"):
+            remote.publish("orders", "a")
+        proxy.lose("DELETE /producers", "before")
+        with pytest.raises(DatabaseUnavailable):
+            remote.publish("orders", "b")
+        assert proxy.count("POST /messages") == 1
+        remote.publish("orders", "c")
+        assert (proxy.deliver(), payloads(c)) == ([404], ["c"])
 
 
 def test_what_never_arrived_is_not_called_unknown(c: custody.Custody, proxy: Proxy) -> None:

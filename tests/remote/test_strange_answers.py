@@ -72,7 +72,7 @@ def test_a_plain_refusal_of_something_in_between_is_final(
 @pytest.mark.req("G11")
 def test_a_producer_keeps_its_epoch_only_if_nothing_was_done() -> None:
     epochs = iter(range(1, 9))
-    producers = OwnProducers(lambda _: next(epochs), lambda *_: None)
+    producers = OwnProducers(lambda _: next(epochs), lambda *_, **__: None)
     used: list[tuple[int, int]] = []
 
     def send(error: CustodyError | None) -> None:

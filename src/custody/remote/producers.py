@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from custody.errors import (
     CustodyError,
@@ -29,34 +29,57 @@ class OwnProducer:
         self.producer_id = f"client-{uuid.uuid4().hex}"
         self.epoch: int | None = None
         self.sequence = 0
+        self.unsure = False
+        """Something of it may have arrived, or still be on its way."""
 
 
 Publish = Callable[[str, int, int, Tries], T]
 """Publishes under a producer's id, epoch and sequence."""
 
 
-class OwnProducers:
-    """As many as publishes were ever under way at once. `init` returns a new epoch, `forget` drops a producer."""
+class Forget(Protocol):
+    def __call__(self, producer_id: str, *, retry_for: float | None = None) -> object:
+        """Drops a producer at the server: what comes under its name after that is refused."""
 
-    def __init__(self, init: Callable[[str], int], forget: Callable[[str, int], object]) -> None:
+
+class OwnProducers:
+    """As many as publishes were ever under way at once. `init` returns a new epoch."""
+
+    def __init__(self, init: Callable[[str], int], forget: Forget) -> None:
         self._init, self._forget = init, forget
         self._idle: list[OwnProducer] = []
+        self._unsure: list[OwnProducer] = []
         self._lock = threading.Lock()
         tell_of_forks(self)
 
     def forked(self) -> None:
-        """Those that are idle stay the parent's, which goes on with their sequences: none of them is forgotten here."""
+        """Those that are idle stay the parent's, which goes on with their sequences: none of them is forgotten here.
+
+        Nobody goes on with the others.
+        """
         self._idle, self._lock = [], threading.Lock()
 
     def publish(self, count: int, send: Publish[T]) -> T:
         """Sends `count` messages under a producer that nobody else uses meanwhile."""
+        self._fence()
         with self._lock:
             producer = self._idle.pop() if self._idle else OwnProducer()
         try:
             return self._publish(producer, count, send)
         finally:
             with self._lock:
-                self._idle.append(producer)
+                (self._unsure if producer.unsure else self._idle).append(producer)
+
+    def _fence(self) -> None:
+        """Whatever is still on its way must not arrive after what is published now, whichever thread sent it.
+
+        Several threads may do it for the same producer: it does no harm, and none of them waits for the others.
+        """
+        for producer in list(self._unsure):
+            self._forget(producer.producer_id)
+            with self._lock:
+                if producer in self._unsure:
+                    self._unsure.remove(producer)
 
     def _publish(self, producer: OwnProducer, count: int, send: Publish[T]) -> T:
         if producer.epoch is not None:
@@ -75,9 +98,7 @@ class OwnProducers:
         try:
             answer = send(producer.producer_id, producer.epoch, producer.sequence, tries)
         except BaseException as error:
-            if tries.unknown or not _nothing_done(error):
-                # it may have arrived, or still be on its way: under a new epoch it would be refused
-                producer.epoch = None
+            producer.unsure = tries.unknown or not _nothing_done(error)
             if tries.unknown and isinstance(error, CustodyError):
                 raise unknown_publish(error) from error
             raise
@@ -87,15 +108,14 @@ class OwnProducers:
     def close(self) -> None:
         """Drops them at the server too, if it can be reached: a row that stays is of no harm."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for producer in idle:
-            if producer.epoch is not None:
-                try:
-                    self._forget(producer.producer_id, producer.epoch)
-                except DatabaseUnavailable:
-                    return
-                except CustodyError:
-                    continue  # somebody else has dropped it
+            known, self._unsure, self._idle = self._unsure + self._idle, [], []
+        for producer in known:
+            try:
+                self._forget(producer.producer_id, retry_for=0.0)
+            except DatabaseUnavailable:
+                return
+            except CustodyError:
+                continue  # the next one may be let go
 
 
 def _nothing_done(error: BaseException) -> bool:

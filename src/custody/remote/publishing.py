@@ -22,7 +22,7 @@ from custody.tracing import traced
 from custody.wire.answers import CountOut, ProducerOut
 from custody.wire.fields import Timeout
 from custody.wire.messages import DelayedOut, MessageOut, ReceiptsOut
-from custody.wire.queries import MOST, DelayedQuery, EpochQuery, ReadQuery
+from custody.wire.queries import MOST, DelayedQuery, ReadQuery
 from custody.wire.reports import TopicOut
 from custody.wire.requests import EventsIn, ProducerIn, PublishIn, RetentionIn, TopicIn
 
@@ -43,8 +43,9 @@ class RemotePublishing(RemoteBase, Publishing):
         body = ProducerIn(producer_id=producer_id)
         return self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True).epoch
 
-    def _forget_own(self, producer_id: str, epoch: int) -> None:
-        self._call("DELETE", f"/producers/{producer_id}", type(None), query=EpochQuery(epoch=epoch), retry_for=0.0)
+    def _forget_own(self, producer_id: str, *, retry_for: float | None = None) -> None:
+        # sent again: nobody else has an id like this, and it is not used again
+        self._call("DELETE", f"/producers/{producer_id}", type(None), repeat=True, retry_for=retry_for)
 
     def create_topic(
         self,
