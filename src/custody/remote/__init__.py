@@ -10,7 +10,7 @@ from custody.policy import Duration, Policy, seconds
 from custody.remote.consuming import RemoteConsuming
 from custody.remote.operating import RemoteOperating
 from custody.remote.producing import RemoteProducing
-from custody.remote.transport import Transport
+from custody.remote.transport import ATTEMPT, Transport
 from custody.wire.answers import HealthOut
 
 __all__ = ["RemoteCustody", "is_remote", "open_remote"]
@@ -44,7 +44,7 @@ def open_remote(
         pool_size=pool_size,
     )
     try:
-        transport.call("GET", "/healthz", HealthOut, worker=worker or "-", retry_for=0.0)
+        transport.call("GET", "/healthz", HealthOut, worker=worker or "-", retry_for=0.0, timeout=ATTEMPT)
     except BaseException:
         transport.close()
         raise

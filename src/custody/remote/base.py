@@ -12,7 +12,7 @@ from custody.model import NAME
 from custody.placement import Layout
 from custody.policy import Policy
 from custody.remote.forking import tell_of_forks
-from custody.remote.transport import Method, Transport
+from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.wire.reports import TopicOut
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class RemoteBase(Base):
 
     def ping(self) -> None:
         """Raises if the server or its database does not answer."""
-        self._call("GET", "/readyz", type(None), retry_for=0.0)
+        self._call("GET", "/readyz", type(None), retry_for=0.0, timeout=ATTEMPT)
 
     def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
         return self._transport.call(method, path, answer, worker=self.worker, **given)

@@ -16,7 +16,7 @@ from custody.remote.grouping import RemoteGrouping
 from custody.remote.keeping import RemoteKeeping
 from custody.remote.listening import RemoteListener
 from custody.remote.settling import Held, Leases, RemoteSettler
-from custody.remote.transport import Transport
+from custody.remote.transport import ATTEMPT, Transport
 from custody.remote.values import require_partition
 from custody.wire import fields
 from custody.wire.answers import DueOut, NewsOut
@@ -35,7 +35,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         super().__init__(transport, defaults=defaults, worker=worker)
         self._leases = Leases()
         self._seen: set[tuple[str, str]] = set()
-        self._patience: float | None = None
+        self._patience: dict[str, float] = {}
 
     def claim(
         self,
@@ -57,7 +57,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
             group=group, max=min(max_messages, MOST), visibility_timeout=fields.Timeout.of(visibility_timeout)
         )
         try:
-            found = self._call("GET", path, LeaseOut, query=query, retry_for=self._patience)
+            found = self._call("GET", path, LeaseOut, query=query, **self._patience)
         except Withheld as error:
             return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
         if found.lease_id is not None:
@@ -94,11 +94,11 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
     def _impatient(self) -> Self:
         """For a loop that has its own way of waiting for a server: it has to hear of a stop meanwhile."""
         other = copy.copy(self)
-        other._patience = 0.0
+        other._patience = {"retry_for": 0.0, "timeout": ATTEMPT}
         return other
 
     def next_due(self, topic: str, group: str) -> float | None:
-        return self._call("GET", group_path(topic, group) + "/due", DueOut, retry_for=self._patience).due
+        return self._call("GET", group_path(topic, group) + "/due", DueOut, **self._patience).due
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
@@ -106,7 +106,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
 
         def ask(token: str | None, wait: float) -> NewsOut:
             query = NewsQuery(since=token, wait=fields.Duration(wait))
-            return self._call("GET", path, NewsOut, query=query, retry_for=0.0, longer=wait)
+            return self._call("GET", path, NewsOut, query=query, retry_for=0.0, timeout=ATTEMPT + wait)
 
         return RemoteListener(ask, wake).close
 

@@ -17,7 +17,7 @@ from custody.errors import (
     Transient,
 )
 from custody.remote.forking import tell_of_forks
-from custody.remote.transport import Tries
+from custody.remote.transport import ATTEMPT, Tries
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ Publish = Callable[[str, int, int, Tries], T]
 
 
 class Forget(Protocol):
-    def __call__(self, producer_id: str, *, retry_for: float | None = None) -> object:
+    def __call__(self, producer_id: str, **patience: float) -> object:
         """Drops a producer at the server: what comes under its name after that is refused."""
 
 
@@ -111,7 +111,7 @@ class OwnProducers:
             known, self._unsure, self._idle = self._unsure + self._idle, [], []
         for producer in known:
             try:
-                self._forget(producer.producer_id, retry_for=0.0)
+                self._forget(producer.producer_id, retry_for=0.0, timeout=ATTEMPT)
             except DatabaseUnavailable:
                 return
             except CustodyError:

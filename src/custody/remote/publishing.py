@@ -43,9 +43,9 @@ class RemotePublishing(RemoteBase, Publishing):
         body = ProducerIn(producer_id=producer_id)
         return self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True).epoch
 
-    def _forget_own(self, producer_id: str, *, retry_for: float | None = None) -> None:
+    def _forget_own(self, producer_id: str, **patience: float) -> None:
         # sent again: nobody else has an id like this, and it is not used again
-        self._call("DELETE", f"/producers/{producer_id}", type(None), repeat=True, retry_for=retry_for)
+        self._call("DELETE", f"/producers/{producer_id}", type(None), repeat=True, **patience)
 
     def create_topic(
         self,

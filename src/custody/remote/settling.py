@@ -13,9 +13,9 @@ from uuid import UUID
 from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
 from custody.model import HistoryEntry, Settled
 from custody.outcomes import Kind, Outcome
-from custody.policy import Duration
+from custody.policy import Duration, seconds
 from custody.remote.forking import tell_of_forks
-from custody.remote.transport import Method, Transport, Tries
+from custody.remote.transport import ATTEMPT, Method, Transport, Tries
 from custody.settle import REMEDY, Settler, listed, storable
 from custody.wire import fields
 from custody.wire.answers import DeadlineOut, SettledOut
@@ -25,6 +25,8 @@ from custody.wire.requests import AckIn, ExtendIn, LaterIn, NackIn, OutcomeIn, S
 T = TypeVar("T")
 
 REMEMBERED = 10_000
+SHORTEST = 1.0
+"""So many seconds an answer is waited for at least."""
 
 _RECORDED: dict[Kind, frozenset[str]] = {
     "ack": frozenset({"ack"}),
@@ -35,6 +37,11 @@ _RECORDED: dict[Kind, frozenset[str]] = {
     "release": frozenset({"release"}),
 }
 """What the journal says of a message that was settled so."""
+
+
+def _in_time(timeout: Duration | None) -> float:
+    """How long to wait for the answer to an extension: another server must be asked long before the lease is over."""
+    return ATTEMPT if timeout is None else min(ATTEMPT, max(SHORTEST, seconds(timeout) / 6))
 
 
 class Held(NamedTuple):
@@ -128,7 +135,9 @@ class RemoteSettler(Settler):
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
         body = ExtendIn(lease_id=lease_id, offset=offset, timeout_seconds=fields.Timeout.of(timeout))
-        return self._call("POST", "/messages/extend-visibility", DeadlineOut, body=body, repeat=True).deadline
+        return self._call(
+            "POST", "/messages/extend-visibility", DeadlineOut, body=body, repeat=True, timeout=_in_time(timeout)
+        ).deadline
 
     def _send_whole(self, path: str, body: AckIn, lease_id: UUID, outcome: Outcome) -> Settled:
         """One outcome for all that a lease holds, as far as it is known which messages these are."""

@@ -1,7 +1,8 @@
 """Requests to a server: kept connections, answers turned into values, errors into ours, and safe repetition.
 
 What did not arrive is always sent again. What may have arrived is sent again only where twice is as good as once: the
-caller says so. Both end with the time that a client has for it.
+caller says so. Both end with the time that a client has for it. A server that hangs does not get all of that time, if
+the call can be sent to another one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 CONNECT = 5.0
-ANSWER = 30.0
+ATTEMPT = 10.0
+"""So long the first answer to what can be sent again is waited for, the second twice as long, and so on."""
+ANSWER = 45.0
+"""So long the last one is waited for, or the only one: longer than a server lets a call of its database take (30 s)."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
@@ -93,26 +97,30 @@ class Transport:
         body: Shape | None = None,
         repeat: bool | None = None,
         retry_for: float | None = None,
-        longer: float = 0.0,
+        timeout: float | None = None,
         tries: Tries | None = None,
     ) -> T:
         """One call of the interface. `repeat`: it may be sent again although it may have taken effect; a GET may.
 
-        `longer`: for so many seconds more the answer may be waited for.
+        `timeout`: so long the answer to each attempt is waited for, for whoever knows better.
         """
         tries = tries or Tries()
         repeat = method == "GET" if repeat is None else repeat
         until = time.monotonic() + (self.retry_for if retry_for is None else retry_for)
         asked = self._url(path, query)
         sent = None if body is None else msgspec.json.encode(body, enc_hook=fields.write)
-        pause = FIRST_PAUSE
+        pause, patience = FIRST_PAUSE, ATTEMPT
         while True:
+            began = time.monotonic()
+            wait = timeout or (patience if repeat and began + patience < until else ANSWER)
             try:
-                return self._once(method, asked, sent, answer, worker, ANSWER + longer, tries)
+                return self._once(method, asked, sent, answer, worker, wait, tries)
             except (DatabaseUnavailable, ServerStopping) as error:
-                over = time.monotonic() + pause > until or self._closed.is_set()
-                if over or (tries.unknown and not repeat):
+                now = time.monotonic()
+                if now + pause > until or self._closed.is_set() or (tries.unknown and not repeat):
                     _give_up(error, tries)
+            if now - began >= wait:
+                patience = min(patience * 2, ANSWER)
             self._closed.wait(pause * random.uniform(0.5, 1))
             pause = min(pause * 2, LONGEST_PAUSE)
 
