@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import nullcontext
 
 import pytest
 from tests.remote.cutting import Proxy
+from tests.waiting import wait_for
 
 import custody
 from custody import Receipt
@@ -67,6 +70,72 @@ def test_a_plain_refusal_of_something_in_between_is_final(
     with pytest.raises(CustodyError, match="answered 403") as refused:
         remote.publish("orders", 1)
     assert (refused.value.code, proxy.count("POST /messages")) == ("custody_error", 1)
+
+
+NOT_PASSED_ON = [404, 421, 425, 429]
+
+
+@pytest.mark.parametrize("status", NOT_PASSED_ON)
+def test_what_something_in_between_did_not_pass_on_is_sent_again(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, status: int
+) -> None:
+    """Also what is sent only once: it has not arrived."""
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    for what, call in (
+        ("POST /messages", lambda: remote.publish("orders", 1)),
+        ("GET /messages", lambda: remote.claim("orders", "g")),
+        ("POST /topics/orders/groups/g/pause", lambda: remote.pause("orders", "g")),
+    ):
+        proxy.answer(what, status, PAGE, times=2)
+        call()
+        assert (proxy.waiting, proxy.count(what)) == (0, 3)
+    assert c.topic("orders").message_count == 1
+
+
+@pytest.mark.parametrize("status", NOT_PASSED_ON)
+def test_a_server_that_stays_away_behind_something_else_is_unavailable_and_nothing_is_unknown(
+    c: custody.Custody, proxy: Proxy, status: int
+) -> None:
+    c.create_topic("orders")
+    with custody.connect(proxy.url, retry_for="100ms") as remote:
+        proxy.answer("POST /messages", status, PAGE, times=1000)
+        with pytest.raises(DatabaseUnavailable, match=f"answered {status}") as refused:
+            remote.publish("orders", 1)
+        proxy.clear()
+    assert "unknown" not in str(refused.value)
+
+
+def test_the_pause_that_is_asked_for_is_kept(c: custody.Custody, remote: custody.Custody, proxy: Proxy) -> None:
+    c.create_topic("orders")
+    began = time.monotonic()
+    proxy.answer("GET /topics", 429, PAGE, headers={"Retry-After": "1"})
+    proxy.answer("GET /topics", 429, PAGE, headers={"Retry-After": "soon"})
+    assert remote.topic("orders") == c.topic("orders")
+    assert time.monotonic() - began >= 1
+    proxy.answer("GET /topics", 429, PAGE, headers={"Retry-After": "3600"})
+    with pytest.raises(DatabaseUnavailable, match="answered 429"):
+        remote.topic("orders")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.req("G14")
+@pytest.mark.parametrize("status", NOT_PASSED_ON)
+def test_a_worker_goes_on_when_it_is_passed_on_again(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, status: int
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish("orders", 1)
+    worker = remote.worker_for("orders", "g", lambda _: None, poll="50ms")
+    proxy.answer("GET /messages/orders", status, PAGE, times=2)
+    proxy.answer("POST /messages/ack", status, PAGE, times=2)
+    working = threading.Thread(target=worker.run)
+    working.start()
+    wait_for(lambda: c.stats("orders", "g").depth == 0 or not working.is_alive(), "it is handled")
+    worker.stop()
+    working.join(20)
+    assert [entry.kind for entry in c.trace("orders", 0, 0)] == ["claim", "ack"]
 
 
 @pytest.mark.req("G11")

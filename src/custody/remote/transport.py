@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlencode
@@ -45,14 +46,20 @@ LONGEST_PAUSE = 2.0
 _ERRORS = by_code()
 _NO_REFUSAL = {408, 499}
 """Of the statuses below 500: something in between gave up waiting, and the server may have had the call."""
+_NOT_PASSED_ON = {404, 421, 425, 429}
+"""Without an error of ours: something in between has no server just now, or too many calls; this one did not arrive."""
 _NOT_SAID = re.compile(r"[^\x21-\x7e]")
 
 
 class Tries:
-    """What became of the attempts of one call. `unknown`: one that got no answer may have taken effect."""
+    """What became of the attempts of one call. `unknown`: one that got no answer may have taken effect.
+
+    `pause`: so many seconds, said whoever answered last, nothing shall be sent.
+    """
 
     def __init__(self) -> None:
         self.unknown = False
+        self.pause = 0.0
 
 
 class Transport:
@@ -117,11 +124,12 @@ class Transport:
                 return self._once(method, asked, sent, answer, worker, wait, tries)
             except (DatabaseUnavailable, ServerStopping) as error:
                 now = time.monotonic()
-                if now + pause > until or self._closed.is_set() or (tries.unknown and not repeat):
+                over = now + max(pause, tries.pause) > until or self._closed.is_set()
+                if over or (tries.unknown and not repeat):
                     _give_up(error, tries)
             if now - began >= wait:
                 patience = min(patience * 2, ANSWER)
-            self._closed.wait(pause * random.uniform(0.5, 1))
+            self._closed.wait(max(pause * random.uniform(0.5, 1), tries.pause))
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _url(self, path: str, query: Shape | None) -> str:
@@ -132,6 +140,7 @@ class Transport:
         self, method: str, url: str, body: bytes | None, answer: type[T], worker: str, wait: float, tries: Tries
     ) -> T:
         errors = self._http.exceptions
+        tries.pause = 0.0
         try:
             response = self._pool.request(
                 method,
@@ -155,7 +164,7 @@ class Transport:
             tries.unknown = True
             raise self._unreachable(error) from error
         if not 200 <= response.status < 300:
-            self._refuse(method, response.status, response.data, tries)
+            self._refuse(method, response.status, response.data, tries, self._asked_for(response.headers))
         return self._read(method, response.data, answer, tries)
 
     def _headers(self, worker: str) -> dict[str, str]:
@@ -180,7 +189,14 @@ class Transport:
                 raise CustodyError(said, remedy) from error
             raise self._open(method, said, tries, remedy) from error
 
-    def _refuse(self, method: str, status: int, data: bytes, tries: Tries) -> NoReturn:
+    def _asked_for(self, headers: Mapping[str, str]) -> float:
+        """The pause that an answer asks for (`Retry-After`), in seconds."""
+        try:
+            return float(self._http.Retry().parse_retry_after(headers.get("Retry-After", "0")))
+        except self._http.exceptions.InvalidHeader:
+            return 0.0
+
+    def _refuse(self, method: str, status: int, data: bytes, tries: Tries, pause: float) -> NoReturn:
         """Raises the error that an answer tells of, as the verb itself would.
 
         Only what is known to be a refusal is one: after anything else the call may have taken effect.
@@ -188,10 +204,14 @@ class Transport:
         said = f"{self.address.url} answered {status}"
         try:
             problem = msgspec.json.decode(data, type=ErrorOut).error
-        except msgspec.MsgspecError:
-            if status >= 500 or status in _NO_REFUSAL:  # not the server itself: something in between
+        except msgspec.MsgspecError:  # not the server itself: something in between
+            who = "Is it a Custody server?"
+            if status in _NOT_PASSED_ON:
+                tries.pause = pause
+                raise DatabaseUnavailable(said, who) from None
+            if status >= 500 or status in _NO_REFUSAL:
                 raise self._open(method, said, tries) from None
-            raise CustodyError(said, "Is it a Custody server?") from None
+            raise CustodyError(said, who) from None
         kind, remedy = _ERRORS.get(problem.code, CustodyError), problem.remedy or ""
         if kind is CustodyError and status >= 500:
             raise self._open(method, f"{said} ({problem.code}): {problem.message}", tries, remedy)
