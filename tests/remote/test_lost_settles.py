@@ -110,3 +110,54 @@ def test_what_was_settled_before_is_not_counted_again(remote: custody.Custody, p
     lease.ack(lease.messages[0])
     proxy.lose("POST /messages/ack", "after")
     assert lease.ack().settled == 2
+
+
+@pytest.mark.req("G14")
+def test_what_was_settled_beside_a_lost_message_is_not_looked_for_again(
+    remote: custody.Custody, proxy: Proxy, orders: Fill, clock: Clock
+) -> None:
+    orders(3)
+    lease = remote.claim("orders", "stock", max_messages=3, visibility_timeout="5s")
+    first, second, third = lease.messages
+    for message in (first, third):
+        lease.extend("1m", message=message)
+    clock.move(5)
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack(first, second)
+    assert lost.value.lost == (1,)
+    proxy.lose("POST /messages/ack", "after")
+    assert lease.ack().settled == 1
+
+
+@pytest.mark.req("G14")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_settle_that_stayed_unknown_can_be_repeated_without_a_false_alarm(
+    c: custody.Custody, proxy: Proxy, orders: Fill, verb: str
+) -> None:
+    orders(3)
+    with custody.connect(proxy.url, retry_for=0) as remote:
+        lease = remote.claim("orders", "stock", max_messages=3)
+        proxy.lose("POST /messages/", "after")
+        with pytest.raises(DatabaseUnavailable, match="unknown"):
+            VERBS[verb](lease)
+        assert VERBS[verb](lease).settled == 3
+        with pytest.raises(LeaseLost):
+            VERBS[verb](lease)
+    kinds = [entry.kind for entry in c.trace("orders", 0, 0) if entry.kind != "claim"]
+    assert kinds == [verb.removesuffix(" some")]
+
+
+@pytest.mark.req("G14")
+def test_what_is_known_to_be_settled_is_lost_the_second_time(proxy: Proxy, orders: Fill) -> None:
+    """Although another settle of the same lease has stayed unknown."""
+    orders(2)
+    with custody.connect(proxy.url, retry_for=0) as remote:
+        lease = remote.claim("orders", "stock", max_messages=2)
+        first, second = lease.messages
+        lease.ack(first)
+        proxy.lose("POST /messages/ack", "after")
+        with pytest.raises(DatabaseUnavailable, match="unknown"):
+            lease.ack(second)
+        with pytest.raises(LeaseLost) as lost:
+            lease.ack(first, second)
+    assert lost.value.lost == (0,)

@@ -15,7 +15,7 @@ from custody.remote.base import NO_DATABASE, group_path, require_topic, topic_pa
 from custody.remote.grouping import RemoteGrouping
 from custody.remote.keeping import RemoteKeeping
 from custody.remote.listening import RemoteListener
-from custody.remote.settling import Held, Leases, RemoteSettler
+from custody.remote.settling import RemoteSettler
 from custody.remote.transport import ATTEMPT, Transport
 from custody.remote.values import require_partition
 from custody.wire import fields
@@ -33,7 +33,6 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
         super().__init__(transport, defaults=defaults, worker=worker)
-        self._leases = Leases()
         self._seen: set[tuple[str, str]] = set()
         self._patience: dict[str, float] = {}
 
@@ -61,8 +60,8 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         except Withheld as error:
             return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
         if found.lease_id is not None:
-            place = Held(topic, group, found.messages[0].partition, tuple(one.offset for one in found.messages))
-            self._leases.remember(found.lease_id, place)
+            offsets = [message.offset for message in found.messages]
+            self._leases.remember(found.lease_id, topic, group, found.messages[0].partition, offsets)
         return self._lease(found)
 
     def _require_group(self, topic: str, group: str) -> None:

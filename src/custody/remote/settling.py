@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from custody.errors import DatabaseUnavailable, LeaseLost, NeedsDatabase
+from custody.errors import CustodyError, DatabaseUnavailable, LeaseLost, NeedsDatabase
 from custody.model import HistoryEntry, Settled
 from custody.outcomes import Kind, Outcome
 from custody.policy import Duration, seconds
-from custody.remote.forking import tell_of_forks
+from custody.remote.leases import Held, Leases
 from custody.remote.transport import ATTEMPT, Method, Transport, Tries
 from custody.settle import REMEDY, Settler, listed, storable
 from custody.wire import fields
@@ -24,7 +22,6 @@ from custody.wire.requests import AckIn, ExtendIn, LaterIn, NackIn, OutcomeIn, S
 
 T = TypeVar("T")
 
-REMEMBERED = 10_000
 SHORTEST = 1.0
 """So many seconds an answer is waited for at least."""
 
@@ -42,47 +39,6 @@ _RECORDED: dict[Kind, frozenset[str]] = {
 def _in_time(timeout: Duration | None) -> float:
     """How long to wait for the answer to an extension: another server must be asked long before the lease is over."""
     return ATTEMPT if timeout is None else min(ATTEMPT, max(SHORTEST, seconds(timeout) / 6))
-
-
-class Held(NamedTuple):
-    """Where the messages of a lease are, and which of them are not settled yet as far as this client knows."""
-
-    topic: str
-    group: str
-    partition: int
-    offsets: tuple[int, ...]
-
-
-class Leases:
-    """The last leases of this client: where to look up what became of one."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[UUID, Held] = OrderedDict()
-        self._lock = threading.Lock()
-        tell_of_forks(self)
-
-    def forked(self) -> None:
-        self._lock = threading.Lock()  # a thread of the parent may have held it
-
-    def remember(self, lease_id: UUID, held: Held) -> None:
-        with self._lock:
-            self._held[lease_id] = held
-            while len(self._held) > REMEMBERED:
-                self._held.popitem(last=False)
-
-    def get(self, lease_id: UUID) -> Held | None:
-        with self._lock:
-            return self._held.get(lease_id)
-
-    def settled(self, lease_id: UUID, offsets: Iterable[int] | None) -> None:
-        """These have left the lease, or all of them."""
-        with self._lock:
-            held = self._held.pop(lease_id, None)
-            if held is not None and offsets is not None:
-                gone = frozenset(offsets)
-                left = tuple(offset for offset in held.offsets if offset not in gone)
-                if left:
-                    self._held[lease_id] = held._replace(offsets=left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +115,26 @@ class RemoteSettler(Settler):
         try:
             answer = self._call("POST", path, SettledOut, body=body, repeat=True, tries=tries)
         except LeaseLost as lost:
-            if not tries.unknown:
-                raise
-            return self._found(lease_id, outcomes, lost)
+            held = self.leases.get(lease_id)
+            if tries.unknown or (held is not None and held.unsure):
+                return self._found(lease_id, held, outcomes, lost)
+            self.leases.settled(lease_id, outcomes if lost.lost else None)  # all of them are settled, or lost
+            raise
+        except BaseException as error:
+            if tries.unknown or not isinstance(error, CustodyError):  # such as an interrupt in the middle of it
+                self.leases.unsure(lease_id)
+            raise
         self.leases.settled(lease_id, None if whole else [*(outcomes or ()), *answer.released])
         return answer.value()
 
-    def _found(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | None, lost: LeaseLost) -> Settled:
+    def _found(
+        self, lease_id: UUID, held: Held | None, outcomes: Mapping[int, Outcome] | None, lost: LeaseLost
+    ) -> Settled:
         """After an attempt without an answer: the journal tells what it did, or that the lease was lost indeed.
 
-        The messages that left the lease with a stopped key are not looked up: `released` is empty.
+        What this client knew to be settled before is not held any more, whatever the journal says of it. The messages
+        that left the lease with a stopped key are not looked up: `released` is empty.
         """
-        held = self.leases.get(lease_id)
         if held is None or outcomes is None:
             raise DatabaseUnavailable(
                 f"whether lease {lease_id} was settled is unknown: an attempt got no answer, and the lease is over",
@@ -181,7 +145,7 @@ class RemoteSettler(Settler):
         for offset, outcome in outcomes.items():
             if lost.lost and offset not in lost.lost:
                 continue  # settled by the last attempt
-            kinds = self._recorded(held, offset, lease_id)
+            kinds = self._recorded(held, offset, lease_id) if offset in held else frozenset()
             if not kinds & _RECORDED[outcome.kind]:
                 missing.append(offset)
             elif "dead" in kinds:
