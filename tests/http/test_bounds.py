@@ -103,6 +103,19 @@ def test_a_batch_that_is_too_large_is_refused(c: custody.Custody, serve: Callabl
 
 
 @pytest.mark.req("G19")
+def test_a_lease_is_not_larger_than_what_one_request_can_settle(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g", custody.Policy(max_attempts=9))
+    c.publish_many("orders", range(10))
+    http = serve(max_batch=4)
+    assert len(http.get("/messages/orders?group=g&max=10").json["messages"]) == 4
+    with custody.connect(http.url) as remote:
+        lease = remote.claim("orders", "g", max_messages=10)
+        outcomes = {m.offset: custody.Outcome("ack" if m.offset % 2 else "nack") for m in lease}
+        assert remote.settle(lease.lease_id, outcomes).settled == 4
+
+
+@pytest.mark.req("G19")
 def test_a_body_that_does_not_come_is_given_up(serve: Callable[..., Http]) -> None:
     http = serve(body_timeout="200ms")
     head = b"POST /messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"

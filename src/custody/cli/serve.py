@@ -21,7 +21,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
     connections: Annotated[int, typer.Option(min=2, help="Connections to the database.")] = 10,
     max_body: Annotated[Any, typer.Option(parser=arguments.size, metavar="SIZE", help="The largest body.")] = "16MB",
-    max_batch: Annotated[int, typer.Option(min=1, help="The most messages of one request.")] = 10_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="The most messages of one request or lease.")] = 10_000,
     max_wait: Annotated[Any, typer.Option(help="The longest long poll.", **_DURATION)] = "60s",
     body_timeout: Annotated[Any, typer.Option(help="How long a request may take to come.", **_DURATION)] = "30s",
     statement_timeout: Annotated[Any, typer.Option(help="How long a database call may take.", **_DURATION)] = "30s",

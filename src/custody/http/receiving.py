@@ -46,7 +46,9 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
-    claim = Claim(max_messages=query.max, visibility_timeout=query.visibility_timeout, worker=call.worker)
+    # no lease is larger than what one request can settle
+    most = min(query.max, call.state.settings.max_batch)
+    claim = Claim(max_messages=most, visibility_timeout=query.visibility_timeout, worker=call.worker)
     wait = min(query.wait or 0.0, call.state.max_wait)
     place = Place(call.topic, query.group, partition)
     began = time.time_ns()
