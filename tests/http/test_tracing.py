@@ -206,6 +206,25 @@ def test_the_client_carries_the_current_span(orders: custody.Custody, http_: Htt
     assert {message.headers.get("traceparent") for message in found} == {header(publisher)}
 
 
+def test_the_calls_of_a_client_are_children_of_the_current_span(
+    orders: custody.Custody, http_: Http, spans: Spans
+) -> None:
+    with custody.connect(http_.url) as remote, span() as caller:
+        remote.publish("orders", 1)
+        remote.claim("orders", "g").ack()
+        remote.stats("orders", "g")
+        remote.pause("orders", "g")
+    for name in (
+        "POST /messages",
+        "GET /messages/{topic}",
+        "POST /messages/ack",
+        "GET /topics/{topic}/groups/{group}/stats",
+        "POST /topics/{topic}/groups/{group}/pause",
+    ):
+        assert parent_of(spans.named(name)) == caller.span_id, name
+    assert parent_of(spans.named("GET /healthz")) is None
+
+
 def test_messages_keep_the_trace_that_they_have(orders: custody.Custody) -> None:
     with span():
         orders.publish("orders", 1, headers={"traceparent": PARENT})

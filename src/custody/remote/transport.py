@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from custody import tracing
 from custody.address import Address
 from custody.errors import (
     CustodyError,
@@ -171,7 +172,7 @@ class Transport:
         headers = {"Content-Type": "application/json", "X-Custody-Worker": _NOT_SAID.sub("_", worker)[:200] or "-"}
         if self.address.key is not None:
             headers["Authorization"] = f"Bearer {self.address.key}"
-        return headers
+        return {**headers, **tracing.carrier()}
 
     def _read(self, method: str, data: bytes, answer: type[T], tries: Tries) -> T:
         try:
