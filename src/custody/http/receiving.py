@@ -14,6 +14,7 @@ from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
 from custody.http.waiting import Place
+from custody.model import DEFAULT_GROUP
 from custody.together import Ack, Claim
 from custody.wire.answers import NewsOut
 from custody.wire.messages import LeaseOut, MessageOut
@@ -46,6 +47,8 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
+    if query.group == DEFAULT_GROUP and not query.create:
+        await call.state.quick(call.engine.group, call.topic, query.group)  # refuses one that is not there
     # no lease is larger than what one request can settle
     most = min(query.max, call.state.settings.max_batch)
     claim = Claim(max_messages=most, visibility_timeout=query.visibility_timeout, worker=call.worker)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from custody.config import this_process
 from custody.engine.base import Base
-from custody.errors import GroupNotFound, NeedsDatabase, TopicNotFound
+from custody.errors import CustodyError, GroupNotFound, NeedsDatabase, OffsetOutOfRange, TopicNotFound
 from custody.model import NAME
 from custody.placement import Layout
 from custody.policy import Policy
@@ -80,6 +80,15 @@ class RemoteBase(Base):
             found = self._call("GET", topic_path(topic), TopicOut).value()
             layout = self._layouts[topic] = Layout(found.partitions, found.priorities)
         return layout
+
+    def _require_offset(self, path: str, offset: int | None, refusal: type[CustodyError] = OffsetOutOfRange) -> None:
+        """Refuses what is before every log, as the verb does, if what has this path is there at all.
+
+        In a request it would be taken for a mistake of the client's.
+        """
+        if offset is not None and offset < 0:
+            self._call("GET", path, dict[str, Any])
+            raise refusal(f"there is nothing at {offset}", "Offsets begin with 0.")
 
 
 def topic_path(topic: str) -> str:

@@ -33,7 +33,6 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
         super().__init__(transport, defaults=defaults, worker=worker)
-        self._seen: set[tuple[str, str]] = set()
         self._patience: dict[str, float] = {}
 
     def claim(
@@ -49,11 +48,14 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
 
         If the answer is lost it is asked again; what the first one leased comes back when that lease expires.
         """
-        self._require_group(topic, group)
+        group_path(topic, group)
         require_partition(partition)
         path = f"/messages/{require_topic(topic)}" + ("" if partition is None else f"/{partition}")
         query = ReceiveQuery(
-            group=group, max=min(max_messages, MOST), visibility_timeout=fields.Timeout.of(visibility_timeout)
+            group=group,
+            max=min(max_messages, MOST),
+            visibility_timeout=fields.Timeout.of(visibility_timeout),
+            create=group != DEFAULT_GROUP,  # a server makes it for whoever receives from it; the verb does not
         )
         try:
             found = self._call("GET", path, LeaseOut, query=query, **self._patience)
@@ -63,13 +65,6 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
             offsets = [message.offset for message in found.messages]
             self._leases.remember(found.lease_id, topic, group, found.messages[0].partition, offsets)
         return self._lease(found)
-
-    def _require_group(self, topic: str, group: str) -> None:
-        """The server makes the group `default` for whoever receives from it; the verb does not."""
-        group_path(topic, group)
-        if group == DEFAULT_GROUP and (topic, group) not in self._seen:
-            self.group(topic, group)
-            self._seen.add((topic, group))
 
     def _lease(self, found: LeaseOut, withheld: Withheld | None = None) -> Lease:
         return Lease(

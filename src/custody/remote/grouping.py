@@ -13,7 +13,7 @@ from custody.model import Group, Message
 from custody.policy import Policy, require_zone
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.remote.values import require_partition, same_policy
+from custody.remote.values import LARGEST, require_partition, same_policy
 from custody.routing import Binding, bindings_of
 from custody.wire.answers import ChangedOut
 from custody.wire.messages import MessageOut
@@ -43,6 +43,9 @@ class RemoteGrouping(RemoteBase, Grouping):
             policy = self._defaults
         if isinstance(start, datetime):
             require_zone(start)
+        if isinstance(start, int):
+            self._require_offset(topic_path(topic), start)
+            start = min(start, LARGEST)
         bound = bindings_of(bindings)
         body = GroupIn(
             name=group,
@@ -98,7 +101,8 @@ class RemoteGrouping(RemoteBase, Grouping):
         return [message.value() for message in self._call("GET", path, list[MessageOut], query=query)]
 
     def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
-        path = group_path(topic, group) + "/commit"
+        path = group_path(topic, group)
         require_partition(partition)
-        body = CommitIn(partition=partition, next_offset=next_offset)
-        self._call("POST", path, type(None), body=body, repeat=True)
+        self._require_offset(path, next_offset)
+        body = CommitIn(partition=partition, next_offset=min(next_offset, LARGEST))
+        self._call("POST", path + "/commit", type(None), body=body, repeat=True)

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from custody.engine.operating import Operating, dead_filter
-from custody.errors import PartitionNotFound
+from custody.errors import NotSkippable, OffsetOutOfRange, PartitionNotFound
 from custody.insights import HandlingTime, Server
 from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
 from custody.policy import require_zone
-from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
-from custody.remote.values import require_partition
+from custody.remote.base import RemoteBase, group_path, topic_path
+from custody.remote.values import LARGEST, page_size, possible, require_partition
 from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
 from custody.wire.messages import DeadOut
 from custody.wire.queries import GroupQuery, LimitQuery, TopicGroupQuery
@@ -23,8 +23,10 @@ class RemoteOperating(RemoteBase, Operating):
     """Looking at groups, and repairing them."""
 
     def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
-        found = self._call("GET", group_path(topic, group) + "/dead", list[DeadOut], query=LimitQuery(limit=limit))
-        return [one.value() for one in found]
+        """As the direct connection, and at most 100,000."""
+        query = LimitQuery(limit=page_size(limit))
+        found = self._call("GET", group_path(topic, group) + "/dead", list[DeadOut], query=query)
+        return [one.value() for one in found[:limit]]
 
     def redrive(
         self, topic: str, group: str, *, dry_run: bool = False, reason: str | None = None, **which: Any
@@ -41,7 +43,7 @@ class RemoteOperating(RemoteBase, Operating):
     ) -> list[tuple[int, int]]:
         chosen = asdict(dead_filter(which))
         if chosen["offsets"] is not None:
-            chosen["offsets"] = list(chosen["offsets"])
+            chosen["offsets"] = [offset for offset in chosen["offsets"] if possible(offset)]
         body = RedriveIn(**chosen, dry_run=dry_run, reason=reason)
         return self._call("POST", f"{group_path(topic, group)}/{verb}", RedrivenOut, body=body, repeat=dry_run).value()
 
@@ -55,11 +57,12 @@ class RemoteOperating(RemoteBase, Operating):
         reason: str | None = None,
     ) -> Replayed:
         """As the direct connection. It is sent again after a lost answer, and then is a duplicate."""
+        self._require_offset(topic_path(dlq_topic), offset)
         require_partition(partition)
         body = ReplayIn(
-            dlq_topic=require_topic(dlq_topic),
+            dlq_topic=dlq_topic,
             partition=partition,
-            offset=offset,
+            offset=min(offset, LARGEST),
             target_topic=target_topic,
             reason=reason,
         )
@@ -77,23 +80,33 @@ class RemoteOperating(RemoteBase, Operating):
         reason: str | None = None,
     ) -> list[Rewound]:
         require_zone(to_time)
-        path = group_path(topic, group) + "/rewind"
+        path = group_path(topic, group)
         require_partition(partition)
-        body = RewindIn(to_offset=to_offset, to_time=to_time, partition=partition, dry_run=dry_run, reason=reason)
-        return self._call("POST", path, RewindOut, body=body, repeat=dry_run).value()
+        self._require_offset(path, to_offset)
+        body = RewindIn(
+            to_offset=None if to_offset is None else min(to_offset, LARGEST),
+            to_time=to_time,
+            partition=partition,
+            dry_run=dry_run,
+            reason=reason,
+        )
+        return self._call("POST", path + "/rewind", RewindOut, body=body, repeat=dry_run).value()
 
     def blocked_keys(self, topic: str, group: str, *, limit: int = 1000) -> list[BlockedKey]:
+        """As the direct connection, and at most 100,000."""
         path = group_path(topic, group) + "/blocked"
-        return self._call("GET", path, list[BlockedKey], query=LimitQuery(limit=limit))
+        return self._call("GET", path, list[BlockedKey], query=LimitQuery(limit=page_size(limit)))[:limit]
 
     def release_key(self, topic: str, group: str, key: str, *, reason: str | None = None) -> int:
         path = group_path(topic, group) + "/blocked/release"
         return self._call("POST", path, CountOut, body=KeyIn(key=key, reason=reason)).count
 
     def skip(self, topic: str, group: str, partition: int, offset: int, *, reason: str | None = None) -> None:
-        path = group_path(topic, group) + "/blocked/skip"
+        path = group_path(topic, group)
         require_partition(partition)
-        self._call("POST", path, type(None), body=SkipIn(partition=partition, offset=offset, reason=reason))
+        self._require_offset(path, offset, NotSkippable)
+        body = SkipIn(partition=partition, offset=min(offset, LARGEST), reason=reason)
+        self._call("POST", path + "/blocked/skip", type(None), body=body)
 
     def stats(self, topic: str, group: str) -> Stats:
         return self._call("GET", group_path(topic, group) + "/stats", Stats)
@@ -102,9 +115,10 @@ class RemoteOperating(RemoteBase, Operating):
         path = topic_path(topic)
         try:
             require_partition(partition)
-        except PartitionNotFound:
+            self._require_offset(path, offset)
+        except (PartitionNotFound, OffsetOutOfRange):
             return []  # nothing has happened there
-        path = f"{path}/partitions/{partition}/messages/{offset}/history"
+        path = f"{path}/partitions/{partition}/messages/{min(offset, LARGEST)}/history"
         return self._call("GET", path, list[HistoryEntry], query=GroupQuery(group=group))
 
     def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:

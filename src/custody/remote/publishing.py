@@ -9,14 +9,14 @@ from uuid import UUID
 import msgspec
 
 from custody.engine.publishing import Publishing
-from custody.errors import CustodyError, InvalidArgument, TopicExists
+from custody.errors import CustodyError, DelayNotFound, InvalidArgument, OffsetConflict, TopicExists
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
 from custody.policy import Duration, Policy, require_zone
 from custody.producer import producer_identity
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
-from custody.remote.values import event, fits, outgoing, require_partition
+from custody.remote.values import LARGEST, event, fits, outgoing, page_size, require_partition
 from custody.retention import Retention
 from custody.tracing import traced
 from custody.wire.answers import CountOut, ProducerOut
@@ -135,10 +135,11 @@ class RemotePublishing(RemoteBase, Publishing):
         if not batch:
             self._layout_of(topic)  # refuses a topic that is not there
             return []
+        self._require_offset(topic_path(topic), expected_offset, OffsetConflict)
         body = PublishIn(
             topic=require_topic(topic),
             messages=[outgoing(message) for message in batch],
-            expected_offset=expected_offset,
+            expected_offset=None if expected_offset is None else min(expected_offset, LARGEST),
         )
 
         def send(producer_id: str, epoch: int, sequence: int, tries: Tries) -> list[Receipt | Delayed]:
@@ -157,15 +158,18 @@ class RemotePublishing(RemoteBase, Publishing):
             raise
 
     def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
-        query = DelayedQuery(key=key, limit=limit)
+        """As the direct connection, and at most 100,000."""
+        query = DelayedQuery(key=key, limit=page_size(limit))
         found = self._call("GET", topic_path(topic) + "/delayed", list[DelayedOut], query=query)
-        return [one.value() for one in found]
+        return [one.value() for one in found[:limit]]
 
     def delayed_count(self, topic: str) -> int:
         return self._call("GET", topic_path(topic) + "/delayed/count", CountOut).count
 
     def cancel_delayed(self, topic: str, delay_id: int) -> None:
-        self._call("DELETE", f"{topic_path(topic)}/delayed/{delay_id}", type(None))
+        path = topic_path(topic)
+        self._require_offset(path, delay_id, DelayNotFound)
+        self._call("DELETE", f"{path}/delayed/{min(delay_id, LARGEST)}", type(None))
 
     def hint(self, topics: Iterable[str]) -> None:
         """Nothing: the server hints by itself."""
@@ -191,6 +195,8 @@ class RemotePublishing(RemoteBase, Publishing):
         if not 0 <= partition < 2**31:
             self._layout_of(topic)
             require_partition(partition)
+        self._require_offset(path, offset)
+        offset = None if offset is None else min(offset, LARGEST)
         found: list[Message] = []
         while True:
             size = min(MOST, max_messages - len(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 from custody.errors import CustodyError, DatabaseUnavailable, LeaseLost, NeedsDatabase
@@ -14,6 +14,7 @@ from custody.outcomes import Kind, Outcome
 from custody.policy import Duration, seconds
 from custody.remote.leases import Held, Leases
 from custody.remote.transport import ATTEMPT, Method, Transport, Tries
+from custody.remote.values import possible
 from custody.settle import REMEDY, Settler, listed, storable
 from custody.wire import fields
 from custody.wire.answers import DeadlineOut, SettledOut
@@ -58,6 +59,9 @@ class RemoteSettler(Settler):
     def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
         if not outcomes:
             return Settled(settled=0)
+        held = {offset: outcome for offset, outcome in outcomes.items() if possible(offset)}
+        if len(held) < len(outcomes):
+            return self._settle_some(lease_id, held, [offset for offset in outcomes if offset not in held])
         if all(outcome.kind == "ack" for outcome in outcomes.values()):
             return self._send("/messages/ack", AckIn(lease_id=lease_id, offsets=list(outcomes)), lease_id, outcomes)
         given = [
@@ -70,6 +74,14 @@ class RemoteSettler(Settler):
             for offset, outcome in outcomes.items()
         ]
         return self._send("/messages/settle", SettleIn(lease_id=lease_id, outcomes=given), lease_id, outcomes)
+
+    def _settle_some(self, lease_id: UUID, held: Mapping[int, Outcome], lost: list[int]) -> NoReturn:
+        """Settles what can be held. The others are lost, and a request would be refused for them."""
+        try:
+            self.settle(lease_id, held)
+        except LeaseLost as error:
+            lost = sorted({*lost, *error.lost})
+        raise LeaseLost(f"lease {lease_id} does not hold {listed(lost)}", REMEDY, lost=lost)
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         if offsets is not None:
@@ -90,6 +102,8 @@ class RemoteSettler(Settler):
         return self._send_whole(path, body, lease_id, outcome)
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
+        if offset is not None and not possible(offset):
+            raise LeaseLost(f"lease {lease_id} does not hold {listed([offset])}", REMEDY, lost=[offset])
         body = ExtendIn(lease_id=lease_id, offset=offset, timeout_seconds=fields.Timeout.of(timeout))
         return self._call(
             "POST", "/messages/extend-visibility", DeadlineOut, body=body, repeat=True, timeout=_in_time(timeout)

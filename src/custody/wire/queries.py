@@ -30,6 +30,7 @@ class ReceiveQuery(Shape):
         Timeout | None, Meta(description="How long they are leased; without it, as long as the group says.")
     ] = None
     wait: Annotated[Duration | None, Meta(description="How long to wait for a message if there is none.")] = None
+    create: Annotated[bool, Meta(description="Whether a missing group `default` is made.")] = True
     auto_ack: Annotated[bool, Meta(description="Done as soon as they are sent: at most once.")] = False
 
 
