@@ -99,3 +99,27 @@ def test_figures_and_metrics(operator: Outbox, events: list[UUID], clock: Clock)
     lines = exposition([found], clock()).splitlines()
     assert 'custody_outbox_backlog{destination="test:"} 1' in lines
     assert 'custody_outbox_oldest_seconds{destination="test:"} 60.0' in lines
+
+
+@pytest.mark.req("O12")
+def test_an_event_for_later_waits_since_its_time_has_come(
+    operator: Outbox, mine: psycopg.Connection[Any], relay: Relay, collector: Collector, clock: Clock
+) -> None:
+    """It is not late before, and late by no more than it is; one that fails again and again is as old as it is."""
+
+    def oldest() -> float | None:
+        (found,) = operator.stats()
+        return None if found.oldest_pending is None else (clock() - found.oldest_pending).total_seconds()
+
+    mine.execute(
+        "SELECT custody.outbox_add('e', 'j', '1', 'test:', p_available_at => %s, p_now => %s)",
+        [clock() + timedelta(hours=1), clock()],
+    )
+    mine.commit()
+    clock.move(3599)
+    assert (operator.stats()[0].backlog, operator.stats()[0].due, oldest()) == (1, 0, None)
+    clock.move(11)
+    assert (operator.stats()[0].due, oldest()) == (1, 10)
+    collector.failing = {1: custody.errors.PublishFailed("not now")}
+    rounds(relay)
+    assert (operator.stats()[0].due, oldest()) == (0, 3610)

@@ -16,7 +16,7 @@ _HELP = {
     "published_recently": "Events published within the window.",
     "died_recently": "Events given up within the window.",
     "failures": "Attempts that what is not published has cost.",
-    "oldest_seconds": "Age of the oldest pending event.",
+    "oldest_seconds": "How long the oldest event has waited that is due, or has failed before.",
 }
 
 

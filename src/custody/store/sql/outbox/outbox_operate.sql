@@ -151,6 +151,13 @@ BEGIN
     RETURN v_gone;
 END $$;
 
+-- Since when an event could have been published: one that was written for later, or is replayed, since its time has come. After a
+-- failure that is not known any more, because available_at is when it is tried again.
+CREATE FUNCTION custody.outbox_waits_since(p_event custody.outbox) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_event.attempts = 0 THEN greatest(p_event.created_at, p_event.available_at) ELSE p_event.created_at END
+$$;
+
 -- Figures for each destination: what waits and since when, what is claimed and dead, what was published and failed in the last
 -- p_window. Nothing is counted that was finished before it, but for the dead.
 CREATE FUNCTION custody.outbox_stats(p_window interval DEFAULT '1 minute', p_now timestamptz DEFAULT NULL)
@@ -164,13 +171,14 @@ LANGUAGE sql STABLE AS $$
            min(x.oldest), sum(x.published)::bigint, sum(x.died)::bigint, sum(x.failures)::bigint
     FROM (
         SELECT nullif(o.destination, '') AS destination, count(*) AS backlog, count(*) FILTER (WHERE o.available_at <= at.now) AS due,
-               count(*) FILTER (WHERE o.attempts > 0) AS retrying, 0 AS claimed, 0 AS dead, min(o.created_at) AS oldest, 0 AS published, 0 AS died,
+               count(*) FILTER (WHERE o.attempts > 0) AS retrying, 0 AS claimed, 0 AS dead,
+               min(custody.outbox_waits_since(o)) FILTER (WHERE o.attempts > 0 OR o.available_at <= at.now) AS oldest, 0 AS published, 0 AS died,
                coalesce(sum(o.attempts), 0) AS failures
         FROM custody.outbox o, at WHERE o.ended_at IS NULL AND o.status = 'PENDING' GROUP BY 1
         UNION ALL
         SELECT nullif(o.destination, ''), count(*) FILTER (WHERE o.expires_at <= at.now), count(*) FILTER (WHERE o.expires_at <= at.now),
                count(*) FILTER (WHERE o.expires_at <= at.now), count(*) FILTER (WHERE o.expires_at > at.now), 0,
-               min(o.created_at) FILTER (WHERE o.expires_at <= at.now), 0, 0, coalesce(sum(o.attempts), 0)
+               min(custody.outbox_waits_since(o)) FILTER (WHERE o.expires_at <= at.now), 0, 0, coalesce(sum(o.attempts), 0)
         FROM custody.outbox o, at WHERE o.ended_at IS NULL AND o.status = 'CLAIMED' GROUP BY 1
         UNION ALL
         SELECT nullif(o.destination, ''), 0, 0, 0, 0, count(*), NULL, 0, count(*) FILTER (WHERE o.ended_at > at.now - p_window),
