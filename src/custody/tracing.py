@@ -154,7 +154,7 @@ class _Recording:
 
     def answered(self, status: int) -> None:
         self._span.set_attribute("http.response.status_code", status)
-        if status >= 500:
+        if status >= 500 and status != 503:  # not now, says that one, and nothing is broken
             self._fail(None)
 
     def handled(self, raised: BaseException | None) -> None:

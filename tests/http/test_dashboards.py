@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.http.conftest import Http
 
 import custody
 from custody import Breaker, Policy
+from custody.http.app import OPERATIONS
 from custody.outbox import write
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G18")]
@@ -125,3 +126,38 @@ def test_what_matters_is_watched() -> None:
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def picked(expression: str, metric: str, labels: dict[str, str]) -> bool:
+    """Whether a selector of this metric, the first in an expression, picks a series with these labels."""
+    found = re.search(rf"\b{metric}{{(.*?)}}", expression)
+    assert found is not None, expression
+    tests: dict[str, Callable[[str, str], bool]] = {
+        "=": lambda value, wanted: value == wanted,
+        "!=": lambda value, wanted: value != wanted,
+        "=~": lambda value, wanted: re.fullmatch(wanted, value) is not None,
+        "!~": lambda value, wanted: re.fullmatch(wanted, value) is None,
+    }
+    asked = re.findall(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"', found[1])
+    assert asked, expression
+    return all(tests[how](labels.get(name, ""), wanted) for name, how, wanted in asked)
+
+
+@pytest.mark.parametrize("where", ["CustodyErrors", "Errors of the server"])
+def test_a_group_that_is_paused_is_no_error(c: custody.Custody, http_: Http, where: str) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "default")
+    c.pause("orders", "default")
+    status = http_.get("/messages/orders").status
+    (expression,) = [asked for place, asked, _ in expressions() if place == where]
+    assert not picked(expression, "custody_http_requests_total", {"status": str(status)})
+    assert picked(expression, "custody_http_requests_total", {"status": "500"})
+
+
+@pytest.mark.parametrize("where", ["Latency p50", "Latency p99"])
+def test_what_waits_is_not_in_the_latencies(where: str) -> None:
+    (expression,) = [asked for place, asked, _ in expressions() if place == where]
+    metric = "custody_http_request_duration_seconds_bucket"
+    for operation in OPERATIONS:
+        waits = "wait" in operation.query.__struct_fields__
+        assert picked(expression, metric, {"route": operation.path}) is not waits, operation.path

@@ -311,6 +311,10 @@ def test_an_error_of_the_server_is_in_its_span(
     assert spans.named("GET /topics/{topic}").status.status_code is StatusCode.UNSET, "the caller's mistake"
     assert [one.name for one in spans.all() if one.kind is SpanKind.SERVER] == ["GET /topics/{topic}"]
 
+    orders.pause("orders", "g")
+    assert http_.get("/messages/orders?group=g").status == 503
+    assert spans.named("GET /messages/{topic}").status.status_code is StatusCode.UNSET, "a pause is no failure"
+
     def broken(self: custody.Custody) -> None:
         raise RuntimeError("broken")
 
