@@ -90,6 +90,13 @@ def test_every_answer_has_a_request_id_and_takes_the_one_that_is_sent(http_: Htt
     assert (mine.headers["x-request-id"], mine.json["error"]["request_id"]) == ("mine-1", "mine-1")
 
 
+def test_no_answer_is_to_be_kept_by_anything_in_between(http_: Http) -> None:
+    make(http_)
+    for path in ("/messages/orders", "/messages/orders/0", "/topics", "/topics/nothing", "/metrics", "/healthz", "/no"):
+        assert http_.get(path).headers["cache-control"] == "no-store", path
+    assert http_.post("/messages", {"topic": "orders", "payload": 1}).headers["cache-control"] == "no-store"
+
+
 @pytest.mark.req("G20")
 @pytest.mark.parametrize(
     "request_",

@@ -24,6 +24,8 @@ from custody.http.state import State
 
 access = logging.getLogger("custody.http.access")
 
+NOT_KEPT = (b"cache-control", b"no-store")
+"""A receive is a GET: something in between that kept its answer would give one lease to many."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _WORKER = re.compile(rb"[\x21-\x7e]{1,200}\Z")
 
@@ -151,7 +153,11 @@ class Gate:
         return preflight(request.headers, self._state.settings)
 
     def _extra(self, request: Request) -> list[tuple[bytes, bytes]]:
-        return [(b"x-request-id", request.request_id.encode()), *shared(request.headers, self._state.settings)]
+        return [
+            (b"x-request-id", request.request_id.encode()),
+            NOT_KEPT,
+            *shared(request.headers, self._state.settings),
+        ]
 
     def _note(self, scope: Scope, request: Request, status: int, took: float) -> None:
         self._state.observe(scope["method"], request.route, status, took)
