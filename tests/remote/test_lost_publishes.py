@@ -253,6 +253,19 @@ def test_what_cannot_be_repeated_is_sent_once(
     assert proxy.count(redrive) == 3
 
 
+def test_a_commit_of_a_bare_group_is_sent_once(c: custody.Custody, remote: custody.Custody, proxy: Proxy) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "bare", bare=True)
+    c.publish_many("orders", range(5))
+    commit = "POST /topics/orders/groups/bare/commit"
+    proxy.lose(commit, "after")
+    with pytest.raises(DatabaseUnavailable, match="unknown"):
+        remote.commit("orders", "bare", 0, 2)
+    assert proxy.count(commit) == 1
+    remote.commit("orders", "bare", 0, 4)
+    assert [message.offset for message in remote.fetch("orders", "bare")] == [4]
+
+
 def test_a_batch_is_one_message_after_another(c: custody.Custody, remote: custody.Custody, proxy: Proxy) -> None:
     c.create_topic("orders")
     proxy.lose("POST /messages", "after")

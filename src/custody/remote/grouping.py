@@ -105,4 +105,5 @@ class RemoteGrouping(RemoteBase, Grouping):
         require_partition(partition)
         self._require_offset(path, next_offset)
         body = CommitIn(partition=partition, next_offset=min(next_offset, LARGEST))
-        self._call("POST", path + "/commit", type(None), body=body, repeat=True)
+        # not sent again after a lost answer: the first one could still arrive, after a later commit, and set it back
+        self._call("POST", path + "/commit", type(None), body=body)
