@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,6 +92,25 @@ def test_the_worker_is_named(c: custody.Custody, server: Http, orders: Callable[
     with custody.connect(server.url, worker="Müller 7") as remote:
         remote.claim("orders", "stock").ack()
     assert [entry.worker for entry in c.trace("orders", 0, 0)] == ["M_ller_7", "M_ller_7"]
+
+
+def test_each_thread_has_a_connection_that_is_kept(server: Http, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with custody.connect(server.url, pool_size=2) as remote:
+        together = threading.Barrier(8)
+
+        def ask() -> None:
+            for _ in range(5):
+                together.wait(20)
+                remote.topics()
+
+        with ThreadPoolExecutor(8) as threads:
+            for asked in [threads.submit(ask) for _ in range(8)]:
+                asked.result(60)
+        pools = remote._transport._pool.pools  # type: ignore[attr-defined]
+        (opened,) = [pools[key].num_connections for key in pools.keys()]  # noqa: SIM118
+    assert opened <= 8
+    assert caplog.text == ""
 
 
 def test_what_needs_the_database_says_so(c: custody.Custody, remote: custody.Custody, database_url: str) -> None:

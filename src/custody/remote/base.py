@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from custody.config import this_process
 from custody.engine.base import Base
@@ -54,6 +54,13 @@ class RemoteBase(Base):
         parent, self._this_process = self._this_process, this_process()
         if self.worker == parent:
             self.worker = self._this_process
+
+    def __copy__(self) -> Self:
+        """Under another name, or for another purpose: told of forks as this one is."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        tell_of_forks(other)
+        return other
 
     def __repr__(self) -> str:
         return f"<Custody at {self._transport.address.url}>"

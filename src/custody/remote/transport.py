@@ -36,6 +36,8 @@ from custody.wire.requests import Shape
 T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
+KEPT = 1_000
+"""So many connections are kept, if so many threads use this client at once: a new one for each call costs more."""
 CONNECT = 5.0
 ATTEMPT = 10.0
 """So long the first answer to what can be sent again is waited for, the second twice as long, and so on."""
@@ -76,7 +78,7 @@ class Transport:
         self.address, self.retry_for = address, retry_for
         self._http = urllib3
         self._closed = threading.Event()
-        self._options: dict[str, Any] = {"maxsize": pool_size, "retries": False}
+        self._options: dict[str, Any] = {"maxsize": max(pool_size, KEPT), "retries": False}
         if address.secure:
             self._options["ssl_context"] = _trusting(ca)
         self._pool = urllib3.PoolManager(**self._options)
