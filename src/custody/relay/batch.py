@@ -33,14 +33,13 @@ class Batch:
         *,
         deadline: float,
         stopping: Callable[[], bool],
-        hold: bool = False,
     ) -> None:
         self.claim, self.events = claim, sorted(events, key=lambda event: event.id)
         self.began = self.kept = time.monotonic()
         self.deadline = deadline
         self.waiting = {event.id for event in events}
         self.down: dict[str, str] = {}
-        self._registry, self._stopping, self._hold = registry, stopping, hold
+        self._registry, self._stopping = registry, stopping
         self._results: queue.SimpleQueue[Sequence[Result]] = queue.SimpleQueue()
         self._guard = threading.Lock()
 
@@ -84,33 +83,32 @@ class Batch:
         return False
 
     def _publish_track(self, publisher: Publisher, track: Sequence[Claimed]) -> None:
-        """In order; after the first that did not arrive the rest is given back."""
+        """In order; after the first that did not arrive the rest is given back.
+
+        So it is after one that was refused, too: its key goes on when its death is written down, and not before. Else a
+        relay that dies in between would let a later event overtake it.
+        """
         for place, event in enumerate(track):
-            if not self._begins(event):
-                stopped = True
-            else:
-                stopped = not self._attempt(publisher, event)
-            if stopped:
+            if not self._begins(event) or not self._attempt(publisher, event):
                 for later in track[place + 1 :]:
                     self._say(later, "lost" if time.monotonic() >= self.deadline else "released")
                 return
 
     def _attempt(self, publisher: Publisher, event: Claimed) -> bool:
-        """One attempt for one event. True if its key goes on."""
+        """One attempt for one event. True if it has arrived."""
         try:
             publisher.publish(event)
         except PublisherUnavailable as error:
             self._unavailable(event.destination, error)
             self._say(event, "released", str(error))
-            return False
         except PublishRefused as error:
             self._say(event, "dead", str(error))
-            return not self._hold
-        except Exception as error:
-            self._say(event, "failed", f"{type(error).__name__}: {error}")
-            return False
-        self._say(event, "published")
-        return True
+        except BaseException as error:  # sys.exit() too: the relay waits for a word about each event
+            self._say(event, "failed", _described(error))
+        else:
+            self._say(event, "published")
+            return True
+        return False
 
     def _unavailable(self, destination: str, error: Exception) -> None:
         with self._guard:
@@ -127,15 +125,21 @@ class Batch:
         except PublisherUnavailable as error:
             self._unavailable(events[0].destination, error)
             self._results.put([Result(event, "released", str(error)) for event in events])
-        except Exception as error:
+        except BaseException as error:
             if len(events) == 1:
-                outcome = "dead" if isinstance(error, PublishRefused) else "failed"
-                self._say(events[0], outcome, f"{type(error).__name__}: {error}")
+                self._say(events[0], "dead" if isinstance(error, PublishRefused) else "failed", _described(error))
                 return
             for track in _tracks(events):
                 self._publish_track(publisher, track)
         else:
             self._results.put([Result(event, "published") for event in events])
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ fails
+        return type(error).__name__
 
 
 def _tracks(events: Sequence[Claimed]) -> list[list[Claimed]]:

@@ -67,7 +67,6 @@ class Claims:
             self.registry,
             deadline=self._deadline(began),
             stopping=self.stopping,
-            hold=self.hold,
         )
         return batch, scanned
 
