@@ -85,9 +85,9 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
             moments.batch += batch is not None
             return batch, scanned
 
-        def settle(self, batch: Any, results: Any) -> None:
+        def settle(self, batch: Any, results: Any) -> Any:
             moments.reached("settling")
-            super().settle(batch, results)
+            return super().settle(batch, results)
 
     loop.Claims = Mortal
     relay = Relay(

@@ -15,7 +15,7 @@ from tests.outbox.conftest import Collector
 import custody
 from custody.errors import PublishRefused
 from custody.outbox import Outbox, State
-from custody.relay import Claimed, Relay
+from custody.relay import Claimed, Relay, loop
 from custody.relay.claims import Claims
 
 pytestmark = pytest.mark.core
@@ -65,7 +65,9 @@ def test_whatever_a_publisher_raises_is_a_failure(
 
 
 @pytest.mark.req("O8", "O10")
-def test_a_refusal_holds_its_key_until_it_is_written_down(alone_url: str, collector: Collector) -> None:
+def test_a_refusal_holds_its_key_until_it_is_written_down(
+    alone_url: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a relay that dies in between would let the later event go first."""
     with psycopg.connect(alone_url) as mine:
         write(mine, 1, 2, key="k")
@@ -75,8 +77,9 @@ def test_a_refusal_holds_its_key_until_it_is_written_down(alone_url: str, collec
         def settle(self, *_: Any) -> Any:
             raise RuntimeError("killed here")
 
-    first = Relay(alone_url, {"test": collector}, lease="100ms", poll="10ms")
-    first._claims = Dies(**vars(first._claims))
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "Claims", Dies)
+        first = Relay(alone_url, {"test": collector}, lease="100ms", poll="10ms")
     with pytest.raises(RuntimeError):
         first.drain("20s")
     collector.failing.clear()

@@ -229,7 +229,8 @@ class Machine(RuleBasedStateMachine):
         claim = list(self.claims)[-1 - which % len(self.claims)]
         held = [event_id for event_id in self.claims[claim] if self.model.holds(claim, event_id)]
         ids = [self.model.events[event_id].id for event_id in self.claims[claim] if event_id in self.model.events]
-        assert self.call("outbox_extend", claim=claim, ids=ids, lease=LEASE) == [(len(held),)]
+        kept = {row[0] for row in self.call("outbox_extend", claim=claim, ids=ids, lease=LEASE)}
+        assert kept == {self.model.events[event_id].id for event_id in held}
         for event_id in held:
             self.model.events[event_id].expires_at = self.clock() + LEASE
 

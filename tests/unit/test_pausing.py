@@ -44,3 +44,23 @@ def test_a_destination_that_is_down_is_tried_less_and_less_often() -> None:
     assert outages.over("a:")
     assert not outages.over("a:")
     assert outages.failed("a:") == 1, "it begins anew"
+
+
+def test_what_did_not_arrive_is_suspected_when_another_event_has() -> None:
+    outages = Outages(Exponential("1s"))
+    outages.failed("a")
+    for event in (3, 4):
+        outages.tried("a", event)
+    assert outages.last("a") == 4
+    assert outages.over("a", 4)
+    assert outages.suspects == {3}
+    outages.settled(3)
+    assert outages.suspects == set()
+
+
+def test_nothing_is_suspected_when_there_was_nothing_left_to_try() -> None:
+    outages = Outages(Exponential("1s"))
+    outages.failed("a")
+    outages.tried("a", 3)
+    assert outages.over("a")
+    assert outages.suspects == set()

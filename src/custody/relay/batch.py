@@ -5,25 +5,38 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from custody.errors import PublisherUnavailable, PublishRefused
 from custody.relay.publisher import Claimed, Publisher
 from custody.relay.registry import Registry
+from custody.relay.threads import Threads
+
+WHOLE = 2  # batches that a publisher of whole batches has at a time
 
 
 class Result(NamedTuple):
-    """What came of one event: published, failed, dead, released, or lost (the claim ran out before it was begun)."""
+    """What came of one event: published, failed, dead, unavailable (its destination was), released (it was not tried),
+    or lost (the claim ran out before it was begun)."""
 
     event: Claimed
     outcome: str
     error: str | None = None
 
 
+Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
+"""Where the threads of all batches say what came of events: those of one attempt together."""
+
+
 class Batch:
-    """The events of one claim. `take` hands over what came of them; `waiting` are those of which nothing was heard."""
+    """The events of one claim. `waiting` are those of which nothing was heard, `untold` what is not settled yet.
+
+    `probe` is the destination that is tried with this batch, if it is one that was down.
+    """
+
+    probe: str | None = None
 
     def __init__(
         self,
@@ -33,51 +46,60 @@ class Batch:
         *,
         deadline: float,
         stopping: Callable[[], bool],
+        suspects: Container[int] = (),
     ) -> None:
         self.claim, self.events = claim, sorted(events, key=lambda event: event.id)
         self.began = self.kept = time.monotonic()
         self.deadline = deadline
         self.waiting = {event.id for event in events}
-        self.down: dict[str, str] = {}
-        self._registry, self._stopping = registry, stopping
-        self._results: queue.SimpleQueue[Sequence[Result]] = queue.SimpleQueue()
+        self.held = set(self.waiting)
+        self.untold: list[Result] = []
+        self.settle_at = self.began
+        self._registry, self._stopping, self._suspects = registry, stopping, suspects
+        self._down: dict[str, str] = {}
+        self._answered: set[str] = set()
         self._guard = threading.Lock()
 
-    def start(self, threads: Executor) -> None:
+    @property
+    def ended(self) -> bool:
+        return not self.waiting and not self.untold
+
+    @property
+    def unsettled(self) -> list[int]:
+        return sorted(self.waiting | {result.event.id for result in self.untold})
+
+    def start(self, threads: Threads, heard: Heard) -> None:
+        self._heard = heard
         by_destination: dict[str, list[Claimed]] = {}
         for event in self.events:
             by_destination.setdefault(event.destination, []).append(event)
         for destination, events in by_destination.items():
             publisher = self._registry.of(destination)
             if publisher.whole_batches:
-                threads.submit(self._publish_whole, publisher, events)
+                threads.submit(destination, partial(self._publish_whole, publisher, events), share=WHOLE)
             else:
                 for track in _tracks(events):
-                    threads.submit(self._publish_track, publisher, track)
+                    threads.submit(destination, partial(self._publish_track, publisher, track))
 
-    def take(self, seconds: float) -> list[Result]:
-        """What has come since the last time: all that is missing, or what there is after so many seconds."""
-        found: list[Result] = []
-        until = time.monotonic() + seconds
-        while len(found) < len(self.waiting):
-            try:
-                found += self._results.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                break
-        self.waiting -= {result.event.id for result in found}
-        return found
+    def hear(self, results: Sequence[Result]) -> None:
+        """Takes note, in the relay's own thread."""
+        self.waiting -= {result.event.id for result in results}
+        self.untold += results
+        if not self.waiting:
+            self.settle_at = 0.0
 
-    def _say(self, event: Claimed, outcome: str, error: str | None = None) -> None:
-        self._results.put([Result(event, outcome, error)])
+    def _say(self, outcome: str, events: Sequence[Claimed], error: str | None = None) -> None:
+        if events:
+            self._heard.put((self, [Result(event, outcome, error) for event in events]))
 
     def _begins(self, event: Claimed) -> bool:
         """Whether the event may be sent now; if not, says what becomes of it."""
         if time.monotonic() >= self.deadline:
-            self._say(event, "lost")  # another relay may have it by now
-        elif event.destination in self.down:
-            self._say(event, "released", self.down[event.destination])
-        elif self._stopping():
-            self._say(event, "released")
+            self._say("lost", [event])  # another relay may have it by now
+        elif event.destination in self._down:
+            self._say("released", [event], self._down[event.destination])
+        elif self._stopping() or event.id not in self.held:
+            self._say("released", [event])
         else:
             return True
         return False
@@ -90,54 +112,76 @@ class Batch:
         """
         for place, event in enumerate(track):
             if not self._begins(event) or not self._attempt(publisher, event):
-                for later in track[place + 1 :]:
-                    self._say(later, "lost" if time.monotonic() >= self.deadline else "released")
+                self._give_back(track[place + 1 :])
                 return
+
+    def _give_back(self, events: Sequence[Claimed]) -> None:
+        self._say("lost" if time.monotonic() >= self.deadline else "released", events)
 
     def _attempt(self, publisher: Publisher, event: Claimed) -> bool:
         """One attempt for one event. True if it has arrived."""
         try:
             publisher.publish(event)
-        except PublisherUnavailable as error:
-            self._unavailable(event.destination, error)
-            self._say(event, "released", str(error))
-        except PublishRefused as error:
-            self._say(event, "dead", str(error))
         except BaseException as error:  # sys.exit() too: the relay waits for a word about each event
-            self._say(event, "failed", _described(error))
-        else:
-            self._say(event, "published")
-            return True
-        return False
+            self._failed(event, error)
+            return False
+        self._answered.add(event.destination)
+        self._say("published", [event])
+        return True
 
-    def _unavailable(self, destination: str, error: Exception) -> None:
+    def _failed(self, event: Claimed, error: BaseException) -> None:
+        if self._is_outage(event.destination, error) and event.id not in self._suspects:
+            self._unavailable([event], error)
+            return
+        if not _unanswered(error):
+            self._answered.add(event.destination)
+        self._say("dead" if isinstance(error, PublishRefused) else "failed", [event], _described(error))
+
+    def _is_outage(self, destination: str, error: BaseException) -> bool:
+        """Whether the destination is down. It seems so, too, if it gives no answer and has not given any other."""
+        if isinstance(error, PublisherUnavailable):
+            return True
+        return _unanswered(error) and destination not in self._answered
+
+    def _unavailable(self, events: Sequence[Claimed], error: BaseException) -> None:
         with self._guard:
-            self.down.setdefault(destination, str(error))
+            self._down.setdefault(events[0].destination, _described(error))
+        self._say("unavailable", events, _described(error))
 
     def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
         """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
+        if not self.held.issuperset(event.id for event in events):
+            self._publish_tracks(publisher, events)
+            return
         if not self._begins(events[0]):
-            for later in events[1:]:
-                self._say(later, "lost" if time.monotonic() >= self.deadline else "released")
+            self._give_back(events[1:])
             return
         try:
             publisher.publish_many(events)
-        except PublisherUnavailable as error:
-            self._unavailable(events[0].destination, error)
-            self._results.put([Result(event, "released", str(error)) for event in events])
         except BaseException as error:
+            suspect = any(event.id in self._suspects for event in events)
             if len(events) == 1:
-                self._say(events[0], "dead" if isinstance(error, PublishRefused) else "failed", _described(error))
-                return
-            for track in _tracks(events):
-                self._publish_track(publisher, track)
+                self._failed(events[0], error)
+            elif self._is_outage(events[0].destination, error) and not suspect:
+                self._unavailable(events, error)
+            else:
+                self._publish_tracks(publisher, events)
         else:
-            self._results.put([Result(event, "published") for event in events])
+            self._say("published", events)
+
+    def _publish_tracks(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
+        for track in _tracks(events):
+            self._publish_track(publisher, track)
+
+
+def _unanswered(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
 
 
 def _described(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        told = isinstance(error, PublisherUnavailable | PublishRefused)
+        return str(error) if told else f"{type(error).__name__}: {error}"
     except Exception:  # its own __str__ fails
         return type(error).__name__
 

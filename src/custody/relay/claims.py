@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from custody.errors import DatabaseUnavailable, Transient
+from custody.errors import CustodyError, Transient
 from custody.policy import Backoff
 from custody.relay.batch import Batch, Result
 from custody.relay.pausing import delay
@@ -37,13 +37,16 @@ class Claims:
     backoff: Backoff
     hold: bool
     stopping: Callable[[], bool]
+    suspects: Container[int]
     clock: Callable[[], datetime] | None
     counts: Counter[str] = field(default_factory=Counter)
 
     def claim(
         self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
     ) -> tuple[Batch | None, int | None]:
-        """A batch of what is due behind an id, if anything is; and the id to go on behind, None at the end."""
+        """A batch of what is due behind an id, if anything is; and the id to go on behind, None at the end.
+
+        `only`, for destinations that are down: there no event is suspected to be the reason."""
         began = time.monotonic()
         (*_, scanned), *rows = self.db.call(
             "outbox_claim",
@@ -67,61 +70,70 @@ class Claims:
             self.registry,
             deadline=self._deadline(began),
             stopping=self.stopping,
+            suspects=self.suspects if only is None else (),
         )
         return batch, scanned
 
     def extend(self, batch: Batch) -> None:
-        """Keeps the events of which nothing was heard yet. If that fails, the deadline stays as it was."""
+        """Keeps what is not settled yet. What the claim no longer holds is not begun; if nothing could be kept, the
+        deadline stays as it was."""
         began = time.monotonic()
-        ids = sorted(batch.waiting)
         lease = timedelta(seconds=self.lease)
         try:
-            held = self.db.call("outbox_extend", claim=batch.claim, ids=ids, lease=lease, now=self._now())[0][0]
+            rows = self.db.call("outbox_extend", claim=batch.claim, ids=batch.unsettled, lease=lease, now=self._now())
         except Transient as error:
             logger.warning("the claim could not be extended: %s", error)
             return
-        if held == len(ids):
+        batch.held = {row[0] for row in rows}
+        if batch.held:
             batch.deadline = self._deadline(began)
 
-    def settle(self, batch: Batch, results: Sequence[Result]) -> None:
-        """Says what came of events; those that the claim no longer holds are lost, and others have them."""
+    def settle(self, batch: Batch, results: Sequence[Result]) -> list[Result]:
+        """Says what came of events. Those that the claim no longer holds are lost, and others have them. Returns those
+        that somebody else has locked: they are to be settled later."""
         told = [result for result in results if result.outcome != "lost"]
         self.counts["lost"] += len(results) - len(told)
         if not told:
-            return
+            return []
+        try:
+            states = self._settled(batch, told)
+        except Transient:
+            raise
+        except CustodyError as error:
+            if len(told) > 1:
+                return [locked for result in told for locked in self.settle(batch, [result])]
+            logger.error("event %s cannot be settled: %s", told[0].event.event_id, error)
+            self.counts["lost"] += 1
+            return []
+        for result in told:
+            self._count(result, states.get(result.event.id))
+        return [result for result in told if states.get(result.event.id) == "CLAIMED"]
+
+    def _settled(self, batch: Batch, told: Sequence[Result]) -> dict[int, str]:
+        """The new states by id."""
         failed = any(result.outcome != "published" for result in told)
-        settled = self._settled(
-            batch.deadline,
+        rows = self.db.call(
+            "outbox_settle",
             claim=batch.claim,
             ids=[result.event.id for result in told],
-            outcomes=[result.outcome for result in told],
+            outcomes=["released" if result.outcome == "unavailable" else result.outcome for result in told],
             errors=[storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
             delays=[self._delay(result) for result in told] if failed else None,
             max_attempts=self.max_attempts,
             max_age=self.max_age,
             now=self._now(),
         )
-        for result in told:
-            state = settled.get(result.event.id)
-            if state is None:
-                self.counts["lost"] += 1
-                logger.warning("event %s: the claim was lost before it was settled", result.event.event_id)
-            else:
-                self.counts[result.outcome if result.outcome != "failed" or state != "DEAD" else "dead"] += 1
-                if state == "DEAD":
-                    logger.error("event %s is dead: %s", result.event.event_id, result.error)
+        return dict(rows)
 
-    def _settled(self, deadline: float, **arguments: Any) -> dict[int, str]:
-        """The new states by id. Tries for as long as the claim lasts: what is not settled would be published again."""
-        pause = 0.05
-        while True:
-            try:
-                return dict(self.db.call("outbox_settle", **arguments))
-            except DatabaseUnavailable:
-                if time.monotonic() + pause > deadline:
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, 2.0)
+    def _count(self, result: Result, state: str | None) -> None:
+        if state is None:
+            self.counts["lost"] += 1
+            logger.warning("event %s: the claim was lost before it was settled", result.event.event_id)
+        elif state == "DEAD":
+            self.counts["dead"] += 1
+            logger.error("event %s is dead: %s", result.event.event_id, result.error)
+        elif state != "CLAIMED":
+            self.counts["released" if result.outcome == "unavailable" else result.outcome] += 1
 
     def _delay(self, result: Result) -> float | None:
         return delay(self.backoff, result.event.attempts + 1) if result.outcome == "failed" else None

@@ -1,4 +1,4 @@
-"""The relay's loop: claims events of the outbox, has them published, and settles what it still holds.
+"""The relay's loop: claims events of the outbox, and attends to the batches that are on their way.
 
 Any number of relays may run on one outbox. A crash at any point costs the lease and an attempt: all truth is in the
 database. What was published and not settled is published again, under the same event_id.
@@ -10,25 +10,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
 from custody.config import this_process
-from custody.errors import InvalidArgument, Transient
+from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.outbox import moving
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
-from custody.relay.batch import Batch
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
 from custody.relay.registry import Publishers, Registry
+from custody.relay.running import QUICK, Running
+from custody.relay.threads import Threads
 from custody.store import standalone
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
-SETTLE_EVERY = 0.5  # seconds after which what has been published is settled, though the rest of the batch still runs
+LOOKING = 0.1  # of the time, at most, a relay with something in hand looks for more where there was nothing
 
 
 class HasDatabase(Protocol):
@@ -56,6 +57,7 @@ class Relay:
 
     `publishers` are by the name before a destination's colon; '' serves events without a destination. An event is
     tried `max_attempts` times and for no longer than `max_age`; the lease of a claim is renewed while it is worked on.
+    Of one destination `concurrency` events are published at a time, and four times as many in all.
     With `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
     """
 
@@ -91,10 +93,15 @@ class Relay:
         self._registry = Registry(publishers or {}, built_in=built_in)
         self._stopping = threading.Event()
         self._moved = 0
-        self._after, self._wrapped, self._quick = 0, 0.0, False
+        self._after, self._further, self._wrapped = 0, False, 0.0
+        self._look_at, self._searched = 0.0, 0.0
         self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
-        with self._db.connection() as connection:
-            self._whole = standalone.check(connection)
+        try:
+            with self._db.connection() as connection:
+                self._whole = standalone.check(connection)
+        except BaseException:
+            self._db.close()
+            raise
         self._claims = Claims(
             db=self._db,
             registry=self._registry,
@@ -105,17 +112,23 @@ class Relay:
             backoff=backoff or Exponential("1s", cap="5m", jitter=0.2),
             hold=on_dead == "hold",
             stopping=self._stopping.is_set,
+            suspects=self.outages.suspects,
             clock=clock,
         )
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="custody-publisher")
+        self._threads = Threads(concurrency)
+        self._running = Running(self._claims, self.outages, self._threads, most=batch)
 
     def stop(self) -> None:
         """Ends the relay gracefully: what is being published is finished and settled, the rest is given back."""
         self._stopping.set()
+        self._running.wake()
 
     def close(self) -> None:
-        """For who calls `run_once` by hand; `run` and `drain` do it themselves."""
-        self._threads.shutdown(wait=True)
+        """For who calls `run_once` by hand; `run` and `drain` do it themselves. What is being published is finished."""
+        self._stopping.set()
+        self._threads.close()
+        with suppress(CustodyError):
+            self._running.last_words()
         self._registry.close()
         self._db.close()
 
@@ -129,131 +142,106 @@ class Relay:
         return self._loop(lambda: False)
 
     def drain(self, timeout: Duration | None = None) -> Summary:
-        """Relays until nothing is left that this relay could publish, retries included, or the time is over."""
+        """Relays until nothing is left that this relay could publish, retries included, or the time is over: then it
+        stops."""
         until = None if timeout is None else time.monotonic() + seconds(timeout)
 
         def ended() -> bool:
-            if until is not None and time.monotonic() >= until:
-                return True
             return bool(self._db.call("outbox_left", names=self._registry.names)[0][0] == 0)
 
-        return self._loop(ended)
+        return self._loop(ended, until)
 
-    def _loop(self, ended: Callable[[], bool]) -> Summary:
+    def _loop(self, ended: Callable[[], bool], until: float | None = None) -> Summary:
         pause = 0.1
         warned: set[str] = set()
-        ahead: Batch | None = None
         try:
-            while ahead is not None or not self._stopping.is_set():
+            while self._running or not self._stopping.is_set():
+                if until is not None and time.monotonic() >= until:
+                    self._stopping.set()
                 try:
-                    # who stops only ends what has begun: what is aside could fail for as long as the database is away
-                    handled = 0 if self._stopping.is_set() else self._aside(ahead)
-                    batch, ahead = ahead or self._begun(), None
-                    if batch is not None:
-                        ahead = self._look_ahead(batch)
-                        self._finish(batch, ahead)
-                    elif handled == 0:
+                    # who stops only ends what has begun: looking could fail for as long as the database is away
+                    wait = self._poll if self._stopping.is_set() else self._look()
+                    if wait > 0 and not self._running:
                         self._warn_unserved(warned)
                         if ended():
                             break
-                        self._stopping.wait(self._poll)
                     pause = 0.1
                 except Transient as error:
                     logger.warning("the outbox: %s", error)
-                    self._stopping.wait(pause)
-                    pause = min(pause * 2, 5.0)
+                    wait, pause = pause, min(pause * 2, 5.0)
+                if self._running.attend(wait):
+                    self._look_at = 0.0
         finally:
             self.close()
         return self.summary
 
     def run_once(self) -> int:
         """One round: topics of this database, destinations that were down, and one batch. Returns how many events."""
-        handled = self._aside()
-        batch = self._begun()
+        handled = self._move() + self._probe()
+        while self._running:
+            self._running.attend(self._poll)
+        begun = self._claim()
+        while begun == 0 and self._further:
+            begun = self._claim()
+        while self._running:
+            self._running.attend(self._poll)
+        return handled + begun
+
+    def _look(self) -> float:
+        """Begins what there is to do. Returns for how many seconds there is nothing more to begin."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._look_at - now
+        begun = self._move() + self._probe()
+        if not self._running.room:
+            return QUICK if begun == 0 else 0.0  # a batch that ends, ends the waiting
+        begun += self._claim()
+        if begun or self._further:
+            return 0.0
+        self._look_at = time.monotonic() + max(self._poll, self._searched / LOOKING if self._running else 0.0)
+        self._searched = 0.0
+        return self._poll
+
+    def _claim(self) -> int:
+        """Begins a batch of what is due. Returns how many events; if none, `_further` says whether to look further."""
+        began = time.monotonic()
+        if not self._further and began - self._wrapped > max(self._poll, 0.05):
+            self._after, self._wrapped = 0, began  # retries lie behind what was scanned
+        batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self._running.excepted)
+        self._searched += time.monotonic() - began
+        if batch is None and self._running.ahead:
+            self._further = False  # what waits for the batch before lies here, and is next
+            return 0
+        self._after = scanned or 0
+        self._further = batch is None and scanned is not None
         if batch is None:
-            return handled
-        self._finish(batch)
-        return handled + len(batch.events)
-
-    def _aside(self, ahead: Batch | None = None) -> int:
-        """What is no batch: topics of this database, and destinations that were down. Returns how many events."""
-        handled = self._move() if self._whole else 0
-        for destination in self.outages.due():
-            handled += self._probe(destination, ahead)
-        return handled
-
-    def _begun(self) -> Batch | None:
-        """The next batch, on its way to the publishers; None if nothing is due."""
-        if time.monotonic() - self._wrapped > max(self._poll, 0.05):
-            self._after, self._wrapped = 0, time.monotonic()  # retries lie behind what was scanned
-        while True:
-            batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self.outages.down)
-            self._after = scanned or 0
-            if batch is not None:
-                batch.start(self._threads)
-                return batch
-            if scanned is None or self._stopping.is_set():
-                return None
-
-    def _look_ahead(self, batch: Batch) -> Batch | None:
-        """The batch after this one, begun while this one is published: the two databases work side by side.
-
-        The claim sees to the order of keys, as between two relays. Only while batches are full and quick: else there
-        is nothing to be had, or the next one would wait here while another relay could have it.
-        """
-        if len(batch.events) < self._batch or not self._quick or self._stopping.is_set():
-            return None
-        try:
-            ahead, scanned = self._claims.claim(self._batch, after=self._after, excepted=self.outages.down)
-        except Transient as error:
-            logger.warning("the outbox: %s", error)
-            return None
-        if ahead is not None:
-            self._after = scanned or 0  # else what waits for this batch lies there, and is next
-            ahead.start(self._threads)
-        return ahead
+            return 0
+        self._searched = 0.0
+        self._running.begin(batch)
+        return len(batch.events)
 
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
-        moved = moving.move(self._db, self._now())
+        moved = moving.move(self._db, self._now()) if self._whole else 0
         self._moved += moved
         return moved
 
-    def _probe(self, destination: str, ahead: Batch | None) -> int:
-        """One event for a destination that was down. Without any there is nothing to wait for."""
-        after: int | None = 0
-        while after is not None:
-            batch, after = self._claims.claim(1, after=after, only=[destination])
-            if batch is not None:
-                batch.start(self._threads)
-                self._finish(batch, ahead, probe=True)
-                return 1
+    def _probe(self) -> int:
+        """Begins to try destinations that were down, each with one event. Returns how many."""
+        return sum(map(self._probe_one, self._running.unprobed))
+
+    def _probe_one(self, destination: str) -> int:
+        """With an event behind the last one, so that none is tried for ever. Without any it counts as up."""
+        last = self.outages.last(destination)
+        for first in (last, 0) if last else (0,):
+            after: int | None = first
+            while after is not None:
+                batch, after = self._claims.claim(1, after=after, only=[destination])
+                if batch is not None:
+                    self._running.begin(batch, probe=destination)
+                    return 1
         self.outages.over(destination)
         return 0
-
-    def _finish(self, batch: Batch, ahead: Batch | None = None, *, probe: bool = False) -> None:
-        """Settles a batch as its results come, until it has them all; the one after it is not forgotten meanwhile."""
-        every = min(SETTLE_EVERY, self._lease / 4)
-        while batch.waiting:
-            self._attend(batch, every)
-            if batch.waiting and ahead is not None:
-                self._attend(ahead, 0.0)
-        self._quick = time.monotonic() - batch.began < SETTLE_EVERY
-        for destination in {event.destination for event in batch.events}:
-            if destination not in batch.down:
-                if self.outages.over(destination):
-                    logger.warning("%s is back", destination)
-            elif probe or destination not in self.outages.down:  # the batch before may have found out already
-                wait = self.outages.failed(destination)
-                logger.warning("%s is down, tried again in %.1f s: %s", destination, wait, batch.down[destination])
-
-    def _attend(self, batch: Batch, wait: float) -> None:
-        results = batch.take(wait)
-        if results:
-            self._claims.settle(batch, results)
-        if batch.waiting and time.monotonic() - batch.kept > self._lease / 3:
-            batch.kept = time.monotonic()
-            self._claims.extend(batch)
 
     def _warn_unserved(self, warned: set[str]) -> None:
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):

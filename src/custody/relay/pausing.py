@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from custody.policy import Backoff, Exponential, seconds
+
+MOST_SUSPECTS = 10_000
 
 
 def delay(backoff: Backoff, failures: int, dice: Callable[[], float] = random.random) -> float:
@@ -21,13 +24,28 @@ def delay(backoff: Backoff, failures: int, dice: Callable[[], float] = random.ra
     return min(wait, cap) * (1 - backoff.jitter * dice())
 
 
+@dataclass
+class _Outage:
+    """How often a destination has failed, when it is tried again, and which events were tried so far."""
+
+    failures: int = 0
+    due: float = 0.0
+    tried: set[int] = field(default_factory=set)
+    last: int = 0
+
+
 class Outages:
-    """Which destinations are down, and when each is tried again: with one event, less and less often."""
+    """Which destinations are down, and when each is tried again: with one event, less and less often.
+
+    `suspects` are events that did not arrive in an outage which ended with another one: if they meet the same again, it
+    is their own fault. Each time anew, so that no outage, whenever it comes, is charged to anybody.
+    """
 
     def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = backoff or Exponential("500ms", cap="30s", jitter=0.2)
         self._clock = clock
-        self._down: dict[str, tuple[int, float]] = {}
+        self._down: dict[str, _Outage] = {}
+        self.suspects: set[int] = set()
 
     @property
     def down(self) -> list[str]:
@@ -35,15 +53,33 @@ class Outages:
 
     def due(self) -> list[str]:
         """Those to be tried now."""
-        return [name for name, (_, at) in sorted(self._down.items()) if at <= self._clock()]
+        return [name for name, outage in sorted(self._down.items()) if outage.due <= self._clock()]
 
     def failed(self, destination: str) -> float:
         """It cannot be reached. Returns in how many seconds it is tried again."""
-        times = self._down.get(destination, (0, 0.0))[0] + 1
-        wait = delay(self._backoff, times)
-        self._down[destination] = (times, self._clock() + wait)
+        outage = self._down.setdefault(destination, _Outage())
+        outage.failures += 1
+        wait = delay(self._backoff, outage.failures)
+        outage.due = self._clock() + wait
         return wait
 
-    def over(self, destination: str) -> bool:
-        """It has answered. True if it was down."""
-        return self._down.pop(destination, None) is not None
+    def tried(self, destination: str, event: int) -> None:
+        """This event, by itself, did not arrive. The next is tried with one behind it."""
+        outage = self._down[destination]
+        outage.tried.add(event)
+        outage.last = event
+
+    def last(self, destination: str) -> int:
+        """The event with which it was tried last; 0 if there was none."""
+        return self._down[destination].last
+
+    def over(self, destination: str, event: int | None = None) -> bool:
+        """It has answered, to this event. True if it was down."""
+        outage = self._down.pop(destination, None)
+        if outage is not None and event is not None and len(self.suspects) < MOST_SUSPECTS:
+            self.suspects |= outage.tried - {event}
+        return outage is not None
+
+    def settled(self, event: int) -> None:
+        """What came of it is known: it is no longer suspected."""
+        self.suspects.discard(event)

@@ -110,7 +110,8 @@ END $$;
 
 -- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay unless the
 -- limit or the age is reached); dead (a terminal error); or released (no attempt was made). Returns what each is now; an event
--- that the claim no longer holds is left out and unchanged.
+-- that the claim no longer holds is left out and unchanged, and one that somebody else has locked (an operator, in an open
+-- transaction) is not waited for: it is still CLAIMED, to be settled later.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
     p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -118,14 +119,23 @@ CREATE FUNCTION custody.outbox_settle(
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now       timestamptz;
+    v_ids       bigint[];
     v_published bigint[];
 BEGIN
     IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'dead', 'released')) THEN
         PERFORM custody.refuse('invalid_argument', 'an event is published, failed, dead or released');
     END IF;
     -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
-    PERFORM FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE;
+    v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
+    IF cardinality(v_ids) < cardinality(p_ids) THEN
+        RETURN QUERY
+        SELECT o.id, o.status FROM custody.outbox o
+        WHERE o.id = ANY (p_ids) AND NOT o.id = ANY (v_ids) AND o.claimed_by = p_claim AND o.expires_at > v_now;
+        SELECT array_agg(s.id), array_agg(s.outcome), array_agg(s.error), array_agg(s.delay)
+        INTO p_ids, p_outcomes, p_errors, p_delays
+        FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay) WHERE s.id = ANY (v_ids);
+    END IF;
     v_published := ARRAY(SELECT s.id FROM unnest(p_ids, p_outcomes) s (id, outcome) WHERE s.outcome = 'published');
     RETURN QUERY
     UPDATE custody.outbox o
@@ -149,17 +159,17 @@ BEGIN
     RETURNING o.id, o.status;
 END $$;
 
--- Keeps a claim for longer; how many events it still holds.
-CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL) RETURNS bigint
+-- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not among them.
+CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now  timestamptz := coalesce(p_now, clock_timestamp());
-    v_held bigint;
+    v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
-    UPDATE custody.outbox SET expires_at = v_now + p_lease, updated_at = v_now
-    WHERE id = ANY (p_ids) AND claimed_by = p_claim AND expires_at > v_now;
-    GET DIAGNOSTICS v_held = ROW_COUNT;
-    RETURN v_held;
+    RETURN QUERY
+    UPDATE custody.outbox o SET expires_at = v_now + p_lease, updated_at = v_now
+    WHERE o.id = ANY (v_ids) AND o.claimed_by = p_claim AND o.expires_at > v_now
+    RETURNING o.id;
 END $$;
 
 -- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database included.
