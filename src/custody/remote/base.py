@@ -56,7 +56,7 @@ class RemoteBase(Base):
             self.worker = self._this_process
 
     def __copy__(self) -> Self:
-        """Under another name, or for another purpose: told of forks as this one is."""
+        """For another purpose, and told of forks as this one is."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         tell_of_forks(other)
