@@ -116,6 +116,17 @@ def test_a_lease_is_not_larger_than_what_one_request_can_settle(c: custody.Custo
 
 
 @pytest.mark.req("G19")
+@pytest.mark.parametrize("path", ["/healthz", "/messages/orders"])
+def test_a_query_with_many_parameters_is_refused_at_once(http_: Http, path: str) -> None:
+    many = "&".join([*(f"p{n}" for n in range(9_000)), "p8999"])
+    refused = http_.get(f"{path}?{many}")  # before they are compared: nobody else is served meanwhile
+    assert (refused.status, refused.code) == (422, "invalid_argument")
+    assert "100 parameters" in refused.json["error"]["message"]
+    twice = http_.get(f"{path}?group=g&max=1&group=h")
+    assert (twice.status, twice.json["error"]["path"]) == (422, "$.group")
+
+
+@pytest.mark.req("G19")
 def test_a_body_that_does_not_come_is_given_up(serve: Callable[..., Http]) -> None:
     http = serve(body_timeout="200ms")
     head = b"POST /messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"

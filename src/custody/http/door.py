@@ -34,6 +34,8 @@ from custody.wire.requests import Shape
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = (b"retry-after", b"1")
+MOST_PARAMETERS = 100
+"""Behind the question mark: more are refused before they are looked at."""
 
 
 async def answer(
@@ -109,11 +111,15 @@ def parse_query(operation: Operation, query_string: bytes) -> Any:
 
 
 def _parsed(kind: type[Shape], query_string: bytes) -> Shape:
-    pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True) if query_string else []
-    given = dict(pairs)
-    if len(given) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise InvalidArgument(f"{twice!r} is given more than once", "Give it once.", path=f"$.{twice}")
+    try:
+        pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
+    except ValueError as error:
+        raise InvalidArgument(f"there are more than {MOST_PARAMETERS} parameters", "Give fewer.") from error
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name in given:
+            raise InvalidArgument(f"{name!r} is given more than once", "Give it once.", path=f"$.{name}")
+        given[name] = value
     return msgspec.convert(given, kind, strict=False, dec_hook=fields.read)
 
 
