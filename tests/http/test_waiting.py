@@ -85,6 +85,52 @@ def test_a_poll_is_answered_when_something_becomes_due(database_url: str) -> Non
         assert poll.took < 5
 
 
+@pytest.fixture
+def claims(http_: Http, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The places that the server claims from, in order."""
+    seen: list[object] = []
+    real = http_.state.claim
+
+    async def claim(place: object, callers: object) -> object:
+        seen.append(place)
+        return await real(place, callers)
+
+    monkeypatch.setattr(http_.state, "claim", claim)
+    return seen
+
+
+def test_a_poll_on_one_partition_is_not_kept_awake_by_another(
+    c: custody.Custody, http_: Http, clock: Clock, claims: list[object]
+) -> None:
+    c.create_topic("orders", partitions=2)
+    c.create_group("orders", "g")
+    c.publish("orders", 1, partition=1)
+    assert c.claim("orders", "g", partition=1)
+    clock.move(60)  # whoever had it is dead, and nobody else asks for this partition
+    assert Poll(http_, "/messages/orders/0?group=g&wait=700ms").messages == []
+    assert len(claims) <= 2
+
+
+def test_a_poll_looks_less_and_less_often_for_what_somebody_holds(
+    c: custody.Custody, http_: Http, clock: Clock, claims: list[object], database_url: str
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", [1, 2])
+    lease = c.claim("orders", "g", max_messages=2)
+    with psycopg.connect(database_url) as own:
+        lease.ack(lease.messages[0], connection=own)
+        clock.move(60)  # it has expired, and cannot be folded while it is being settled
+        poll = Poll(http_, "/messages/orders?group=g&wait=20s")
+        wait_for(lambda: len(claims) >= 8, "it has looked often enough to have become slow")
+        before = len(claims)
+        until = time.monotonic() + 0.5
+        wait_for(lambda: time.monotonic() > until, "half a second has passed")
+        assert len(claims) - before <= 1
+        own.commit()
+    assert poll.messages == [2]
+
+
 def test_a_poll_is_answered_when_its_group_is_resumed(c: custody.Custody, http_: Http) -> None:
     c.create_topic("orders")
     c.create_group("orders", "g")

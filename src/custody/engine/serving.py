@@ -65,6 +65,10 @@ class ServerVerbs:
         settler = self._engine._settler()
         return together.claim_each(self._db, settler, topic, group, partition, callers, now=self._now())
 
+    def next_due_in(self, topic: str, group: str, partition: int | None) -> float | None:
+        """Seconds until something that these callers wait for is due by itself; None if nothing is."""
+        return together.next_due(self._db, topic, group, partition, now=self._now())
+
     def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
         """The topic, group and partition of a lease, or None if it holds nothing any more."""
         return together.lease_place(self._db, lease_id)

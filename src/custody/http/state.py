@@ -181,7 +181,7 @@ class State:
         return self.verbs.claim_each(*place, callers)
 
     async def next_due(self, place: Place) -> float | None:
-        return await self.quick(self.engine.next_due, place.topic, place.group)
+        return await self.quick(self.verbs.next_due_in, *place)
 
     async def give_back(self, lease: Lease) -> None:
         try:

@@ -21,6 +21,8 @@ POLL = 1.0
 POLLS_A_SECOND = 200
 """All desks together: the more there are, the less often each looks without a hint."""
 BUSY = 0.03
+SOON = 0.005
+"""The shortest pause before something that is due."""
 
 
 class Place(NamedTuple):
@@ -59,6 +61,8 @@ class Desk:
         self.serving: asyncio.Task[None] | None = None
         self._news = False
         self._timer: asyncio.TimerHandle | None = None
+        self._overdue = 0.0
+        """The last pause, if something was overdue that a claim did not get."""
 
     def stand(self, waiter: Waiter) -> None:
         self.line.append(waiter)
@@ -109,7 +113,7 @@ class Desk:
             await self._hand_out(served, leases)
             last = leases[-1]
             if last:  # each of them got something: there may be more
-                self._news = True
+                self._news, self._overdue = True, 0.0
                 continue
             for waiter in present:  # not whoever came since: the claim may have been before their own publish
                 waiter.seen = last
@@ -118,9 +122,20 @@ class Desk:
             if last.reason == "busy":
                 pause = 0.0 if last.detail is not None else random.uniform(0.002, BUSY)
             elif self.line:
-                due = await self._clerk.next_due(self.place)
-                pause = self._interval() if due is None else max(0.005, min(self._interval(), due))
+                pause = self._pause(await self._clerk.next_due(self.place))
         self._wake_after(pause)
+
+    def _pause(self, due: float | None) -> float:
+        """How long until the next claim, if something is due in so many seconds.
+
+        What is overdue just after a claim is held by somebody, such as an expired lease that is being settled in an
+        open transaction: it is looked for less and less often.
+        """
+        if due is not None and due <= 0:
+            self._overdue = min(self._interval(), max(SOON, 2 * self._overdue))
+            return self._overdue
+        self._overdue = 0.0
+        return self._interval() if due is None else max(SOON, min(self._interval(), due))
 
     async def _hand_out(self, served: Sequence[Waiter], leases: Sequence[Lease]) -> None:
         """To each what was claimed for it; what was for one who has gone meanwhile is given back."""

@@ -53,6 +53,12 @@ def claim_each(
     ]
 
 
+def next_due(db: Database, topic: str, group: str, partition: int | None, *, now: datetime | None) -> float | None:
+    """Seconds until something of the group, or of this partition of it, is due by itself; None if nothing is."""
+    due: float | None = db.call("next_due", topic=topic, group=group, now=now, partition=partition)[0][0]
+    return due
+
+
 def lease_place(db: Database, lease_id: UUID) -> tuple[str, str, int] | None:
     """The topic, group and partition of a lease, or None if it holds nothing any more."""
     rows = db.call("lease_place", lease_id=lease_id)

@@ -88,8 +88,9 @@ BEGIN
 END $$;
 
 -- Seconds until something of the group is due by itself: a waiting case, or a lease that expires. Null if nothing is, or
--- while it is paused. While the breaker lets nothing through only the next probe counts.
-CREATE FUNCTION custody.next_due(p_topic text, p_group text, p_now timestamptz DEFAULT NULL) RETURNS double precision
+-- while it is paused. While the breaker lets nothing through only the next probe counts. With a partition, only of that one.
+CREATE FUNCTION custody.next_due(p_topic text, p_group text, p_now timestamptz DEFAULT NULL, p_partition int DEFAULT NULL)
+RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
@@ -111,5 +112,5 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT min(x.deadline) AS deadline FROM custody.leases x
             WHERE x.group_id = c.group_id AND x.partition = c.partition AND x.claim_no >= f.oldest_claim) l
-        WHERE c.group_id = v_group.group_id);
+        WHERE c.group_id = v_group.group_id AND (p_partition IS NULL OR c.partition = p_partition));
 END $$;
