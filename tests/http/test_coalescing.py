@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from tests.http.conftest import Http, Response
+from tests.http.conftest import Http, Response, served
 from tests.waiting import wait_for
 
 import custody
@@ -92,3 +92,28 @@ def test_an_ack_that_waits_for_somebody_does_not_hold_up_others(
         own.commit()
     held.join(10)
     assert c.stats("orders", "g").in_flight == 0
+
+
+@pytest.mark.parametrize("leases", [1, 2])
+def test_acks_of_a_lease_that_somebody_holds_are_all_given_up_in_time(database_url: str, leases: int) -> None:
+    with (
+        custody.connect(database_url, statement_timeout="500ms") as c,
+        served(c) as http,
+        psycopg.connect(database_url) as own,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        c.create_topic("orders")
+        c.create_group("orders", "g")
+        c.publish_many("orders", list(range(4 * leases)))
+        asked = []
+        for _ in range(leases):
+            lease = c.claim("orders", "g", max_messages=4)
+            lease.ack(lease.messages[0], connection=own)
+            for message in lease.messages[1:]:
+                body = {"lease_id": str(lease.lease_id), "offsets": [message.offset]}
+                asked.append(clients.submit(http.post, "/messages/ack", body, timeout=15))
+        try:
+            answers = [one.result() for one in asked]
+        finally:
+            own.rollback()
+        assert {(answer.status, answer.code) for answer in answers} == {(503, "busy")}

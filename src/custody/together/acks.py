@@ -38,14 +38,14 @@ def ack_each(
     """Many acks in one transaction."""
     answers: dict[int, Settled | CustodyError] = {}
     blocked: list[int] = []
+    one_lease = len(callers) == 1 or len({caller.lease_id or object() for caller in callers}) == 1
     try:
-        one_lease = len(callers) == 1 or len({caller.lease_id or object() for caller in callers}) == 1
         rows = _ack(db, callers, wait=one_lease, now=now)
     except DatabaseUnavailable as error:
         return [error for _ in callers]
     except CustodyError as error:
-        if len(callers) == 1:
-            return [error]
+        if one_lease:  # they have waited for it together: to try again would be to wait again, and in vain
+            return [error for _ in callers]
         blocked = list(range(len(callers)))
         rows = []
     for number, settled, lost, code, message, remedy in rows:
