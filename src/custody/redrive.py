@@ -68,8 +68,10 @@ def replay(
     actor: str | None,
     reason: str | None,
     now: datetime | None,
+    origin: str | None = None,
 ) -> Replayed:
-    """Publishes a copy of a dead-letter topic as the message that it was, once."""
+    """Publishes a copy of a dead-letter topic as the message that it was, once. `origin`: only if it names this topic
+    as its own."""
     row = db.call(
         "replay_dead_letter",
         dlq_topic=dlq_topic,
@@ -79,8 +81,15 @@ def replay(
         actor=actor,
         reason=reason,
         now=now,
+        origin=origin,
     )[0]
     return Replayed(*row)
+
+
+def dead_letter_origin(db: Database, dlq_topic: str, partition: int, offset: int) -> tuple[str | None, str | None]:
+    """Which topic a copy names as its own, None if it was replayed and is gone; and where it was replayed to."""
+    origin, replayed_to = db.call("dead_letter_origin", dlq_topic=dlq_topic, partition=partition, offset=offset)[0]
+    return origin, replayed_to
 
 
 def rewind(

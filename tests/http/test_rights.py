@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from tests.http.conftest import Http, Response
 
@@ -232,6 +233,52 @@ def test_a_replay_needs_the_right_on_the_topic_that_the_copy_names(walk: Walk, c
         assert walk.call("other admin", "POST", "/messages/dlq/replay", body).status == 403
     assert walk.call("admin", "POST", "/messages/dlq/replay", {**copy, "target_topic": "orders"}).status == 403
     assert c.topic("orders").message_count == 1
+
+
+REPLAY = "/messages/dlq/replay"
+
+
+@pytest.mark.req("G19")
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_copy_that_comes_after_its_rights_were_looked_at_is_not_replayed(
+    walk: Walk, c: custody.Custody, monkeypatch: pytest.MonkeyPatch, there_before: bool
+) -> None:
+    real = walk.http.state.run
+
+    async def run(verb: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        answer = await real(verb, *args, **given)
+        if c.topic("elsewhere").message_count == there_before:  # between the look and the replay
+            if there_before:
+                c.delete_topic("elsewhere")
+                c.create_topic("elsewhere")
+            c.publish("elsewhere", "another's", headers=DIED)
+            c.publish("elsewhere", "another's", headers=DIED)
+        return answer
+
+    if there_before:
+        c.publish("elsewhere", "its own", headers={**DIED, "x-custody-original-topic": "elsewhere"})
+    monkeypatch.setattr(walk.http.state, "run", run)
+    answer = walk.call("other admin", "POST", REPLAY, {"dlq_topic": "elsewhere", "partition": 0, "offset": 0})
+    assert (answer.status, answer.code) == ((503, "busy") if there_before else (422, "offset_out_of_range"))
+    assert [message.payload for message in c.read("orders")] == [1]
+
+
+@pytest.mark.req("G19")
+def test_a_copy_that_has_outlived_its_segment_can_be_replayed_with_a_key(
+    walk: Walk, c: custody.Custody, db: psycopg.Connection
+) -> None:
+    c.publish("orders-dlq", 2, headers=DIED)
+    copies = [{"dlq_topic": "orders-dlq", "partition": 0, "offset": offset} for offset in (0, 1)]
+    first = walk.call("admin", "POST", REPLAY, copies[0]).json
+    c.create_group("orders-dlq", "watch")
+    lease = c.claim("orders-dlq", "watch", max_messages=2)
+    lease.ack(lease.messages[0])
+    lease.nack(lease.messages[1], requeue=False)  # dead, so it is kept aside
+    db.execute("SELECT custody.seal_segment('orders-dlq')")
+    db.execute("SELECT custody.drop_segments('orders-dlq')")
+    assert walk.call("admin", "POST", REPLAY, copies[1]).json["duplicate"] is False
+    assert walk.call("admin", "POST", REPLAY, copies[0]).json == {**first, "duplicate": True}
+    assert walk.call("other admin", "POST", REPLAY, copies[0]).status == 403
 
 
 @pytest.mark.parametrize(

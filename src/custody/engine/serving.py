@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from custody import apikeys, together
+from custody import apikeys, redrive, together
 from custody.apikeys import Ring
 from custody.claim import Lease
 from custody.codec import decode_raw
 from custody.engine import Custody
 from custody.errors import CustodyError
-from custody.model import Settled
+from custody.model import Replayed, Settled
 from custody.outbox import moving
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
@@ -76,6 +76,36 @@ class ServerVerbs:
     def first_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
         """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
         return together.first_lease(self._db, topic, group, partition, offset, now=self._now())
+
+    def dead_letter_origin(self, dlq_topic: str, partition: int, offset: int) -> tuple[str | None, str | None]:
+        """Which topic a copy names as its own, None if it was replayed and is gone; and where it was replayed to."""
+        return redrive.dead_letter_origin(self._db, dlq_topic, partition, offset)
+
+    def replay_from(
+        self,
+        origin: str,
+        dlq_topic: str,
+        partition: int,
+        offset: int,
+        *,
+        target_topic: str | None,
+        actor: str,
+        reason: str | None,
+    ) -> Replayed:
+        """As `replay`, for a copy that was found to name this topic as its own; refused if it is another one now."""
+        replayed = redrive.replay(
+            self._db,
+            dlq_topic,
+            partition,
+            offset,
+            target=target_topic,
+            actor=actor,
+            reason=reason,
+            now=self._now(),
+            origin=origin,
+        )
+        self._engine.hint([replayed.topic])
+        return replayed
 
     def listen_to_all(self, wake: Callable[[str | None], None]) -> Callable[[], None]:
         """Calls `wake` with each topic that has news, and with None when some may have been missed; from another

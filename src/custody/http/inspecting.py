@@ -21,8 +21,6 @@ from custody.wire.requests import ReplayIn
 
 table = Table("operating")
 
-ORIGINAL_TOPIC = "x-custody-original-topic"
-
 
 @table.operation(
     "GET",
@@ -51,28 +49,31 @@ async def replay(call: Call) -> object:
     call.allow("admin", body.dlq_topic)
     if body.target_topic is not None:
         call.allow("produce", body.target_topic)
-    await _allow_origin(call, body)
+    place = (body.dlq_topic, body.partition, body.offset)
+    if call.caller.may_everywhere("admin"):
+        return await call.run(call.engine.replay, *place, target_topic=body.target_topic, reason=body.reason)
     return await call.run(
-        call.engine.replay,
-        body.dlq_topic,
-        body.partition,
-        body.offset,
+        call.state.verbs.replay_from,
+        await _allowed_origin(call, place),
+        *place,
         target_topic=body.target_topic,
+        actor=call.worker,
         reason=body.reason,
     )
 
 
-async def _allow_origin(call: Call, body: ReplayIn) -> None:
+async def _allowed_origin(call: Call, place: tuple[str, int, int]) -> str:
     """The topic that a copy names as its own is changed too: its dead message is resolved, and it may be the target.
 
     Whoever could publish the copy wrote that name, so it gives no right by itself.
     """
-    if call.caller.may_everywhere("admin"):
-        return
-    copies = await call.run(call.engine.read, body.dlq_topic, body.partition, offset=body.offset, max_messages=1)
-    for copy in copies:
-        if copy.offset == body.offset and (origin := copy.headers.get(ORIGINAL_TOPIC)) is not None:
-            call.allow("admin", origin)
+    origin, replayed_to = await call.run(call.state.verbs.dead_letter_origin, *place)
+    if origin is not None:
+        call.allow("admin", origin)
+        return origin
+    assert replayed_to is not None  # else it was refused
+    call.allow("produce", replayed_to)  # nothing will be changed, and the answer tells where the message is
+    return ""  # no topic: should there be another copy by now, it is refused
 
 
 @table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[HandlingOut])

@@ -3,15 +3,15 @@
 -- p_target: another topic than the one it came from. Every group of the target gets it: to give it only to the group in
 -- which it died, redrive it there. The dead message counts as done by it; resolved says whether there was one still, or
 -- somebody has redriven or discarded it meanwhile. A repeat publishes nothing and returns what the first replay did.
+-- p_origin: only if the copy names this topic as its own (see dead_letter_origin).
 CREATE FUNCTION custody.replay_dead_letter(
     p_dlq_topic text, p_partition int, p_offset bigint, p_target text DEFAULT NULL, p_actor text DEFAULT NULL,
-    p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_origin text DEFAULT NULL
 ) RETURNS TABLE (topic text, partition int, "offset" bigint, duplicate boolean, resolved boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_dlq    custody.topics := custody.topic_named(p_dlq_topic);
     v_name   text := format('%s/%s/%s', p_dlq_topic, p_partition, p_offset);
-    v_head   custody.heads;
     v_copy   custody.event;
     v_target custody.topics;
     v_from   record;
@@ -27,17 +27,10 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_dlq.topic_id AND h.partition = p_partition;
-    SELECT * INTO v_copy FROM custody.events_in(v_head, int8multirange(int8range(p_offset, p_offset + 1)));
-    IF NOT FOUND THEN
-        PERFORM custody.refuse('offset_out_of_range',
-            format('%s has no message: the partition goes from %s to %s', v_name, v_head.first_offset, (custody.tail(v_head)).next_offset),
-            'Look into the dead-letter topic for the right offset.');
-    END IF;
+    v_copy := custody.dead_letter_at(v_dlq, p_partition, p_offset);
     v_from := custody.original_of(v_copy.headers);
-    IF v_from.partition IS NULL THEN
-        PERFORM custody.refuse('invalid_argument', format('%s is not a dead letter: it does not say where it came from', v_name),
-            'Name a message that a group with dead_letter = topic has put there.');
+    IF v_from.topic <> p_origin THEN
+        PERFORM custody.refuse('busy', format('%s has become another message meanwhile', v_name), 'Look at it, and try again.');
     END IF;
     v_target := custody.topic_named(coalesce(p_target, v_from.topic));
     topic := v_target.name;
@@ -63,6 +56,46 @@ BEGIN
     INSERT INTO custody.replays
     VALUES (v_dlq.topic_id, p_partition, p_offset, topic, partition, "offset", resolved, p_actor, p_reason, coalesce(p_now, clock_timestamp()));
     RETURN NEXT;
+END $$;
+
+-- The copy at an offset of a dead-letter topic; whatever else is there is refused.
+CREATE FUNCTION custody.dead_letter_at(p_dlq custody.topics, p_partition int, p_offset bigint) RETURNS custody.event
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_name text := format('%s/%s/%s', (p_dlq).name, p_partition, p_offset);
+    v_head custody.heads;
+    v_copy custody.event;
+BEGIN
+    SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = (p_dlq).topic_id AND h.partition = p_partition;
+    SELECT * INTO v_copy FROM custody.events_in(v_head, int8multirange(int8range(p_offset, p_offset + 1)));
+    IF NOT FOUND THEN
+        PERFORM custody.refuse('offset_out_of_range',
+            format('%s has no message: the partition goes from %s to %s', v_name, v_head.first_offset, (custody.tail(v_head)).next_offset),
+            'Look into the dead-letter topic for the right offset.');
+    ELSIF (custody.original_of(v_copy.headers)).partition IS NULL THEN
+        PERFORM custody.refuse('invalid_argument', format('%s is not a dead letter: it does not say where it came from', v_name),
+            'Name a message that a group with dead_letter = topic has put there.');
+    END IF;
+    RETURN v_copy;
+END $$;
+
+-- Which topic a copy names as its own, for whoever has to know it before a replay. One that was replayed already may be
+-- gone: then only where it went is known.
+CREATE FUNCTION custody.dead_letter_origin(p_dlq_topic text, p_partition int, p_offset bigint, OUT origin text, OUT replayed_to text)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_dlq custody.topics := custody.topic_named(p_dlq_topic);
+BEGIN
+    PERFORM custody.require_partition(v_dlq, p_partition);
+    SELECT r.target INTO replayed_to FROM custody.replays r
+    WHERE r.topic_id = v_dlq.topic_id AND r.partition = p_partition AND r."offset" = p_offset;
+    IF replayed_to IS NULL THEN
+        origin := (custody.original_of((custody.dead_letter_at(v_dlq, p_partition, p_offset)).headers)).topic;
+    ELSE
+        SELECT (custody.original_of(e.headers)).topic INTO origin
+        FROM custody.heads h, custody.events_in(h, int8multirange(int8range(p_offset, p_offset + 1))) e
+        WHERE h.topic_id = v_dlq.topic_id AND h.partition = p_partition;
+    END IF;
 END $$;
 
 -- What a copy has of its death, and the message that it was had not.
