@@ -62,6 +62,25 @@ def test_many_acks_of_several_leases_are_one_commit(http_: Http, db: psycopg.Con
 
 
 @pytest.mark.req("G14")
+@pytest.mark.parametrize(("verb", "more"), [("nack", {"error": "x"}), ("release", {}), ("later", {"after": "1m"})])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_lost_lease_among_others_is_named_and_the_others_are_settled(
+    http_: Http, verb: str, more: dict[str, str], whole: bool
+) -> None:
+    make(http_)
+    publish(http_, 1, 2, 3)
+    leases = [receive(http_).json for _ in range(3)]
+    http_.post("/messages/ack", {"lease_id": leases[0]["lease_id"]})
+    named = [
+        {"lease_id": lease["lease_id"]} if whole else {"receipt": lease["messages"][0]["receipt"]} for lease in leases
+    ]
+    answer = http_.post(f"/messages/{verb}", {"messages": named, **more})
+    assert error(answer) == (409, "lease_lost", None)
+    assert answer.json["error"].get("lost", []) == ([] if whole else [0])
+    stats = http_.get("/topics/orders/groups/default/stats").json
+    assert (stats["in_flight"], stats["depth"]) == (0, 2)
+
+
 def test_what_is_lost_of_many_is_named_and_the_rest_is_done(http_: Http) -> None:
     make(http_)
     publish(http_, *range(4))

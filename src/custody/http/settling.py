@@ -137,8 +137,12 @@ def _all_good(answers: Sequence[Settled | CustodyError], wanted: Sequence[Ack]) 
         elif isinstance(answer, CustodyError):
             raise answer
     if any(isinstance(answer, LeaseLost) for answer in answers):
-        raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
+        raise _some_lost(lost)
     return [answer for answer in answers if isinstance(answer, Settled)]
+
+
+def _some_lost(offsets: Sequence[int]) -> LeaseLost:
+    return LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=offsets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,57 +153,53 @@ class _Held:
     offsets: list[int] | None
 
 
-async def _held(call: Call, body: AckIn) -> list[_Held]:
-    """The leases that a request names, each checked to be where the request says."""
-    wanted = _acks(call, body)
-    await _allow(call, wanted)
-    return await call.state.quick(_resolved, call, wanted)
-
-
-def _resolved(call: Call, wanted: Sequence[Ack]) -> list[_Held]:
-    found = []
-    for one in wanted:
-        offsets = None if one.offsets is None else list(dict.fromkeys(one.offsets))
-        lease_id = one.lease_id
-        if lease_id is None:
-            assert one.topic is not None
-            assert one.partition is not None
-            assert offsets is not None
-            lease_id = call.state.verbs.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
-        else:
-            place = call.state.verbs.lease_place(lease_id)
-            elsewhere = place is not None and (
-                one.topic not in (None, place[0]) or one.partition not in (None, place[2])
-            )
-            if place is None or elsewhere:
-                raise LeaseLost(f"lease {lease_id} holds nothing of what is named", REMEDY, lost=offsets or ())
-        found.append(_Held(lease_id=lease_id, offsets=offsets))
-    return found
+def _resolved(call: Call, one: Ack) -> _Held:
+    """The lease that is named, checked to be where the request says."""
+    offsets = None if one.offsets is None else list(dict.fromkeys(one.offsets))
+    lease_id = one.lease_id
+    if lease_id is None:
+        assert one.topic is not None
+        assert one.partition is not None
+        assert offsets is not None
+        lease_id = call.state.verbs.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
+    else:
+        place = call.state.verbs.lease_place(lease_id)
+        elsewhere = place is not None and (one.topic not in (None, place[0]) or one.partition not in (None, place[2]))
+        if place is None or elsewhere:
+            raise LeaseLost(f"lease {lease_id} holds nothing of what is named", REMEDY, lost=offsets or ())
+    return _Held(lease_id=lease_id, offsets=offsets)
 
 
 async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
-    held = await _held(call, body)
+    wanted = _acks(call, body)
+    await _allow(call, wanted)
     counts: list[tuple[UUID, int]] = []
 
     def settle_all() -> SettledOut:
         settled = 0
         dead: list[int] = []
         released: list[int] = []
-        lost: list[int] = []
-        for one in held:
+        losses: list[tuple[Ack, LeaseLost]] = []
+        held: list[tuple[Ack, _Held]] = []
+        for one in wanted:  # all of them first: whatever else is wrong with one is found before anything is settled
             try:
-                result = verb(one.lease_id, one.offsets)
+                held.append((one, _resolved(call, one)))
             except LeaseLost as error:
-                if len(held) == 1:
-                    raise
-                lost += error.lost or one.offsets or []
+                losses.append((one, error))
+        for one, found in held:
+            try:
+                result = verb(found.lease_id, found.offsets)
+            except LeaseLost as error:
+                losses.append((one, error))
                 continue
-            counts.append((one.lease_id, result.settled))
+            counts.append((found.lease_id, result.settled))
             settled += result.settled
             dead += result.dead
             released += result.released
-        if lost:
-            raise LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=lost)
+        if losses and len(wanted) == 1:
+            raise losses[0][1]
+        if losses:
+            raise _some_lost([offset for one, error in losses for offset in error.lost or one.offsets or ()])
         return SettledOut(settled, tuple(dead), tuple(released))
 
     try:
@@ -283,7 +283,7 @@ async def extend(call: Call) -> Answer:
     body: ExtendIn = call.body
     wanted = _one(call, body, None)
     await _allow(call, [wanted])
-    (held,) = await call.state.quick(_resolved, call, [wanted])
+    held = await call.state.quick(_resolved, call, wanted)
     offset = None if held.offsets is None else held.offsets[0]
     deadline = await call.state.quick(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
     return Answer(encode(DeadlineOut(deadline)))
