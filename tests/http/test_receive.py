@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -150,6 +154,31 @@ def test_a_wait_is_cut_to_what_the_server_allows(c: custody.Custody, serve: obje
 
 
 @pytest.mark.req("G20")
+def test_what_was_claimed_for_a_client_that_has_gone_is_given_back(
+    c: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(http_, group="stock", policy={"max_attempts": 1})
+    publish(http_, 1)
+    claiming, go_on = threading.Event(), threading.Event()
+    real = http_.state.claim
+
+    async def claim(place: Any, callers: Any) -> Any:
+        claiming.set()
+        await asyncio.to_thread(go_on.wait, 20)
+        return await real(place, callers)
+
+    monkeypatch.setattr(http_.state, "claim", claim)
+    connection = HTTPConnection(urlsplit(http_.url).netloc)
+    connection.request("GET", "/messages/orders?group=stock")
+    assert claiming.wait(20)
+    connection.close()
+    assert http_.get("/healthz").status == 200  # by now the server has seen it
+    go_on.set()
+    wait_for(lambda: "release" in [one.kind for one in c.trace("orders", 0, 0)], "it was given back")
+    (again,) = received(http_, group="stock")
+    assert (again["payload"], again["attempt"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("query", "path"),
     [

@@ -98,6 +98,13 @@ class Call:
             if message["type"] == "http.disconnect":
                 return
 
+    async def is_gone(self) -> bool:
+        """Whether the client has gone away already."""
+        watch = asyncio.ensure_future(self.gone())
+        await asyncio.sleep(0)  # it runs until it would have to wait
+        watch.cancel()
+        return watch.done()
+
     async def unless_gone(self, waiting: asyncio.Future[T]) -> T | None:
         """The result, or None if the client goes away first."""
         watch = asyncio.ensure_future(self.gone())

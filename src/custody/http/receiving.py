@@ -22,6 +22,7 @@ from custody.wire.queries import NewsQuery, ReceiveQuery
 
 table = Table("messages")
 
+_GONE = Answer(b"", 499)
 _WITHHELD = {code: kind for code, kind in by_code().items() if issubclass(kind, Withheld)}
 
 
@@ -64,9 +65,12 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         if lease is None:  # nobody is there to read it
             if task.done() and not task.cancelled() and task.exception() is None and task.result():
                 await call.state.give_back(task.result())
-            return Answer(b"", 499)
+            return _GONE
     else:
         lease = await call.state.desks.receive(place, claim, 0)
+        if lease and await call.is_gone():  # its expiry would count as a failed delivery
+            await call.state.give_back(lease)
+            return _GONE
     if not lease and lease.reason in _WITHHELD:
         raise _WITHHELD[lease.reason](lease.detail and f"{_said(lease.reason)}: {lease.detail}", _remedy(lease.reason))
     if lease:
