@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,23 @@ def test_single_publishes_that_meet_share_a_commit_and_a_bad_one_spoils_nobody(
     # the first alone; then all others; the refused partition made those that were merged with it go one by one, but
     # still in the same transaction
     assert commits() <= 3
+
+
+def test_large_publishes_that_meet_do_not_all_go_together(
+    c: custody.Custody, http_: Http, database_url: str, commits: Callable[[], int]
+) -> None:
+    """Hundreds of them would be more than PostgreSQL takes in one call, and so would be their retries."""
+    c.create_topic("orders")
+    body = json.dumps({"topic": "orders", "payload": "x" * 6_000_000}).encode()
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(5) as clients:
+        holder.execute("SELECT FROM custody.heads FOR UPDATE")
+        first = clients.submit(http_.post, "/messages", {"topic": "orders", "payload": "first"})
+        wait_for(lambda: http_.state.publishes._running == 1, "the first request is under way")
+        rest = [clients.submit(http_.post, "/messages", body) for _ in range(4)]
+        wait_for(lambda: len(http_.state.publishes._pending) == 4, "the others have come")
+        holder.rollback()
+        assert [one.result().status for one in (first, *rest)] == [200] * 5
+    assert commits() == 3
 
 
 @pytest.mark.req("C5")

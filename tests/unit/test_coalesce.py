@@ -115,6 +115,21 @@ def test_a_batch_is_no_larger_than_it_may_be_and_without_coalescing_each_goes_al
         assert sorted(item for batch in slow.batches for item in batch) == [f"{n} a" for n in range(10)]
 
 
+def test_a_batch_is_no_heavier_than_it_may_be_unless_it_is_one_item() -> None:
+    slow = Slow()
+
+    async def scenario(c: Coalescer[str, str]) -> None:
+        first = asyncio.ensure_future(c.submit("first a", 0))
+        weights = {"1 a": 9, "2 b": 9, "3 a": 1, "4 c": 7, "5 c": 40, "6 c": 1}
+        rest = [asyncio.ensure_future(c.submit(item, weight << 20)) for item, weight in weights.items()]
+        await asyncio.sleep(0)
+        slow.let.release(10)
+        await asyncio.gather(first, *rest)
+        assert slow.batches == [["first a"], ["1 a", "3 a"], ["2 b", "4 c"], ["5 c"], ["6 c"]]
+
+    run(scenario, slow, slots=1)
+
+
 def test_one_of_two_keys_is_not_overtaken_for_ever() -> None:
     slow = Slow()
     slow.let.release(1000)

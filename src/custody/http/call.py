@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class Call:
-    """What a handler gets. `body` and `query` are of the operation's types."""
+    """What a handler gets. `body` and `query` are of the operation's types; `size` is that of the body, in bytes."""
 
-    __slots__ = ("_engine", "_receive", "body", "caller", "params", "query", "request_id", "state", "worker")
+    __slots__ = ("_engine", "_receive", "body", "caller", "params", "query", "request_id", "size", "state", "worker")
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class Call:
         params: Mapping[str, Any],
         query: Any,
         body: Any,
+        size: int,
         receive: Receive,
     ) -> None:
         self.state, self.caller, self.worker, self.request_id = state, caller, worker, request_id
-        self.params, self.query, self.body, self._receive = params, query, body, receive
+        self.params, self.query, self.body, self.size, self._receive = params, query, body, size, receive
         self._engine: Custody | None = None
 
     @property

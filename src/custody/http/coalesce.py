@@ -18,14 +18,17 @@ from custody.together import BLOCKED
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+HEAVIEST = 16 * 2**20
+"""Bytes of one batch, unless it is a single item: PostgreSQL takes no more than a gigabyte in one call."""
+
 
 class _Waiting(Generic[Item, Answer]):
     """An item in the queue. `alone`: somebody holds what it needs, so it goes by itself and waits for it."""
 
-    __slots__ = ("alone", "future", "item", "keys")
+    __slots__ = ("alone", "future", "item", "keys", "weight")
 
-    def __init__(self, item: Item, keys: Collection[Hashable], future: asyncio.Future[Answer]) -> None:
-        self.item, self.keys, self.future, self.alone = item, frozenset(keys), future, False
+    def __init__(self, item: Item, keys: Collection[Hashable], weight: int, future: asyncio.Future[Answer]) -> None:
+        self.item, self.keys, self.weight, self.future, self.alone = item, frozenset(keys), weight, future, False
 
 
 class Coalescer(Generic[Item, Answer]):
@@ -54,9 +57,10 @@ class Coalescer(Generic[Item, Answer]):
         """Keys of those who wait: whoever comes later does not overtake them."""
         self._running = 0
 
-    async def submit(self, item: Item) -> Answer:
-        """The answer to this item, or the error that is its own."""
-        waiting: _Waiting[Item, Answer] = _Waiting(item, self._keys(item), asyncio.get_running_loop().create_future())
+    async def submit(self, item: Item, weight: int = 0) -> Answer:
+        """The answer to this item, of so many bytes, or the error that is its own."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(item, self._keys(item), weight, future)
         if not self._enabled:
             self._begin([waiting], frozenset())
         elif self._running < self._slots and waiting.keys.isdisjoint(self._busy | self._wanted):
@@ -87,12 +91,16 @@ class Coalescer(Generic[Item, Answer]):
         taken: list[_Waiting[Item, Answer]] = []
         left: list[_Waiting[Item, Answer]] = []
         held = set(self._busy)
+        weight = 0
         for waiting in self._pending:
             fits = not taken or taken[0].alone == waiting.alone
             if waiting.alone and taken:
                 fits = fits and len(waiting.keys) == 1 and waiting.keys == taken[0].keys
-            if fits and len(taken) < self._most and waiting.keys.isdisjoint(held):
+            if taken:
+                fits = fits and len(taken) < self._most and weight + waiting.weight <= HEAVIEST
+            if fits and waiting.keys.isdisjoint(held):
                 taken.append(waiting)
+                weight += waiting.weight
             else:
                 left.append(waiting)
                 held |= waiting.keys

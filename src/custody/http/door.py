@@ -53,6 +53,7 @@ async def answer(
     """Whatever happens, there is an answer."""
     try:
         body: Any = None
+        given = b""
         if operation.body is not None:
             given = await read_body(receive, headers, state.max_body, state.body_timeout)
             if given:
@@ -67,6 +68,7 @@ async def answer(
             params=params,
             query=parse_query(operation, query_string),
             body=body,
+            size=len(given),
             receive=receive,
         )
         require_names(params)

@@ -120,7 +120,7 @@ def _publish_of(body: PublishIn, messages: Messages) -> Publish:
 
 async def _publish(call: Call, wanted: Publish) -> list[Receipt | Delayed]:
     if len(wanted.messages) <= COALESCED:
-        return await call.state.publishes.submit(wanted)
+        return await call.state.publishes.submit(wanted, call.size)
     return await call.state.batches.submit(wanted)
 
 
