@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.http.conftest import Http, Response
 from tests.http.steps import error, make, payloads, publish, receive, received
+from tests.waiting import wait_for
+
+import custody
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G12")]
+
+
+def test_commits_to_a_topic_that_somebody_holds_stop_nobody_else(
+    c: custody.Custody, http_: Http, database_url: str, db: psycopg.Connection
+) -> None:
+    make(http_)
+    make(http_, "other")
+    secret = c.create_api_key("shop", admin=["*"]).secret
+    own = {"Authorization": f"Bearer {secret}"}
+    publish_other = {"topic": "other", "messages": [{"payload": 1}, {"payload": 2}, {"payload": 3}]}
+    assert http_.post("/messages", publish_other, headers=own).status == 200
+    http_.post("/producers/init", {"producer_id": "p"}, headers=own)
+    asked = []
+    for number in range(12):
+        if number % 2:
+            event = {"event_id": str(uuid4()), "payload": 1}
+            asked.append(("/topics/orders/events", {"events": [event]}))
+            continue
+        begun = http_.post("/transactions/begin", {"producer_id": "p"}, headers=own).json["transaction_id"]
+        http_.post("/messages", {"transaction_id": begun, "topic": "orders", "payload": 1}, headers=own)
+        asked.append(("/transactions/commit", {"transaction_id": begun}))
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(12) as clients:
+        holder.execute(
+            "SELECT FROM custody.heads h JOIN custody.topics t USING (topic_id) WHERE t.name = 'orders' FOR UPDATE OF h"
+        )
+        held = [clients.submit(http_.post, *one, headers=own) for one in asked]
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        wait_for(lambda: len(db.execute(waiting).fetchall()) > 1, "they wait for the topic")
+        try:
+            assert http_.post("/messages", publish_other, headers=own, timeout=5).status == 200
+            lease = http_.get("/messages/other?max=2", headers=own, timeout=5).json
+            receipts = [{"receipt": message["receipt"]} for message in lease["messages"]]
+            assert http_.post("/messages/ack", receipts[0], headers=own, timeout=5).status == 200
+            assert http_.post("/messages/nack", receipts[1], headers=own, timeout=5).status == 200
+            new = c.create_api_key("new", admin=["*"]).secret
+            wait_for(
+                lambda: http_.get("/topics", headers={"Authorization": f"Bearer {new}"}, timeout=5).status == 200,
+                "keys are read",
+            )
+        finally:
+            holder.rollback()
+        assert [one.result().status for one in held] == [200] * 12
 
 
 def begin(door: Http, **rest: object) -> str:

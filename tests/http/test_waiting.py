@@ -380,7 +380,7 @@ def test_a_lease_can_be_extended_while_operators_are_held_up(
         ]
         for one in held:
             one.start()
-        wait_for(lambda: http_.state._slow._work_queue.qsize() > 0, "the operators have taken all their threads")
+        wait_for(lambda: http_.state.threads.slow._work_queue.qsize() > 0, "the operators have taken all their threads")
         body = {"lease_id": lease, "timeout_seconds": 60}
         assert http_.post("/messages/extend-visibility", body, timeout=5).status == 200
         assert http_.post("/messages/nack", {"lease_id": lease}, timeout=5).json["settled"] == 1

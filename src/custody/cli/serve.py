@@ -39,6 +39,7 @@ def serve(
     from custody.http import Settings
     from custody.http import serve as run
     from custody.http.logs import FORMATS, format_for, written
+    from custody.http.threads import SPARE
 
     door = door_of(ctx)
     usual = "none" if door.quiet else format_for(sys.stderr)
@@ -71,7 +72,7 @@ def serve(
         custody.connect(
             door.database,
             home=door.home,
-            pool_size=connections,
+            pool_size=connections + SPARE,
             statement_timeout=statement_timeout,
             worker="http",
         ) as opened,

@@ -93,7 +93,7 @@ async def commit(call: Call) -> object:
     """Show all of it at once. A repeat returns the same receipts."""
     call.allow("produce")
     body: TransactionIn = call.body
-    receipts = await call.state.quick(call.engine.transactions.commit, body.transaction_id)
+    receipts = await call.state.append(call.engine.transactions.commit, body.transaction_id)
     call.state.metrics.published(receipts)
     return CommittedOut(body.transaction_id, [PlacedOut.of(receipt) for receipt in receipts])
 

@@ -151,7 +151,7 @@ async def receive_events(call: Call) -> object:
     for number, event in enumerate(body.events):
         payload = payload_of(event, f"$.events[{number}]")
         events.append((event.event_id, event.replays, Outgoing(payload, key=event.key, headers=event.headers)))
-    return CountOut(await call.state.quick(call.engine.receive_events, call.topic, events))
+    return CountOut(await call.state.append(call.engine.receive_events, call.topic, events))
 
 
 @table.operation("GET", "/topics/{topic}/partitions/{partition}/messages", query=ReadQuery, answer=list[MessageOut])

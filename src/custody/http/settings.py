@@ -14,7 +14,7 @@ from custody.retention import Size, size_in_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`connections` is the size of the pool; waiting consumers need none. Limits are in bytes and in messages."""
+    """`connections` is how many the requests need; waiting consumers need none. Limits are in bytes and in messages."""
 
     host: str = "127.0.0.1"
     port: int = 8080

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -23,6 +22,7 @@ from custody.http.news import News
 from custody.http.rights import ANYBODY, Caller
 from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
+from custody.http.threads import Threads, in_thread
 from custody.http.waiting import Desks, Place
 from custody.model import DEFAULT_GROUP, Settled
 from custody.policy import seconds
@@ -37,38 +37,32 @@ T = TypeVar("T")
 
 
 class State:
-    """The means of one server process. Opened and closed in its event loop.
-
-    There are as many threads as connections, so that nobody waits for a connection in a thread: a third of them for the
-    calls of operators, which may take long, the rest for publish, receive and ack.
-    """
+    """The means of one server process. Opened and closed in its event loop."""
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
         self.engine, self.verbs, self.settings = engine, ServerVerbs(engine), settings
         self.max_body = size_in_bytes(settings.max_body)
         self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)
-        slow = max(1, settings.connections // 3)
-        self._quick = ThreadPoolExecutor(max(1, settings.connections - slow), thread_name_prefix="custody-quick")
-        self._slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
+        self.threads = Threads(settings.connections)
         self.metrics = Metrics(waiting=lambda: len(self.desks), connections=self.verbs.connections)
         self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
             partial(self.verbs.publish_each, patient=False),
-            self._quick,
+            self.threads.quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             enabled=settings.coalesce,
             observe=self.metrics.coalesced("publish"),
         )
         self.batches: Coalescer[Publish, Placed] = Coalescer(
             self._publish_batch,
-            self._quick,
+            self.threads.quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             slots=2,
             most=1,  # they are large: of a topic one at a time, and threads are left for the others
         )
         self.acks: Coalescer[Ack, Settled] = Coalescer(
             partial(self.verbs.ack_each, patient=False),
-            self._quick,
+            self.threads.quick,
             keys=lambda ack: (ack.lease_id,) if ack.lease_id is not None else (),
             slots=2,
             most=60,  # a subtransaction each: more of them would overflow what others see of this transaction
@@ -79,7 +73,7 @@ class State:
         self.keys = Keyring(
             self.verbs.key_ring,
             required=not settings.loopback,
-            in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self._quick, read),
+            in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self.threads.keys, read),
         )
         self._pinging: asyncio.Future[None] | None = None
         self.news = News()
@@ -156,19 +150,24 @@ class State:
         if self._stop_listening is not None:
             await asyncio.to_thread(self._stop_listening)
         await self.desks.served(seconds(self.settings.grace))
-        for executor in (self._quick, self._slow):
-            await asyncio.to_thread(executor.shutdown)
+        await self.threads.close()
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb that may take its time, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._slow, partial(verb, *args, **kwargs))
+        """A verb that may take its time."""
+        return await in_thread(self.threads.slow, verb, *args, **kwargs)
 
     async def quick(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb of the traffic itself, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._quick, partial(verb, *args, **kwargs))
+        """A verb of the traffic that is not gathered with others, such as a nack."""
+        async with self.threads.settling:
+            return await in_thread(self.threads.quick, verb, *args, **kwargs)
+
+    async def append(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A verb of the traffic that waits for whoever holds the topics that it writes to."""
+        async with self.threads.appending:
+            return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
-        return await self.quick(self._claim, place, callers)
+        return await in_thread(self.threads.quick, self._claim, place, callers)
 
     def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
         try:
@@ -181,11 +180,11 @@ class State:
         return self.verbs.claim_each(*place, callers)
 
     async def next_due(self, place: Place) -> float | None:
-        return await self.quick(self.verbs.next_due_in, *place)
+        return await in_thread(self.threads.quick, self.verbs.next_due_in, *place)
 
     async def give_back(self, lease: Lease) -> None:
         try:
-            await self.quick(lease.release)
+            await in_thread(self.threads.quick, lease.release)
         except LeaseLost:
             pass
         except CustodyError as error:  # it comes back when its lease expires
@@ -196,4 +195,4 @@ class State:
         return await self.quick(self.verbs.ack_each, acks)
 
     async def place_of(self, lease_id: UUID) -> tuple[str, str, int] | None:
-        return await self.quick(self.verbs.lease_place, lease_id)
+        return await in_thread(self.threads.quick, self.verbs.lease_place, lease_id)

@@ -1,0 +1,43 @@
+"""The threads of a server. The engine is blocking: each call of it runs in one of them, and needs a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SPARE = 1
+"""Connections beyond those for requests: for the thread that reads the keys."""
+
+
+class Threads:
+    """As many as there are connections, so that nobody waits for a connection in a thread: a third of them for the
+    calls of operators, which may take long, the rest for the traffic.
+
+    Publishes, claims and acks are bounded by whoever gathers them. Of all else in the traffic only a few are under way
+    at a time (`settling`, `appending`): what somebody holds in the database must not take every thread.
+    """
+
+    def __init__(self, connections: int) -> None:
+        slow = max(1, connections // 3)
+        quick = max(1, connections - slow)
+        self.quick = ThreadPoolExecutor(quick, thread_name_prefix="custody-quick")
+        self.slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
+        self.keys = ThreadPoolExecutor(1, thread_name_prefix="custody-keys")
+        self.settling = asyncio.Semaphore(max(1, quick // 2))
+        self.appending = asyncio.Semaphore(max(1, quick // 3))
+
+    async def close(self) -> None:
+        """Waits for what is under way."""
+        for executor in (self.quick, self.slow, self.keys):
+            await asyncio.to_thread(executor.shutdown)
+
+
+async def in_thread(executor: Executor, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a verb returns that runs in a thread of these."""
+    return await asyncio.get_running_loop().run_in_executor(executor, partial(verb, *args, **kwargs))
