@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.conftest import Clock
@@ -79,6 +80,30 @@ def test_a_new_key_works_at_once_and_a_revoked_one_not_for_long(
     assert http.get("/topics", headers=bearer(boss)).status == 200
     c.revoke_api_key("boss")
     wait_for(lambda: http.get("/topics").status == 200, "the last key is gone, and none is asked for", timeout=2)
+
+
+@pytest.mark.req("G19")
+@pytest.mark.parametrize("path", ["/messages/orders?group=g&wait=20s", "/topics/orders/news?since=1&wait=20s"])
+def test_a_key_that_is_revoked_while_it_waits_gets_nothing(
+    c: custody.Custody, serve: Callable[..., Http], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH", 0.0)
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.create_api_key("boss", admin=["*"])
+    secret = c.create_api_key("shop", consume=["*"]).secret
+    http = serve()
+    if "news" in path:
+        wait_for(lambda: http.state.news._missed, "the server has begun to listen")
+        path = path.replace("since=1", f"since={http.state.news.token('orders')}")
+    with ThreadPoolExecutor(1) as clients:
+        poll = clients.submit(http.get, path, headers=bearer(secret))
+        wait_for(lambda: len(http.state.desks) or http.state.news._waiting, "it waits")
+        c.revoke_api_key("shop")
+        c.publish("orders", 1)
+        answer = poll.result()
+    assert (answer.status, answer.code) == (401, "unauthorized")
+    assert c.claim("orders", "g").messages[0].attempt == 1
 
 
 @pytest.mark.req("G19")

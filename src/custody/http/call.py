@@ -23,7 +23,9 @@ T = TypeVar("T")
 class Call:
     """What a handler gets. `body` and `query` are of the operation's types; `size` is that of the body, in bytes."""
 
-    __slots__ = ("_engine", "_receive", "body", "caller", "params", "query", "request_id", "size", "state", "worker")
+    __slots__ = (
+        "_engine", "_headers", "_receive", "body", "caller", "params", "query", "request_id", "size", "state", "worker",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -36,10 +38,12 @@ class Call:
         query: Any,
         body: Any,
         size: int,
+        headers: Mapping[bytes, bytes],
         receive: Receive,
     ) -> None:
         self.state, self.caller, self.worker, self.request_id = state, caller, worker, request_id
-        self.params, self.query, self.body, self.size, self._receive = params, query, body, size, receive
+        self.params, self.query, self.body, self.size = params, query, body, size
+        self._headers, self._receive = headers, receive
         self._engine: Custody | None = None
 
     @property
@@ -56,6 +60,11 @@ class Call:
     def allow(self, right: Right, *topics: str) -> None:
         """Refuses what the caller's key has no right to do with these topics."""
         self.caller.require(right, topics)
+
+    async def allow_still(self, right: Right, *topics: str) -> None:
+        """The same by the keys as they are now, for a caller that has waited: its key may have been revoked."""
+        caller = await self.state.authenticate(self._headers, open=False)
+        caller.require(right, topics)
 
     def allow_everywhere(self, right: Right) -> None:
         """Refuses what concerns all topics, if the caller's key is not for all of them."""

@@ -69,6 +69,7 @@ async def answer(
             query=parse_query(operation, query_string),
             body=body,
             size=len(given),
+            headers=headers,
             receive=receive,
         )
         require_names(params)

@@ -9,7 +9,7 @@ import msgspec
 
 from custody import tracing
 from custody.claim import Lease
-from custody.errors import Withheld, by_code
+from custody.errors import CustodyError, Withheld, by_code
 from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
@@ -66,6 +66,8 @@ async def _receive(call: Call, partition: int | None) -> Answer:
             if task.done() and not task.cancelled() and task.exception() is None and task.result():
                 await call.state.give_back(task.result())
             return _GONE
+        if lease:
+            await _require_still(call, lease)
     else:
         lease = await call.state.desks.receive(place, claim, 0)
         if lease and await call.is_gone():  # its expiry would count as a failed delivery
@@ -108,8 +110,18 @@ async def news(call: Call) -> object:
             await call.unless_gone(task)
         finally:
             task.cancel()
+        await call.allow_still("consume", call.topic)
     token = call.state.news.token(call.topic)
     return NewsOut(token, token != query.since)
+
+
+async def _require_still(call: Call, lease: Lease) -> None:
+    """Gives back what came for a key that has lost its right meanwhile."""
+    try:
+        await call.allow_still("consume", call.topic)
+    except CustodyError:
+        await call.state.give_back(lease)
+        raise
 
 
 async def _acked(call: Call, lease: Lease) -> None:
