@@ -362,7 +362,7 @@ def test_whoever_does_not_wait_is_answered_while_there_is_news_elsewhere(c: cust
 
 
 @pytest.mark.req("G14")
-def test_a_lease_can_be_extended_while_operators_are_held_up(
+def test_leases_are_extended_and_the_server_is_watched_while_operators_are_held_up(
     c: custody.Custody, http_: Http, database_url: str
 ) -> None:
     c.create_topic("orders")
@@ -384,6 +384,8 @@ def test_a_lease_can_be_extended_while_operators_are_held_up(
         body = {"lease_id": lease, "timeout_seconds": 60}
         assert http_.post("/messages/extend-visibility", body, timeout=5).status == 200
         assert http_.post("/messages/nack", {"lease_id": lease}, timeout=5).json["settled"] == 1
+        assert http_.get("/readyz", timeout=5).status == 200
+        assert b"custody_up 1.0" in http_.get("/metrics", timeout=10).body
         holder.rollback()
     for one in held:
         one.join(20)

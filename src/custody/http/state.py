@@ -123,7 +123,7 @@ class State:
     async def ping(self) -> None:
         """Whether the database answers. Asked once for all who want to know now: they need no key for it."""
         if self._pinging is None or self._pinging.done():
-            self._pinging = asyncio.ensure_future(self.run(self.engine.ping))
+            self._pinging = asyncio.ensure_future(in_thread(self.threads.looks, self.engine.ping))
         await asyncio.shield(self._pinging)
 
     def observe(self, method: str, route: str, status: int, took: float) -> None:
@@ -131,7 +131,7 @@ class State:
         self.metrics.answered(method, route, status, took)
 
     async def _overview(self) -> Overview:
-        topics, groups, outbox = await self.run(self.engine.overview, timeout=LIMIT)
+        topics, groups, outbox = await in_thread(self.threads.looks, self.engine.overview, timeout=LIMIT)
         return Overview(topics=topics, groups=groups, outbox=outbox)
 
     @property

@@ -11,8 +11,8 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SPARE = 1
-"""Connections beyond those for requests: for the thread that reads the keys."""
+SPARE = 3
+"""Connections beyond those for requests: for the reading of the keys, of the figures, and for /readyz."""
 
 
 class Threads:
@@ -29,12 +29,13 @@ class Threads:
         self.quick = ThreadPoolExecutor(quick, thread_name_prefix="custody-quick")
         self.slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
         self.keys = ThreadPoolExecutor(1, thread_name_prefix="custody-keys")
+        self.looks = ThreadPoolExecutor(2, thread_name_prefix="custody-looks")
         self.settling = asyncio.Semaphore(max(1, quick // 2))
         self.appending = asyncio.Semaphore(max(1, quick // 3))
 
     async def close(self) -> None:
         """Waits for what is under way."""
-        for executor in (self.quick, self.slow, self.keys):
+        for executor in (self.quick, self.slow, self.keys, self.looks):
             await asyncio.to_thread(executor.shutdown)
 
 
