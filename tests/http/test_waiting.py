@@ -319,25 +319,29 @@ def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
     assert [(answer.status, answer.code) for answer in answers] == [(503, "database_unavailable")] * 60
 
 
-def test_a_poll_that_ended_leaves_no_timer_behind(c: custody.Custody, http_: Http) -> None:
-    """It is answered by the first claim, after its time was over."""
-    for _ in range(20):
-        assert http_.get("/messages/nowhere?wait=1ms").status == 404
-    calls = 0
+def test_a_poll_whose_time_is_over_waits_quietly_for_its_first_claim(
+    c: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    ended: list[object] = []
     real = type(http_.state.desks)._over
 
     def counted(*arguments: object) -> None:
-        nonlocal calls
-        calls += 1
+        ended.append(arguments)
         real(*arguments)
 
-    type(http_.state.desks)._over = counted
-    try:
+    monkeypatch.setattr(type(http_.state.desks), "_over", counted)
+    with psycopg.connect(c.database_url) as holder:
+        holder.execute("LOCK TABLE custody.frontiers IN ACCESS EXCLUSIVE MODE")
+        polls = [Poll(http_, "/messages/orders?group=g&wait=10ms") for _ in range(3)]
+        wait_for(lambda: len(ended) >= 3, "their time is over")
         until = time.monotonic() + 0.2
         wait_for(lambda: time.monotonic() > until, "some time has passed")
-    finally:
-        type(http_.state.desks)._over = real
-    assert calls == 0
+        assert all(poll.answer is None for poll in polls)
+        holder.rollback()
+    assert [poll.messages for poll in polls] == [[], [], []]
+    assert len(ended) == 3
 
 
 def test_whoever_does_not_wait_is_answered_while_there_is_news_elsewhere(c: custody.Custody, http_: Http) -> None:

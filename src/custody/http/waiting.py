@@ -233,8 +233,8 @@ class Desks:
     def _over(self, desk: Desk, waiter: Waiter) -> None:
         if waiter.answer.done():
             return
-        if waiter.seen is None:  # its first claim is under way: what it brings is for this one
-            asyncio.get_running_loop().call_later(0.01, self._over, desk, waiter)
+        if waiter.seen is None:  # its first claim is under way: whatever that brings is its answer
+            waiter.patient = False
         else:
             desk.leave(waiter)
             waiter.answer.set_result(waiter.seen)
