@@ -7,8 +7,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from tests.http.conftest import Http, Process, Response, served
 from tests.waiting import wait_for
 
 import custody
+from custody.http import waiting as waiting_module
 
 pytestmark = pytest.mark.core
 
@@ -182,6 +184,52 @@ def test_whoever_goes_away_leaves_the_line_and_loses_nothing(c: custody.Custody,
     waiting(http_, 0)
     c.publish("orders", 1)
     assert c.claim("orders", "g").messages[0].attempt == 1
+
+
+def test_what_was_for_one_who_has_gone_is_for_the_next_in_line_at_once(
+    c: custody.Custody, http_: Http, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_module, "POLL", 60.0)  # nobody looks by himself
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    claiming, go_on = threading.Event(), threading.Event()
+    real = http_.state.claim
+
+    async def claim(place: object, callers: Sequence[object]) -> object:
+        if len(callers) == 2:
+            claiming.set()
+            await asyncio.to_thread(go_on.wait, 20)
+        return await real(place, callers)
+
+    monkeypatch.setattr(http_.state, "claim", claim)
+    first = HTTPConnection(urlsplit(http_.url).netloc)
+    first.request("GET", "/messages/orders?group=g&wait=20s")
+    waiting(http_, 1)
+    second = Poll(http_, "/messages/orders?group=g&wait=5s")
+    assert claiming.wait(20)
+    first.close()
+    waiting(http_, 1)
+    db.execute("SELECT custody.send('orders', '1')")  # without a hint
+    go_on.set()
+    assert second.messages == [1]
+
+
+def test_a_poll_goes_on_when_the_database_does_not_say_what_is_due(
+    c: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    asked = threading.Event()
+
+    async def next_due(place: object) -> float | None:
+        asked.set()
+        raise custody.errors.DatabaseUnavailable("not now")
+
+    monkeypatch.setattr(http_.state, "next_due", next_due)
+    poll = Poll(http_, "/messages/orders?group=g&wait=20s")
+    assert asked.wait(20)
+    c.publish("orders", 1)
+    assert poll.messages == [1]
 
 
 def test_those_who_wait_are_served_in_their_order(c: custody.Custody, http_: Http) -> None:

@@ -189,6 +189,8 @@ class State:
             pass
         except CustodyError as error:  # it comes back when its lease expires
             logger.warning("a lease that nobody waits for any more could not be given back: %s", error)
+        else:
+            self.desks.wake(lease.messages[0].topic)
 
     async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
         """Acks of one request: one transaction, an answer for each."""

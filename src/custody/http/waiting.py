@@ -122,15 +122,20 @@ class Desk:
             if last.reason == "busy":
                 pause = 0.0 if last.detail is not None else random.uniform(0.002, BUSY)
             elif self.line:
-                pause = self._pause(await self._clerk.next_due(self.place))
+                pause = await self._until_due()
         self._wake_after(pause)
 
-    def _pause(self, due: float | None) -> float:
-        """How long until the next claim, if something is due in so many seconds.
+    async def _until_due(self) -> float:
+        """How long to wait before the next claim.
 
         What is overdue just after a claim is held by somebody, such as an expired lease that is being settled in an
         open transaction: it is looked for less and less often.
         """
+        try:
+            due = await self._clerk.next_due(self.place)
+        except Transient as error:
+            logger.debug("when something is due at %s is not known: %s", self.place, error)
+            return self._interval()
         if due is not None and due <= 0:
             self._overdue = min(self._interval(), max(SOON, 2 * self._overdue))
             return self._overdue
