@@ -200,10 +200,8 @@ class Publishes:
             elif error.code in _PLACED_WRONGLY and again:
                 self._forget(unit.topic)
                 self._publish(self._bundles(callers, joined=True), wait=True, again=False)
-            elif len(callers) == 1:
+            elif len(callers) == 1 or isinstance(error, Busy):  # they have waited together, and each would again
                 self._refuse(bundle, error)
-            elif isinstance(error, Busy):
-                self._publish_apart(callers)
             else:
                 self._publish(self._bundles(callers, joined=False), wait=True, again=again)
             return
