@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from tests.http.conftest import Http, Process
+from psycopg import sql
+from tests.http.conftest import Http, Process, served
+from tests.waiting import wait_for
 
 import custody
 from custody.http.protocol import LARGEST_HEAD
@@ -124,6 +126,23 @@ def test_a_query_with_many_parameters_is_refused_at_once(http_: Http, path: str)
     assert "100 parameters" in refused.json["error"]["message"]
     twice = http_.get(f"{path}?group=g&max=1&group=h")
     assert (twice.status, twice.json["error"]["path"]) == (422, "$.group")
+
+
+def test_a_standby_is_told_from_a_failure_and_its_connections_are_given_up(
+    database_url: str, db: psycopg.Connection
+) -> None:
+    name = sql.Identifier(db.info.dbname)
+    with custody.connect(database_url) as before:
+        before.create_topic("orders")
+    db.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+    with custody.connect(database_url) as c, served(c) as http:
+        refused = http.post("/messages", {"topic": "orders", "payload": 1})
+        assert (refused.status, refused.code) == (503, "database_unavailable")
+        assert refused.headers["retry-after"] == "1"
+        db.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+        wait_for(
+            lambda: http.post("/messages", {"topic": "orders", "payload": 1}).status == 200, "it is the primary again"
+        )
 
 
 @pytest.mark.req("G19")

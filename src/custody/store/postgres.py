@@ -82,6 +82,10 @@ def translate(error: psycopg.Error) -> CustodyError:
         return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
         return Busy(f"the database gave up waiting: {str(error).strip()}", "Try again.")
+    if isinstance(error, pg_errors.ReadOnlySqlTransaction):
+        return DatabaseUnavailable(
+            f"the database takes no changes: {str(error).strip()}", "After a failover it is a standby: try again."
+        )
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
         return DatabaseUnavailable(
             f"the database cannot be reached: {str(error).strip()}", "Check that it runs, and try again."
@@ -130,7 +134,11 @@ class Database:
         with translated():
             try:
                 with self._pool.connection() as connection:
-                    yield connection
+                    try:
+                        yield connection
+                    except pg_errors.ReadOnlySqlTransaction:
+                        connection.close()  # to a standby: the next one may be to its primary
+                        raise
             except (pg_errors.OperationalError, pg_errors.InterfaceError):
                 self._pool.check()
                 raise
