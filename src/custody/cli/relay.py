@@ -39,7 +39,7 @@ def run(
         typer.Option(parser=arguments.backoff, metavar="BACKOFF", help="exponential:1s:cap=5m:jitter=0.2"),
     ] = None,
     on_dead: Annotated[str, typer.Option(help="release or hold: what a dead event does to its key.")] = "release",
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Publishing threads.")] = 8,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Threads for one destination.")] = 8,
     poll: Annotated[Any, typer.Option(help="The wait between two looks.", **_DURATION)] = "200ms",
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to publish.")] = False,
     secret: Annotated[
