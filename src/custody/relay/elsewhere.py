@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from custody import config
 from custody.address import Address, is_remote
 from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, SchemaMismatch, Transient
+from custody.relay.opened import Opened
 from custody.relay.over_http import Served
 from custody.relay.publisher import Claimed, Publisher
 from custody.store import migrate
@@ -33,9 +33,8 @@ class CustodyPublisher(Publisher):
         self, url: str | None = None, topic: str | None = None, *, pool_size: int = 4, api_key: str | None = None
     ) -> None:
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
-        self._open: dict[str, Database] = {}
-        self._served: dict[str, Served] = {}
-        self._lock = threading.Lock()
+        self._databases: Opened[Database] = Opened(self._open, Database.close)
+        self._servers: Opened[Served] = Opened(self._address, lambda _: None)
 
     def publish(self, event: Claimed) -> None:
         self.publish_many([event])
@@ -43,10 +42,10 @@ class CustodyPublisher(Publisher):
     def publish_many(self, events: Sequence[Claimed]) -> None:
         url, topic = self._target(events[0].destination)
         if is_remote(url):
-            self._server(url).receive(topic, events, [_named(event) for event in events])
+            self._servers.get(url).receive(topic, events, [_named(event) for event in events])
             return
         try:
-            self._database(url).call(
+            self._databases.get(url).call(
                 "outbox_receive",
                 topic=topic,
                 events=[event.event_id for event in events],
@@ -73,34 +72,23 @@ class CustodyPublisher(Publisher):
             )
         return url, topic
 
-    def _database(self, url: str) -> Database:
-        with self._lock:
-            found = self._open.get(url)
-            if found is None:
-                found = Database(url, pool_size=self._pool_size)
-                try:
-                    with found.connection() as connection:
-                        migrate.check(connection)
-                except BaseException:
-                    found.close()
-                    raise
-                self._open[url] = found
-            return found
+    def _open(self, url: str) -> Database:
+        found = Database(url, pool_size=self._pool_size)
+        try:
+            with found.connection() as connection:
+                migrate.check(connection)
+        except BaseException:
+            found.close()
+            raise
+        return found
 
-    def _server(self, url: str) -> Served:
-        with self._lock:
-            found = self._served.get(url)
-            if found is None:
-                settings = config.load()
-                own = (self._api_key or settings.api_key) if url == self._url else None
-                found = self._served[url] = Served(Address.of(url, otherwise=own), ca=settings.ca)
-            return found
+    def _address(self, url: str) -> Served:
+        settings = config.load()
+        own = (self._api_key or settings.api_key) if url == self._url else None
+        return Served(Address.of(url, otherwise=own), ca=settings.ca)
 
     def close(self) -> None:
-        with self._lock:
-            for database in self._open.values():
-                database.close()
-            self._open.clear()
+        self._databases.close()
 
 
 def _headers(event: Claimed) -> str:

@@ -1,0 +1,44 @@
+"""What was opened for an address and is used again: as many as were used last, for events may name any number."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+MOST = 32
+
+T = TypeVar("T")
+
+
+class Opened(Generic[T]):
+    """Opens on the first use. Who opens one holds up nobody who wants another; used by several threads."""
+
+    def __init__(self, open: Callable[[str], T], close: Callable[[T], None], *, most: int = MOST) -> None:
+        self._open, self._close, self._most = open, close, most
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def get(self, address: str) -> T:
+        with self._guard:
+            if address in self._kept:
+                self._kept.move_to_end(address)
+                return self._kept[address]
+        made = self._open(address)
+        with self._guard:
+            found = self._kept.setdefault(address, made)  # another thread may have been faster
+            self._kept.move_to_end(address)
+            surplus = [] if found is made else [made]
+            while len(self._kept) > self._most:
+                surplus.append(self._kept.popitem(last=False)[1])
+        for each in surplus:
+            self._close(each)
+        return found
+
+    def close(self) -> None:
+        with self._guard:
+            closing = list(self._kept.values())
+            self._kept.clear()
+        for each in closing:
+            self._close(each)
