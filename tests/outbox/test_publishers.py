@@ -21,7 +21,7 @@ from tests.outbox.conftest import rounds
 import custody
 from custody import codec
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
-from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, signature
+from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, registry, signature
 from custody.testing.publishers import Arrived, PublisherContract, event
 
 pytestmark = pytest.mark.req("O9")
@@ -403,6 +403,40 @@ def test_a_publisher_of_another_package_is_found_by_its_entry_point(alone_url: s
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "kafka got 7 for orders\n", done.stderr
+
+
+def test_a_publisher_of_another_package_that_is_broken_is_an_outage_of_its_own_destinations(
+    alone_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        name = "kafka"
+
+        def load(self) -> Any:
+            raise ImportError("no module named kafka")
+
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [Broken()])
+    seen: list[Any] = []
+    with psycopg.connect(alone_url) as connection:
+        custody.outbox.write(connection, event_type="e", payload=1, destination="kafka:orders")
+        custody.outbox.write(connection, event_type="e", payload=2, destination="mine:")
+    relay = Relay(alone_url, {"mine": lambda event: seen.append(event.payload)})
+    relay.run_once()
+    relay.close()
+    assert (seen, relay.outages.down) == ([2], ["kafka:orders"])
+    with custody.outbox.Outbox(alone_url) as outbox:
+        (event,) = outbox.events(destination="kafka:orders")
+    assert (event.attempts, event.last_error) == (0, "the publisher kafka cannot be made: no module named kafka")
+
+
+@pytest.mark.core
+def test_a_database_that_only_reads_is_an_outage(c: custody.Custody, db: psycopg.Connection[Any]) -> None:
+    """A standby, or a primary that became one."""
+    c.create_topic("orders")
+    url = f"{c.database_url}{'&' if '?' in c.database_url else '?'}options=-c%20default_transaction_read_only%3Don"
+    publisher = CustodyPublisher(url)
+    with pytest.raises(PublisherUnavailable, match="read-only"):
+        publisher.publish(event("elsewhere:orders", 1))
+    publisher.close()
 
 
 @pytest.mark.core

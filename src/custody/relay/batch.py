@@ -74,7 +74,11 @@ class Batch:
         for event in self.events:
             by_destination.setdefault(event.destination, []).append(event)
         for destination, events in by_destination.items():
-            publisher = self._registry.of(destination)
+            try:
+                publisher = self._registry.of(destination)
+            except PublisherUnavailable as error:
+                self._unavailable(events, error)
+                continue
             if publisher.whole_batches:
                 threads.submit(destination, partial(self._publish_whole, publisher, events), share=WHOLE)
             else:

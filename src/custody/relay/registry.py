@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
-from custody.errors import InvalidArgument
+from custody.errors import InvalidArgument, PublisherUnavailable
 from custody.policy import did_you_mean
 from custody.relay.elsewhere import CustodyPublisher
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
@@ -59,18 +59,25 @@ class Registry:
             if ":" in name:
                 raise InvalidArgument(f"{name!r} cannot be the name of a publisher", "Leave the colon out.")
         self._found = {name: made(publisher) for name, publisher in given.items()}
+        self._installed: set[str] = set()
         if built_in:
-            installed = [point.name for point in entry_points(group=GROUP)]
-            for name in (*_BUILT_IN, *installed):
-                if name not in self._found:
-                    self._found[name] = made(name)
+            self._found = {**{name: made(name) for name in _BUILT_IN if name not in given}, **self._found}
+            self._installed = {point.name for point in entry_points(group=GROUP)} - set(self._found)
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._found)
+        return sorted({*self._found, *self._installed})
 
     def of(self, destination: str) -> Publisher:
-        return self._found[destination.partition(":")[0]]
+        """The publisher of a destination. One of another package is made when it is first needed: if that fails, its
+        own destinations are down, and no others."""
+        name = destination.partition(":")[0]
+        if name not in self._found:
+            try:
+                self._found[name] = made(name)
+            except Exception as error:
+                raise PublisherUnavailable(f"the publisher {name} cannot be made: {error}") from error
+        return self._found[name]
 
     def close(self) -> None:
         for publisher in self._found.values():
