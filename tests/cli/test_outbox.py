@@ -112,23 +112,50 @@ def test_install_into_a_database_of_ones_own(cli: Run, quick: Run, server_url: s
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+WAITING = """
+import time
+from pathlib import Path
+from custody.relay import Publisher
+
+class Waiting(Publisher):
+    def publish(self, event):
+        Path("begun").touch()
+        while not Path("leave").exists():
+            time.sleep(0.01)
+        with open("got", "a") as got:
+            got.write(str(event.payload))
+
+waiting = Waiting()
+"""
+
+
 @pytest.mark.req("O8")
 def test_sigterm_ends_a_relay_gracefully(
-    start: Callable[..., Any], events: list[str], outbox: Outbox, tmp_path: Any, database_url: str
+    start: Callable[..., Any], outbox: Outbox, tmp_path: Any, database_url: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("def publish(event):\n    open('got', 'a').write(str(event.payload['n']))\n")
+    """With an event on its way, and others of its key behind it: that one is finished, those are given back."""
+    (tmp_path / "mine.py").write_text(WAITING)
     with psycopg.connect(database_url) as connection:
-        custody.outbox.write(connection, event_type="placed", payload={"n": 9}, destination="own:")
-    process = start("relay", "run", "--publisher", "own=mine:publish")
-    wait_for(lambda: {str(e.status) for e in outbox.events()} == {"PUBLISHED"}, "not all was published")
+        for n in range(4):
+            custody.outbox.write(connection, event_type="placed", payload=n, destination="own:", ordering_key="k")
+    process = start("relay", "run", "--publisher", "own=mine:waiting")
+    wait_for((tmp_path / "begun").exists, "nothing is published")
     process.send_signal(signal.SIGTERM)
+    assert [event.status.value for event in outbox.events()] == ["CLAIMED"] * 4
+    (tmp_path / "leave").touch()
     assert process.wait(20) == 0
-    assert (tmp_path / "got").read_text() == "9"
-    out = process.stdout.read()
-    assert "stopped: 4 published" in out
+    assert (tmp_path / "got").read_text() == "0"
+    assert [(event.status.value, event.attempts) for event in outbox.events()] == [
+        ("PUBLISHED", 0),
+        *[("PENDING", 0)] * 3,
+    ]
+    assert "stopped: 1 published, 0 moved into topics, 0 failed, 0 dead, 3 given back" in process.stdout.read()
 
 
-def test_bad_publishers_are_usage_errors(quick: Run) -> None:
+def test_bad_publishers_are_usage_errors(quick: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert "NAME=PUBLISHER" in quick("relay", "run", "--publisher", "nothing", code=2).err
+    (tmp_path / "things.py").write_text("number = 1")
+    assert "neither a publisher nor a function" in quick("relay", "run", "--publisher", "a=things:number", code=2).err
     assert "no publisher 'kafka'" in quick("relay", "run", "--publisher", "a=kafka", code=1).err
     assert "release or hold" in quick("relay", "run", "--on-dead", "x", code=1).err

@@ -10,7 +10,7 @@ import typer
 from custody.cli import arguments
 from custody.cli.door import door_of
 from custody.cli.outbox import located
-from custody.cli.work import load, logged
+from custody.cli.work import imported, logged
 from custody.policy import Backoff
 
 app = typer.Typer(name="relay", no_args_is_help=True, help="Takes the events of an outbox to their destinations.")
@@ -103,5 +103,9 @@ def _own(name: str) -> Any:
     """`module:Publisher` of yours: a publisher's class, an instance, or a function of an event."""
     from custody.relay import Publisher
 
-    found: Any = load(name)
-    return found() if isinstance(found, type) and issubclass(found, Publisher) else found
+    found = imported(name)
+    if isinstance(found, type) and issubclass(found, Publisher):
+        return found()
+    if not isinstance(found, Publisher) and not callable(found):
+        raise typer.BadParameter(f"{name} is a {type(found).__name__}, neither a publisher nor a function")
+    return found

@@ -72,6 +72,14 @@ def work(
 
 def load(name: str) -> Callable[[Message], object]:
     """Imports `module:function`, from the current directory first."""
+    found = imported(name)
+    if not callable(found):
+        raise typer.BadParameter(f"{name} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]  # whatever the module has under that name
+
+
+def imported(name: str) -> Any:
+    """What `module:name` is, from the current directory first."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise typer.BadParameter(f"{name!r} is not MODULE:HANDLER, such as handlers:handle")
@@ -86,9 +94,7 @@ def load(name: str) -> Callable[[Message], object]:
         if not hasattr(found, part):
             raise typer.BadParameter(f"{module_name} has no {path!r}")
         found = getattr(found, part)
-    if not callable(found):
-        raise typer.BadParameter(f"{name} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]  # whatever the module has under that name
+    return found
 
 
 class Tally:
