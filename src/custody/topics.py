@@ -11,7 +11,7 @@ from custody.model import Topic
 from custody.placement import Layout
 from custody.policy import Duration, interval
 from custody.retention import Retention
-from custody.store.postgres import Database, Row
+from custody.store.postgres import Connection, Database, Row
 
 
 def create(
@@ -41,8 +41,8 @@ def create(
             db.call("set_retention", on=connection, topic=name, **retention.columns())
 
 
-def grow(db: Database, name: str, *, partitions: int, now: datetime | None) -> None:
-    db.call("grow_topic", topic=name, partitions=partitions, now=now)
+def grow(db: Database, name: str, *, partitions: int, now: datetime | None, on: Connection | None = None) -> None:
+    db.call("grow_topic", on=on, topic=name, partitions=partitions, now=now)
 
 
 def delete(db: Database, name: str) -> None:

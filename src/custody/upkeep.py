@@ -14,7 +14,7 @@ from custody.errors import CustodyError, TopicNotFound
 from custody.model import JournalPart, Kept, Segment, Upkeep
 from custody.policy import Duration
 from custody.retention import Retention, Size, keep_time, size_in_bytes
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ TRIES = 3
 PAUSE = 0.05
 
 
-def set_retention(db: Database, topic: str, retention: Retention | None) -> None:
-    db.call("set_retention", topic=topic, **({} if retention is None else retention.columns()))
+def set_retention(db: Database, topic: str, retention: Retention | None, *, on: Connection | None = None) -> None:
+    db.call("set_retention", on=on, topic=topic, **({} if retention is None else retention.columns()))
 
 
 def set_journal_retention(db: Database, *, time: Duration | None, size: Size | None) -> None:

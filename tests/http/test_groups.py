@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.http.conftest import Http
 from tests.http.steps import error, make, payloads, place, publish, receive, received
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G2")]
 
 GROUP = "/topics/orders/groups/stock"
+
+
+def test_changes_of_different_fields_at_once_are_all_kept(
+    http_: Http, database_url: str, db: psycopg.Connection
+) -> None:
+    make(http_, group="stock")
+    fields = {"max_attempts": 7, "visibility_timeout": 60.0, "max_in_flight": 9, "max_parked": 5}
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(4) as clients:
+        holder.execute("SELECT FROM custody.groups FOR UPDATE")
+        asked = [clients.submit(http_, "PATCH", GROUP, {"policy": {name: value}}) for name, value in fields.items()]
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        wait_for(lambda: len(db.execute(waiting).fetchall()) == 3, "all operators' threads are at it")
+        holder.rollback()
+        assert [one.result().status for one in asked] == [200] * 4
+    policy = http_.get(GROUP).json["policy"]
+    assert {name: policy[name] for name in fields} == fields
+
+
+def test_a_policy_and_bindings_are_changed_together_or_not_at_all(http_: Http) -> None:
+    make(http_, group="stock", policy={"ordering": "key", "fairness": "key"})
+    both = {"policy": {"max_attempts": 7}, "bindings": ["orders.*"]}
+    assert error(http_("PATCH", GROUP, both))[:2] == (422, "invalid_argument")  # fair and bound at once
+    assert http_.get(GROUP).json["policy"]["max_attempts"] == 3
+    both["policy"]["fairness"] = None
+    changed = http_("PATCH", GROUP, both).json
+    assert (changed["policy"]["max_attempts"], changed["policy"]["fairness"]) == (7, None)
+    assert [binding["pattern"] for binding in changed["bindings"]] == ["orders.*"]
 
 
 @pytest.mark.req("G8")

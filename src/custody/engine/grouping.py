@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from custody import insights, log
 from custody.engine.base import Base
@@ -68,6 +69,36 @@ class Grouping(Base):
         row = self._db.call_dicts(
             "bind", topic=topic, group=group, bindings=_bindings(bindings), actor=self.worker, now=self._now()
         )[0]
+        return insights.describe_group(topic, row)
+
+    def _change_group(
+        self,
+        topic: str,
+        group: str,
+        change: Callable[[Policy | None], Policy] | None,
+        bindings: Iterable[Binding | str] | UnsetType | None,
+    ) -> Group:
+        """Changes fields of the policy, and replaces the bindings unless they are UNSET, in one transaction.
+
+        Only what `change` makes different is written, under the lock of the group's row: others may change other fields
+        at the same time.
+        """
+        given = {"topic": topic, "group": group}
+        by = {**given, "actor": self.worker, "now": self._now()}
+        with self._db.transaction() as connection:
+            self._db.call("lock_topic", on=connection, topic=topic)
+            row = self._db.call_dicts("group_named", on=connection, **given)[0]
+            if bindings is not UNSET:  # the cursors come before the group's row, by the order of locks
+                self._db.call("lock_cursors", on=connection, group_id=row["group_id"])
+            if change is not None:
+                policy = insights.describe_group(topic, row).policy
+                before = {} if policy is None else policy.columns()
+                after = change(policy).columns()
+                different = {name: value for name, value in after.items() if (name, value) not in before.items()}
+                text = msgspec.json.encode(different).decode()
+                row = self._db.call_dicts("update_group", on=connection, policy=text, **by)[0]
+            if bindings is not UNSET:
+                row = self._db.call_dicts("bind", on=connection, bindings=_bindings(bindings), **by)[0]
         return insights.describe_group(topic, row)
 
     def delete_group(self, topic: str, group: str) -> None:

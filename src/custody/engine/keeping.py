@@ -44,6 +44,15 @@ class Keeping(Base):
             keep_time=time, keep_size=size, dropped_until=dropped, parts=tuple(upkeep.journal_parts(self._db))
         )
 
+    def _change_topic(self, topic: str, *, partitions: int, retention: Retention | None) -> Topic:
+        """Both at once, or nothing."""
+        with self._db.transaction() as connection:
+            topics.grow(self._db, topic, partitions=partitions, now=self._now(), on=connection)
+            upkeep.set_retention(self._db, topic, retention, on=connection)
+        self._layouts.pop(topic, None)
+        self._hints.send(topic)
+        return topics.named(self._db, topic)
+
     def grow_topic(self, topic: str, *, partitions: int) -> Topic:
         """More partitions. Refused while a group that is ordered by key has anything unresolved: keys would move."""
         topics.grow(self._db, topic, partitions=partitions, now=self._now())

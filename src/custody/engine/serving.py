@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
+
+from msgspec import UnsetType
 
 from custody import apikeys, redrive, together
 from custody.apikeys import Ring
@@ -12,8 +14,11 @@ from custody.claim import Lease
 from custody.codec import decode_raw
 from custody.engine import Custody
 from custody.errors import CustodyError
-from custody.model import Replayed, Settled
+from custody.model import Group, Replayed, Settled, Topic
 from custody.outbox import moving
+from custody.policy import Policy
+from custody.retention import Retention
+from custody.routing import Binding
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
 
@@ -76,6 +81,22 @@ class ServerVerbs:
     def first_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
         """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
         return together.first_lease(self._db, topic, group, partition, offset, now=self._now())
+
+    def change_group(
+        self,
+        topic: str,
+        group: str,
+        change: Callable[[Policy | None], Policy] | None,
+        bindings: Iterable[Binding | str] | UnsetType | None,
+        *,
+        actor: str,
+    ) -> Group:
+        """Changes fields of a policy, and replaces the bindings unless they are UNSET: both, or nothing."""
+        return self.named(actor)._change_group(topic, group, change, bindings)
+
+    def change_topic(self, topic: str, *, partitions: int, retention: Retention | None) -> Topic:
+        """More partitions, and what the topic keeps: both, or nothing."""
+        return self._engine._change_topic(topic, partitions=partitions, retention=retention)
 
     def dead_letter_origin(self, dlq_topic: str, partition: int, offset: int) -> tuple[str | None, str | None]:
         """Which topic a copy names as its own, None if it was replayed and is gone; and where it was replayed to."""

@@ -102,14 +102,14 @@ async def change_group(call: Call) -> object:
     body: GroupPatch = call.body
     if body.policy is UNSET and body.bindings is UNSET:
         raise InvalidArgument("there is nothing to change", "Give policy or bindings.")
-    bindings = _bindings(body.bindings) if body.bindings is not UNSET else None
-    changed = await call.run(call.engine.group, call.topic, call.group)
-    if body.policy is not UNSET:
-        # a bare group has none: the verb refuses it in its own words
-        policy = body.policy.value(changed.policy)
-        changed = await call.run(call.engine.update_group, call.topic, call.group, policy)
-    if body.bindings is not UNSET:
-        changed = await call.run(call.engine.bind, call.topic, call.group, bindings)
+    changed = await call.run(
+        call.state.verbs.change_group,
+        call.topic,
+        call.group,
+        None if body.policy is UNSET else body.policy.value,
+        UNSET if body.bindings is UNSET else _bindings(body.bindings),
+        actor=call.worker,
+    )
     return plain(changed)
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from custody.errors import InvalidArgument
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.model import Kept, Segment, Topic, Upkeep
+from custody.model import Kept, Segment, Upkeep
 from custody.plain import plain
 from custody.wire.answers import InFlightOut
 from custody.wire.queries import GroupQuery
@@ -74,12 +74,11 @@ async def change_topic(call: Call) -> object:
     if body.partitions is UNSET and body.retention is UNSET:
         raise InvalidArgument("there is nothing to change", "Give partitions or retention.")
     keep = None if body.retention is UNSET or body.retention is None else body.retention.value()
-    changed: Topic | None = None
-    if body.partitions is not UNSET:
-        changed = await call.run(call.engine.grow_topic, call.topic, partitions=body.partitions)
-    if body.retention is not UNSET:
-        changed = await call.run(call.engine.set_retention, call.topic, keep)
-    return plain(changed)
+    if body.partitions is UNSET:
+        return plain(await call.run(call.engine.set_retention, call.topic, keep))
+    if body.retention is UNSET:
+        return plain(await call.run(call.engine.grow_topic, call.topic, partitions=body.partitions))
+    return plain(await call.run(call.state.verbs.change_topic, call.topic, partitions=body.partitions, retention=keep))
 
 
 @table.operation("DELETE", "/topics/{topic}", answer=None, status=204)

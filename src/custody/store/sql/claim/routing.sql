@@ -78,6 +78,13 @@ BEGIN
     END IF;
 END $$;
 
+-- After this no claim of the group is under way.
+CREATE FUNCTION custody.lock_cursors(p_group_id int) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id ORDER BY partition FOR UPDATE;
+END $$;
+
 -- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is. Null
 -- or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
 CREATE FUNCTION custody.bind(p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
@@ -90,7 +97,7 @@ BEGIN
     PERFORM custody.require_read_committed();
     v_group := custody.lifecycle_group(p_topic, p_group);
     v_bound := custody.compile_bindings(p_bindings);
-    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id ORDER BY partition FOR UPDATE;
+    PERFORM custody.lock_cursors(v_group.group_id);
     UPDATE custody.groups SET bindings = v_bound.bindings, matcher = v_bound.matcher, binding_no = binding_no + 1
     WHERE group_id = v_group.group_id RETURNING * INTO v_group;
     IF NOT FOUND THEN
