@@ -98,7 +98,7 @@ def test_a_key_that_is_revoked_while_it_waits_gets_nothing(
         path = path.replace("since=1", f"since={http.state.news.token('orders')}")
     with ThreadPoolExecutor(1) as clients:
         poll = clients.submit(http.get, path, headers=bearer(secret))
-        wait_for(lambda: len(http.state.desks) or http.state.news._waiting, "it waits")
+        wait_for(lambda: len(http.state.long_polls) or http.state.news._waiting, "it waits")
         c.revoke_api_key("shop")
         c.publish("orders", 1)
         answer = poll.result()

@@ -81,9 +81,9 @@ def test_a_lease_for_one_who_was_told_to_go_is_given_back(c: custody.Custody, se
         real = http.state.verbs.claim_each
         poll = threading.Thread(target=lambda: http.get("/messages/orders?group=g&wait=50s&visibility_timeout=10m"))
         poll.start()
-        lines = http.state.desks._desks
+        lines = http.state.long_polls._lines
         wait_for(
-            lambda: any(waiter.seen is not None for desk in [*lines.values()] for waiter in desk.line),
+            lambda: any(waiter.seen is not None for line in [*lines.values()] for waiter in line.waiters),
             "it waits in vain",
         )
 

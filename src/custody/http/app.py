@@ -1,4 +1,4 @@
-"""The application: FastAPI with a route for each operation, behind the gate."""
+"""The application: FastAPI with a route for each operation, behind the middleware."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.routing import compile_path
 from custody.errors import MethodNotAllowed, NoSuchPath
 from custody.http import groups, inspecting, producers, publishing, receiving, settling, topics
 from custody.http.answer import Answer
-from custody.http.door import failed
-from custody.http.gate import Gate
+from custody.http.dispatch import failed
+from custody.http.middleware import Middleware
 from custody.http.openapi import describe, page
 from custody.http.operation import Operation
 from custody.http.state import State
@@ -28,7 +28,7 @@ OPERATIONS: list[Operation] = [
 ]
 
 
-def application(state: State) -> Gate:
+def application(state: State) -> Middleware:
     """The whole door on an open state; it is opened and closed with the server."""
 
     @asynccontextmanager
@@ -45,16 +45,16 @@ def application(state: State) -> Gate:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        # spans are the gate's: FastAPI does not see the calls that messages travel by
+        # spans are the middleware's: FastAPI does not see the calls that messages travel by
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
     app.router.redirect_slashes = False  # a path is right or wrong
-    gate = Gate(app, state, OPERATIONS)
+    middleware = Middleware(app, state, OPERATIONS)
     for operation in OPERATIONS:
         app.add_api_route(
             # a producer's id may be any text, a slash included
             operation.path.replace("{producer_id}", "{producer_id:path}"),
-            _endpoint(gate, operation),
+            _endpoint(middleware, operation),
             methods=[operation.method],
             name=operation.name,
             response_model=None,
@@ -74,12 +74,12 @@ def application(state: State) -> Gate:
     async def refused(request: Request, error: HTTPException) -> Response:
         return _response(_unknown(request, error))
 
-    return gate
+    return middleware
 
 
-def _endpoint(gate: Gate, operation: Operation) -> Any:
+def _endpoint(middleware: Middleware, operation: Operation) -> Any:
     async def endpoint(request: Request) -> Response:
-        return _response(await gate.perform(operation, request.scope, request.receive, request.path_params))
+        return _response(await middleware.perform(operation, request.scope, request.receive, request.path_params))
 
     return endpoint
 

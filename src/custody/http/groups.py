@@ -206,7 +206,7 @@ async def resume(call: Call) -> object:
     """Go on after a pause, and close an open circuit breaker."""
     call.allow("admin", call.topic)
     changed = await call.run(call.engine.resume, call.topic, call.group)
-    call.state.desks.wake(call.topic)
+    call.state.long_polls.wake(call.topic)
     return ChangedOut(changed)
 
 

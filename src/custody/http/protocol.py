@@ -15,7 +15,7 @@ class _TooLarge(Exception):
 
 
 class Bounded(HttpToolsProtocol):
-    """One connection. `head_timeout` is for the first line and the headers; a body has a limit of its own (door.py)."""
+    """One connection. `head_timeout` is for the first line and the headers; a body has its own limit (dispatch.py)."""
 
     head_timeout = 30.0
 

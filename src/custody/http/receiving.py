@@ -12,8 +12,8 @@ from custody.claim import Lease
 from custody.errors import CustodyError, Withheld, by_code
 from custody.http.answer import Answer
 from custody.http.call import Call
+from custody.http.long_polls import Place
 from custody.http.operation import Table
-from custody.http.waiting import Place
 from custody.model import DEFAULT_GROUP
 from custody.together import Ack, Claim
 from custody.wire.answers import NewsOut
@@ -57,7 +57,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
     place = Place(call.topic, query.group, partition)
     began = time.time_ns()
     if wait:
-        task = asyncio.ensure_future(call.state.desks.receive(place, claim, wait))
+        task = asyncio.ensure_future(call.state.long_polls.receive(place, claim, wait))
         try:
             lease = await call.unless_gone(task)
         finally:
@@ -69,7 +69,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         if lease:
             await _require_still(call, lease)
     else:
-        lease = await call.state.desks.receive(place, claim, 0)
+        lease = await call.state.long_polls.receive(place, claim, 0)
         if lease and await call.is_gone():  # its expiry would count as a failed delivery
             await call.state.give_back(lease)
             return _GONE

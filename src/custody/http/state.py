@@ -17,13 +17,13 @@ from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.coalesce import Coalescer
 from custody.http.keyring import Keyring
+from custody.http.long_polls import LongPolls, Place
 from custody.http.metrics import Metrics
 from custody.http.news import News
 from custody.http.rights import ANYBODY, Caller
 from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
 from custody.http.threads import Threads, in_thread
-from custody.http.waiting import Desks, Place
 from custody.model import DEFAULT_GROUP, Settled
 from custody.policy import seconds
 from custody.retention import size_in_bytes
@@ -44,7 +44,7 @@ class State:
         self.max_body = size_in_bytes(settings.max_body)
         self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)
         self.threads = Threads(settings.connections)
-        self.metrics = Metrics(waiting=lambda: len(self.desks), connections=self.verbs.connections)
+        self.metrics = Metrics(waiting=lambda: len(self.long_polls), connections=self.verbs.connections)
         self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
             partial(self.verbs.publish_each, patient=False),
@@ -69,7 +69,7 @@ class State:
             enabled=settings.coalesce,
             observe=self.metrics.coalesced("ack"),
         )
-        self.desks = Desks(self)
+        self.long_polls = LongPolls(self)
         self.keys = Keyring(
             self.verbs.key_ring,
             required=not settings.loopback,
@@ -94,7 +94,7 @@ class State:
             loop.call_soon_threadsafe(self._tell, topic)
 
     def _tell(self, topic: str | None) -> None:
-        self.desks.wake(topic)
+        self.long_polls.wake(topic)
         self.news.tell(topic)
 
     def _move_outbox(self) -> None:
@@ -141,7 +141,7 @@ class State:
     def stop(self) -> None:
         """Ends all waiting at once; requests are still answered."""
         self._stopping = True
-        self.desks.close()
+        self.long_polls.close()
         self.news.close()
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class State:
         self._ended.set()
         if self._stop_listening is not None:
             await asyncio.to_thread(self._stop_listening)
-        await self.desks.served(seconds(self.settings.grace))
+        await self.long_polls.served(seconds(self.settings.grace))
         await self.threads.close()
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -190,7 +190,7 @@ class State:
         except CustodyError as error:  # it comes back when its lease expires
             logger.warning("a lease that nobody waits for any more could not be given back: %s", error)
         else:
-            self.desks.wake(lease.messages[0].topic)
+            self.long_polls.wake(lease.messages[0].topic)
 
     async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
         """Acks of one request: one transaction, an answer for each."""

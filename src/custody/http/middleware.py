@@ -1,4 +1,4 @@
-"""The gate before everything else: who may come in, under which number, and what is written down about it.
+"""Before everything else: who may come in, under which number, and what is written down about it.
 
 The calls that messages travel by do not pass through FastAPI's router: it took half of the time of such a request.
 """
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from custody import tracing
 from custody.errors import CustodyError
 from custody.http.answer import Answer
-from custody.http.door import answer, failed
+from custody.http.dispatch import answer, failed
 from custody.http.operation import Operation
 from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared
 from custody.http.rights import ANYBODY, Caller
@@ -44,7 +44,7 @@ class Request:
         self.route = "-"
 
 
-class Gate:
+class Middleware:
     """An ASGI application around the one of FastAPI."""
 
     def __init__(self, inner: ASGIApp, state: State, operations: list[Operation]) -> None:

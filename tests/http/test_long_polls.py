@@ -20,7 +20,7 @@ from tests.http.conftest import Http, Process, Response, served
 from tests.waiting import wait_for
 
 import custody
-from custody.http import waiting as waiting_module
+from custody.http import long_polls
 
 pytestmark = pytest.mark.core
 
@@ -50,7 +50,7 @@ class Poll:
 
 
 def waiting(http: Http, count: int) -> None:
-    wait_for(lambda: len(http.state.desks) == count, lambda: f"{len(http.state.desks)} wait, not {count}")
+    wait_for(lambda: len(http.state.long_polls) == count, lambda: f"{len(http.state.long_polls)} wait, not {count}")
 
 
 @pytest.mark.req("G4")
@@ -189,7 +189,7 @@ def test_whoever_goes_away_leaves_the_line_and_loses_nothing(c: custody.Custody,
 def test_what_was_for_one_who_has_gone_is_for_the_next_in_line_at_once(
     c: custody.Custody, http_: Http, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_module, "POLL", 60.0)  # nobody looks by himself
+    monkeypatch.setattr(long_polls, "POLL", 60.0)  # nobody looks by himself
     c.create_topic("orders")
     c.create_group("orders", "g")
     claiming, go_on = threading.Event(), threading.Event()
@@ -331,13 +331,13 @@ def _threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def test_a_line_that_nobody_stands_in_is_forgotten(c: custody.Custody, http_: Http) -> None:
+def test_a_line_that_nobody_is_in_is_forgotten(c: custody.Custody, http_: Http) -> None:
     c.create_topic("orders")
     for number in range(20):
         http_.get(f"/messages/orders?group=nobody{number}")
         http_.get("/messages/orders?wait=5ms")
         http_.get("/messages/orders/0")
-    assert http_.state.desks._desks == {}
+    assert http_.state.long_polls._lines == {}
 
 
 def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
@@ -354,7 +354,7 @@ def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
         ]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(http_.state.desks._desks[("orders", "g", None)].line) == 60, "all stand in line")
+        wait_for(lambda: len(http_.state.long_polls._lines[("orders", "g", None)].waiters) == 60, "all are in the line")
         ended = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND application_name = 'custody' AND wait_event_type = 'Lock'"
@@ -373,13 +373,13 @@ def test_a_poll_whose_time_is_over_waits_quietly_for_its_first_claim(
     c.create_topic("orders")
     c.create_group("orders", "g")
     ended: list[object] = []
-    real = type(http_.state.desks)._over
+    real = type(http_.state.long_polls)._over
 
     def counted(*arguments: object) -> None:
         ended.append(arguments)
         real(*arguments)
 
-    monkeypatch.setattr(type(http_.state.desks), "_over", counted)
+    monkeypatch.setattr(type(http_.state.long_polls), "_over", counted)
     with psycopg.connect(c.database_url) as holder:
         holder.execute("LOCK TABLE custody.frontiers IN ACCESS EXCLUSIVE MODE")
         polls = [Poll(http_, "/messages/orders?group=g&wait=10ms") for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Long polls: whoever waits for messages of a group stands in line at its desk. Waiting costs neither a thread nor a
+"""Long polls: all callers that wait for the same group and partition are one line. Waiting costs neither a thread nor a
 connection: one claim serves as many as it can, and an empty one is empty for everybody in the line."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_ONCE = 32
 """So many of a line are served by one transaction."""
 POLL = 1.0
 POLLS_A_SECOND = 200
-"""All desks together: the more there are, the less often each looks without a hint."""
+"""All lines together: the more there are, the less often each looks without a hint."""
 BUSY = 0.03
 SOON = 0.005
 """The shortest pause before something that is due."""
@@ -33,8 +33,8 @@ class Place(NamedTuple):
     partition: int | None
 
 
-class Clerk(Protocol):
-    """What a desk needs: claims and due times, each in a thread of the server."""
+class Claims(Protocol):
+    """What a line needs of the server: claims and due times, each in a thread."""
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]: ...
     async def next_due(self, place: Place) -> float | None: ...
@@ -50,34 +50,35 @@ class Waiter:
         """The last empty answer: why there is nothing."""
 
 
-class Desk:
-    """The line of one place. It is served when somebody arrives, on a hint, when something is due, and now and then."""
+class WaitingLine:
+    """The callers that wait at one place: served when somebody arrives, on a hint, when something is due, and now and
+    then."""
 
     def __init__(
-        self, place: Place, clerk: Clerk, interval: Callable[[], float], deserted: Callable[[Desk], None]
+        self, place: Place, claims: Claims, interval: Callable[[], float], emptied: Callable[[WaitingLine], None]
     ) -> None:
-        self.place, self._clerk, self._interval, self._deserted = place, clerk, interval, deserted
-        self.line: list[Waiter] = []
+        self.place, self._claims, self._interval, self._emptied = place, claims, interval, emptied
+        self.waiters: list[Waiter] = []
         self.serving: asyncio.Task[None] | None = None
         self._news = False
         self._timer: asyncio.TimerHandle | None = None
         self._overdue = 0.0
         """The last pause, if something was overdue that a claim did not get."""
 
-    def stand(self, waiter: Waiter) -> None:
-        self.line.append(waiter)
+    def join(self, waiter: Waiter) -> None:
+        self.waiters.append(waiter)
         self.wake()
 
     def leave(self, waiter: Waiter) -> None:
-        if waiter in self.line:
-            self.line.remove(waiter)
-        if not self.line and self._timer is not None:
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+        if not self.waiters and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def wake(self) -> None:
         self._news = True
-        if self.serving is None and self.line:
+        if self.serving is None and self.waiters:
             self.serving = asyncio.get_running_loop().create_task(self._serve())
             self.serving.add_done_callback(self._served)
 
@@ -85,29 +86,29 @@ class Desk:
         self.serving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("serving those who wait for %s failed", self.place, exc_info=error)
-            for waiter in list(self.line):
+            for waiter in list(self.waiters):
                 self._hand(waiter, error)
-        if self._news and self.line:
+        if self._news and self.waiters:
             self.wake()
-        elif not self.line:
-            self._deserted(self)
+        elif not self.waiters:
+            self._emptied(self)
 
     async def _serve(self) -> None:
         pause = POLL
-        while self.line and self._news:
+        while self.waiters and self._news:
             self._news = False
-            present = list(self.line)
+            present = list(self.waiters)
             served = present[:AT_ONCE]
             try:
-                leases = await self._clerk.claim(self.place, [waiter.claim for waiter in served])
+                leases = await self._claims.claim(self.place, [waiter.claim for waiter in served])
             except Transient as error:
-                logger.debug("nobody was served at %s: %s", self.place, error)
-                for waiter in list(self.line):
+                logger.debug("nobody who waits for %s was served: %s", self.place, error)
+                for waiter in list(self.waiters):
                     if waiter in served or not waiter.patient:
                         self._hand(waiter, error)
                 break
             except CustodyError as error:  # no topic, no group: of no use to wait
-                for waiter in list(self.line):
+                for waiter in list(self.waiters):
                     self._hand(waiter, error)
                 return
             await self._hand_out(served, leases)
@@ -121,7 +122,7 @@ class Desk:
                     self._hand(waiter, last)
             if last.reason == "busy":
                 pause = 0.0 if last.detail is not None else random.uniform(0.002, BUSY)
-            elif self.line:
+            elif self.waiters:
                 pause = await self._until_due()
         self._wake_after(pause)
 
@@ -132,9 +133,9 @@ class Desk:
         open transaction: it is looked for less and less often.
         """
         try:
-            due = await self._clerk.next_due(self.place)
+            due = await self._claims.next_due(self.place)
         except Transient as error:
-            logger.debug("when something is due at %s is not known: %s", self.place, error)
+            logger.debug("when something is due for %s is not known: %s", self.place, error)
             return self._interval()
         if due is not None and due <= 0:
             self._overdue = min(self._interval(), max(SOON, 2 * self._overdue))
@@ -151,7 +152,7 @@ class Desk:
             elif lease:
                 self._hand(waiter, lease)
         for lease in for_nobody:
-            await self._clerk.give_back(lease)
+            await self._claims.give_back(lease)
 
     def _hand(self, waiter: Waiter, answer: Lease | BaseException) -> None:
         self.leave(waiter)
@@ -165,15 +166,15 @@ class Desk:
     def _wake_after(self, pause: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(pause, self.wake) if self.line else None
+        self._timer = asyncio.get_running_loop().call_later(pause, self.wake) if self.waiters else None
 
 
-class Desks:
+class LongPolls:
     """All lines of a server."""
 
-    def __init__(self, clerk: Clerk) -> None:
-        self._clerk = clerk
-        self._desks: dict[Place, Desk] = {}
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        self._lines: dict[Place, WaitingLine] = {}
         self._waiting: set[Waiter] = set()
         self._closed = False
 
@@ -185,15 +186,15 @@ class Desks:
         """A lease for this caller, as soon as there is something to give; an empty one after `wait` seconds."""
         loop = asyncio.get_running_loop()
         waiter = Waiter(claim, loop.create_future(), patient=wait > 0 and not self._closed)
-        desk = self._desks.get(place)
-        if desk is None:
-            desk = self._desks[place] = Desk(place, self._clerk, self._interval, self._deserted)
+        line = self._lines.get(place)
+        if line is None:
+            line = self._lines[place] = WaitingLine(place, self._claims, self._interval, self._forget)
         if not waiter.patient:
-            return await self._once(desk, waiter)
+            return await self._once(line, waiter)
         self._waiting.add(waiter)
-        over = loop.call_later(wait, self._over, desk, waiter)
+        over = loop.call_later(wait, self._over, line, waiter)
         try:
-            desk.stand(waiter)
+            line.join(waiter)
             return await waiter.answer
         except asyncio.CancelledError:
             await self._return_answer(waiter)
@@ -202,24 +203,24 @@ class Desks:
             over.cancel()
             self._waiting.discard(waiter)
             waiter.answer.cancel()
-            desk.leave(waiter)
-            self._deserted(desk)
+            line.leave(waiter)
+            self._forget(line)
 
     async def _return_answer(self, waiter: Waiter) -> None:
         """The caller went away just when there was something for it."""
         answer = waiter.answer
         if answer.done() and not answer.cancelled() and answer.exception() is None and answer.result():
-            await self._clerk.give_back(answer.result())
+            await self._claims.give_back(answer.result())
 
     async def served(self, timeout: float) -> None:
         """Waits for the claims that are under way, and for what becomes of them."""
-        under_way = [desk.serving for desk in self._desks.values() if desk.serving is not None]
+        under_way = [line.serving for line in self._lines.values() if line.serving is not None]
         if under_way:
             await asyncio.wait(under_way, timeout=timeout)
 
-    async def _once(self, desk: Desk, waiter: Waiter) -> Lease:
+    async def _once(self, line: WaitingLine, waiter: Waiter) -> Lease:
         """For whoever does not want to wait: served with the line, or told that there is nothing."""
-        desk.stand(waiter)
+        line.join(waiter)
         try:
             return await waiter.answer
         except asyncio.CancelledError:
@@ -227,35 +228,35 @@ class Desks:
             raise
         finally:
             waiter.answer.cancel()
-            desk.leave(waiter)
-            self._deserted(desk)
+            line.leave(waiter)
+            self._forget(line)
 
-    def _deserted(self, desk: Desk) -> None:
-        """Nobody stands there any more."""
-        if not desk.line and desk.serving is None and self._desks.get(desk.place) is desk:
-            del self._desks[desk.place]
+    def _forget(self, line: WaitingLine) -> None:
+        """If nobody is in it any more."""
+        if not line.waiters and line.serving is None and self._lines.get(line.place) is line:
+            del self._lines[line.place]
 
-    def _over(self, desk: Desk, waiter: Waiter) -> None:
+    def _over(self, line: WaitingLine, waiter: Waiter) -> None:
         if waiter.answer.done():
             return
         if waiter.seen is None:  # its first claim is under way: whatever that brings is its answer
             waiter.patient = False
         else:
-            desk.leave(waiter)
+            line.leave(waiter)
             waiter.answer.set_result(waiter.seen)
 
     def _interval(self) -> float:
-        return max(POLL, len(self._desks) / POLLS_A_SECOND)
+        return max(POLL, len(self._lines) / POLLS_A_SECOND)
 
     def wake(self, topic: str | None) -> None:
         """There is news of a topic; None: perhaps of any."""
-        for place, desk in list(self._desks.items()):
+        for place, line in list(self._lines.items()):
             if topic is None or place.topic == topic:
-                desk.wake()
+                line.wake()
 
     def close(self) -> None:
         """Ends all waiting: everybody is told that there is nothing."""
         self._closed = True
-        for desk in list(self._desks.values()):
-            for waiter in list(desk.line):
-                self._over(desk, waiter)
+        for line in list(self._lines.values()):
+            for waiter in list(line.waiters):
+                self._over(line, waiter)
