@@ -82,8 +82,19 @@ def test_replay_kill_and_prune_ask_first_and_leave_records(
     explained([{name: value for name, value in record.items() if name != "chosen"} for record in records])
     assert [(record["action"], record["events"]) for record in records] == [("kill", 3), ("replay", 1), ("prune", 2)]
     assert "kill" in quick("outbox", "audit").out
-    assert quick("outbox", "prune", "--older-than", "1h", "--received", "--yes").out == "0 events forgotten\n"
     assert "not a state" in quick("outbox", "list", "--state", "nothing", code=2).err
+
+
+def test_a_dry_run_forgets_nothing_of_what_has_come(quick: Run, outbox: Outbox, db: psycopg.Connection[Any]) -> None:
+    db.execute("INSERT INTO custody.outbox_received VALUES (gen_random_uuid(), 0, now() - interval '1 day')")
+    prune = ("outbox", "prune", "--older-than", "1h", "--received")
+    assert quick(*prune, "--dry-run").out == "1 event would be forgotten\n"
+    assert (db.execute("SELECT count(*) FROM custody.outbox_received").fetchone(), outbox.audit()) == ((1,), [])
+    assert "needs a confirmation" in quick(*prune, code=2).err
+    assert quick(*prune, "--yes", "--reason", "old").out == "1 event forgotten\n"
+    assert quick(*prune, "--yes").out == "0 events forgotten\n"
+    (record,) = outbox.audit()
+    assert (record["action"], record["events"], record["reason"]) == ("forget", 1, "old")
 
 
 def test_verify_prints_a_result_for_each_id(quick: Run, explained: Callable[[Any], None]) -> None:

@@ -229,8 +229,11 @@ def prune(
     states = _states(state) or ["PUBLISHED"]
     with opened(door) as outbox:
         if received:
-            door.confirm("Forget which events have come? Repetitions would count as new.", yes=yes)
-            count = outbox.forget(older_than)
+            count = outbox.forget(older_than, dry_run=True)
+            if count and not dry_run:
+                forgotten = f"Forget that {counted(count, 'event')} came? Repetitions would count as new."
+                door.confirm(forgotten, yes=yes)
+                count = outbox.forget(older_than, reason=reason)
         else:
             count = outbox.prune(older_than, states=states, dry_run=True)
             if count and not dry_run:
@@ -279,7 +282,7 @@ def _age(one: Figures) -> str:
 def audit(
     ctx: typer.Context, limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000
 ) -> None:
-    """What operators did to the outbox: replays, prunings, events given up."""
+    """What operators did to the outbox: replays, prunings, events given up, events forgotten that had come."""
     door = door_of(ctx)
     with opened(door) as outbox:
         records = outbox.audit(limit=limit)

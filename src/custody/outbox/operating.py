@@ -111,9 +111,17 @@ class Outbox:
         )
         return int(rows[0][0])
 
-    def forget(self, older_than: Duration) -> int:
+    def forget(self, older_than: Duration, *, dry_run: bool = False, reason: str | None = None) -> int:
         """Forgets which events of other databases came here that long ago. Returns how many."""
-        return int(self._db.call("outbox_forget", before=self._before(older_than))[0][0])
+        rows = self._db.call(
+            "outbox_forget",
+            before=self._before(older_than),
+            dry_run=dry_run,
+            actor=self._actor,
+            reason=reason,
+            now=self._now(),
+        )
+        return int(rows[0][0])
 
     def _before(self, older_than: Duration) -> datetime:
         now: datetime = self._now() or self._db.call("outbox_clock")[0][0]

@@ -13,7 +13,8 @@ from custody.store import migrate
 from custody.store.postgres import Connection, translated
 
 FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate")
-MIGRATIONS = ("outbox", "outbox_indexes", "outbox_key_length")  # by name: the numbered scripts that concern the outbox
+# by name: the numbered scripts that concern the outbox
+MIGRATIONS = ("outbox", "outbox_indexes", "outbox_key_length", "outbox_first_due")
 
 
 @cache

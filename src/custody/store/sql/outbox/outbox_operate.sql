@@ -140,14 +140,21 @@ BEGIN
     RETURN v_gone;
 END $$;
 
--- Forgets which events of other databases have come before a time: a later repetition would count as new.
-CREATE FUNCTION custody.outbox_forget(p_before timestamptz) RETURNS bigint
+-- Forgets which events of other databases have come before a time: a later repetition would count as new. Returns how many, with
+-- p_dry_run how many it would be.
+CREATE FUNCTION custody.outbox_forget(
+    p_before timestamptz, p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_gone bigint;
 BEGIN
+    IF p_dry_run THEN
+        RETURN (SELECT count(*) FROM custody.outbox_received WHERE received_at < p_before);
+    END IF;
     DELETE FROM custody.outbox_received WHERE received_at < p_before;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
+    PERFORM custody.outbox_record(p_actor, 'forget', p_reason, jsonb_build_object('before', p_before), v_gone, NULL, coalesce(p_now, clock_timestamp()));
     RETURN v_gone;
 END $$;
 
