@@ -1,15 +1,20 @@
-"""A relay's claims of the outbox: what it says of the events that it holds."""
+"""A relay's claims of the outbox: which events it gets, and what it says of those that it holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
+from tests.conftest import Clock
 
 import custody
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Relay
+from custody.store.postgres import run_function
 
 pytestmark = pytest.mark.core
 
@@ -36,3 +41,38 @@ def test_the_text_of_an_error_never_loses_an_outcome(
         relay.close()
     event = outbox.event(event_id)
     assert (event.status, event.attempts, event.last_error) == (State.PENDING, 1, f"RuntimeError: {kept}")
+
+
+Claim = Callable[..., list[int]]
+
+
+@pytest.fixture
+def claim(mine: psycopg.Connection[Any], clock: Clock) -> Claim:
+    """A claim of ten events of the test's destination at the test's time: their payloads."""
+
+    def claim(relay: str = "r", lease: str = "30 s", max_attempts: int = 3, **given: Any) -> list[int]:
+        arguments = {"relay": relay, "max": 10, "lease": lease, "max_attempts": max_attempts, "now": clock()}
+        _, *rows = run_function(mine, "outbox_claim", {"names": ["test"], **arguments, **given})
+        mine.commit()
+        return sorted(int(row[5]) for row in rows)
+
+    return claim
+
+
+def add(mine: psycopg.Connection[Any], clock: Clock, payload: int, **given: Any) -> UUID:
+    arguments = {"event_type": "e", "kind": "j", "payload": str(payload).encode(), "destination": "test:"}
+    ((event_id,),) = run_function(mine, "outbox_add", {**arguments, "now": clock(), **given})
+    mine.commit()
+    return UUID(str(event_id))
+
+
+@pytest.mark.req("O6")
+def test_the_age_of_an_event_for_later_counts_from_its_time(
+    outbox: Outbox, mine: psycopg.Connection[Any], clock: Clock, claim: Claim
+) -> None:
+    event = add(mine, clock, 1, available_at=clock() + timedelta(hours=2))
+    clock.move(2 * 3600)
+    assert claim(max_age="1 h") == [1], "it was dead before its first attempt"
+    clock.move(3601)
+    assert claim(max_age="1 h") == []
+    assert (outbox.event(event).status, outbox.event(event).attempts) == (State.DEAD, 1)

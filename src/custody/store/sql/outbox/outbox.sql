@@ -29,12 +29,12 @@ CREATE TRIGGER outbox_stays BEFORE DELETE ON custody.outbox FOR EACH ROW
     EXECUTE FUNCTION custody.outbox_refused();
 
 -- Fires for statements that name one of these columns only: no verb does, so none pays for comparing payloads.
-CREATE TRIGGER outbox_says BEFORE UPDATE OF id, event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at
-    ON custody.outbox FOR EACH ROW
+CREATE TRIGGER outbox_says BEFORE UPDATE OF id, event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at,
+    first_due ON custody.outbox FOR EACH ROW
     WHEN (OLD.id <> NEW.id OR OLD.event_id <> NEW.event_id OR OLD.event_type <> NEW.event_type OR OLD.destination <> NEW.destination
           OR OLD.kind <> NEW.kind OR OLD.payload <> NEW.payload OR OLD.headers IS DISTINCT FROM NEW.headers
           OR OLD.partition_key IS DISTINCT FROM NEW.partition_key OR OLD.ordering_key IS DISTINCT FROM NEW.ordering_key
-          OR OLD.created_at <> NEW.created_at)
+          OR OLD.created_at <> NEW.created_at OR OLD.first_due IS DISTINCT FROM NEW.first_due)
     EXECUTE FUNCTION custody.outbox_refused();
 
 -- The six moves. A release gives an event back that no attempt was made for; a failure and an expiry count one.
@@ -88,9 +88,10 @@ BEGIN
     END IF;
     INSERT INTO custody.outbox
         (event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at, topic_id, partition,
-         available_at, updated_at)
+         available_at, first_due, updated_at)
     VALUES (v_id, p_event_type, coalesce(p_destination, ''), p_kind::"char", p_payload, p_headers, p_partition_key, p_ordering_key, v_now,
-            v_route.topic_id, v_route.partition, coalesce(p_available_at, v_now), v_now)
+            v_route.topic_id, v_route.partition, coalesce(p_available_at, v_now),
+            CASE WHEN p_available_at > v_now THEN p_available_at END, v_now)
     ON CONFLICT (event_id) DO NOTHING;
     IF NOT FOUND THEN
         PERFORM custody.refuse('outbox_refused', format('there is an event %s already', v_id), 'Leave event_id out, or give a new one.');

@@ -82,14 +82,14 @@ BEGIN
     RETURN NEXT;
 
     IF p_max_age IS NOT NULL THEN
-        v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age);
+        v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age);
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
     END IF;
     v_ids := custody.outbox_in_order(v_ids, p_hold);
     RETURN QUERY
     UPDATE custody.outbox o SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, updated_at = v_now
     WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
-      AND (p_max_age IS NULL OR coalesce(o.replayed_at, o.created_at) > v_now - p_max_age)
+      AND (p_max_age IS NULL OR coalesce(o.replayed_at, o.first_due, o.created_at) > v_now - p_max_age)
     RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key, o.ordering_key, o.created_at,
               o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint;
 END $$;
@@ -148,7 +148,7 @@ BEGIN
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
-                          o.attempts + 1 >= p_max_attempts OR coalesce(o.replayed_at, o.created_at) <= v_now - p_max_age)
+                          o.attempts + 1 >= p_max_attempts OR coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
         attempts = o.attempts + (s.outcome <> 'released')::int,
         last_error = coalesce(s.error, o.last_error),
