@@ -76,3 +76,32 @@ def test_the_age_of_an_event_for_later_counts_from_its_time(
     clock.move(3601)
     assert claim(max_age="1 h") == []
     assert (outbox.event(event).status, outbox.event(event).attempts) == (State.DEAD, 1)
+
+
+@pytest.mark.req("O6", "O10")
+@pytest.mark.parametrize(("hold", "then"), [(True, []), (False, [2])])
+def test_what_dies_of_age_in_a_claim_holds_its_key_or_lets_it_go_on(
+    outbox: Outbox, mine: psycopg.Connection[Any], clock: Clock, claim: Claim, hold: bool, then: list[int]
+) -> None:
+    old = add(mine, clock, 1, ordering_key="k")
+    clock.move(3601)
+    add(mine, clock, 2, ordering_key="k")
+    assert claim(max_age="1 h", hold=hold) == then
+    assert outbox.event(old).status is State.DEAD
+    assert claim(max_age="1 h", hold=hold) == []
+
+
+@pytest.mark.req("O5", "O6")
+def test_only_a_relay_that_serves_a_destination_ends_its_expired_claims(
+    outbox: Outbox, mine: psycopg.Connection[Any], clock: Clock, claim: Claim
+) -> None:
+    """Its limit counts, not the one of whoever passes by."""
+    event = add(mine, clock, 1)
+    assert claim("one", max_attempts=3) == [1]
+    clock.move(31)
+    assert claim("other", max_attempts=1, names=["other"]) == []
+    assert mine.execute(
+        "SELECT destination, events FROM custody.outbox_unserved('{other}', %s)", [clock()]
+    ).fetchall() == [("test:", 1)]
+    assert claim("two", max_attempts=3) == [1]
+    assert (outbox.event(event).status, outbox.event(event).attempts) == (State.CLAIMED, 1)

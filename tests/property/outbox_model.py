@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from custody.outbox import State
@@ -22,6 +22,7 @@ class Modelled:
     key: str | None  # without one it has a partition_key: a place by chance could not be played again
     partition: int | None  # of the topic; None: the relay's
     available_at: datetime
+    ages_from: datetime
     status: State = State.PENDING
     attempts: int = 0
     claim: str | None = None
@@ -36,22 +37,32 @@ class Modelled:
 
 
 class Model:
-    """The events in the order of their ids, and the partitions of the topic that some of them go to."""
+    """The events in the order of their ids, and the partitions of the topic that some of them go to.
 
-    def __init__(self, clock: Callable[[], datetime]) -> None:
-        self.clock = clock
+    `hold`: for relays a dead event holds its key; past `max_age` they give an event up.
+    """
+
+    def __init__(self, clock: Callable[[], datetime], *, hold: bool, max_age: timedelta | None) -> None:
+        self.clock, self.hold, self.max_age = clock, hold, max_age
         self.events: dict[UUID, Modelled] = {}
         self.log: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
 
     def first_of_key(self, event: Modelled) -> Modelled:
-        """The earliest open event of the same key and destination."""
+        """The earliest event of the same key and destination that holds it."""
         same = (
             other
             for other in self.events.values()
-            if event.key is not None and other.status in OPEN
+            if event.key is not None and self.holds_key(other)
             and (other.key, other.partition is None) == (event.key, event.partition is None)
         )  # fmt: skip
         return next(same, event)
+
+    def holds_key(self, event: Modelled) -> bool:
+        """Whether later events of its key wait for it."""
+        return event.status in OPEN or (self.hold and event.partition is None and event.status is State.DEAD)
+
+    def too_old(self, event: Modelled) -> bool:
+        return self.max_age is not None and event.ages_from <= self.clock() - self.max_age
 
     def expired(self, event: Modelled) -> bool:
         return event.expires_at is not None and event.expires_at <= self.clock()
@@ -60,8 +71,10 @@ class Model:
         return (event.status is State.PENDING or self.expired(event)) and event.available_at <= self.clock()
 
     def ready(self, event: Modelled) -> bool:
-        """For a relay: due, and its key's first event is, too."""
-        return event.partition is None and self.due(event) and self.due(self.first_of_key(event))
+        """For a relay: due, and its key's first event is, or is dead."""
+        first = self.first_of_key(event)
+        waits = (first.status is State.CLAIMED and not self.expired(first)) or first.available_at > self.clock()
+        return event.partition is None and self.due(event) and not waits
 
     def move(self, partition: int) -> int:
         """What is due for a partition goes into the log, a key only as far as nothing of it has to wait."""
@@ -75,12 +88,12 @@ class Model:
         return moved
 
     def nothing_before(self, event_id: UUID, among: list[UUID]) -> bool:
-        """Whether all open events of its key that are earlier are among these."""
+        """Whether all earlier events that hold its key are among these."""
         event = self.events[event_id]
         return event.key is None or all(
             other_id in among
             for other_id, other in self.events.items()
-            if other.status in OPEN and other.id < event.id and other.partition is None and other.key == event.key
+            if self.holds_key(other) and other.id < event.id and other.partition is None and other.key == event.key
         )
 
     def holds(self, claim: str, event_id: UUID) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _names = itertools.count()
 LEASE = timedelta(seconds=20)
 MAX_ATTEMPTS = 3
+MAX_AGE = timedelta(seconds=40)
 BACKOFF = 5
 KEYS = st.sampled_from((None, "a", "a", "b"))
 WHICH = st.integers(0, 7)
@@ -49,13 +50,13 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.c, self.outbox, self.connection, self.clock = c, outbox, connection, clock
         self.topic = f"outbox-{next(_names)}"
-        self.model = Model(clock)
         self.read = {0: 0, 1: 0}
         self.claims: dict[str, list[UUID]] = {}
         self.numbers = itertools.count()
 
-    @initialize()
-    def create(self) -> None:
+    @initialize(hold=st.booleans(), max_age=st.sampled_from((None, MAX_AGE)))
+    def create(self, hold: bool, max_age: timedelta | None) -> None:
+        self.model = Model(self.clock, hold=hold, max_age=max_age)
         self.c.create_topic(self.topic, partitions=2)
         self.c.create_group(self.topic, "g")
         self.topic_id, self.after = self.connection.execute(
@@ -104,7 +105,9 @@ class Machine(RuleBasedStateMachine):
             ).fetchall()
             assert len(rows) == commit
             for number, partition in rows:
-                self.model.events[event_id] = Modelled(id=number, n=n, key=key, partition=partition, available_at=at)
+                self.model.events[event_id] = Modelled(
+                    id=number, n=n, key=key, partition=partition, available_at=at, ages_from=at
+                )
 
     @rule(key=st.sampled_from(("a", "b", "c")))
     def publish(self, key: str) -> None:
@@ -141,6 +144,8 @@ class Machine(RuleBasedStateMachine):
             max=most,
             lease=LEASE,
             max_attempts=MAX_ATTEMPTS,
+            max_age=self.model.max_age,
+            hold=self.model.hold,
             only=[f"{self.topic}:"],
             after=self.after,
         )[1:]
@@ -149,11 +154,16 @@ class Machine(RuleBasedStateMachine):
         claimable = [
             i for i, event in self.model.events.items() if self.model.expired(event) or self.model.ready(event)
         ][:most]
+        wanted = [event_id for event_id in claimable if self.model.ready(self.model.events[event_id])]
         for event in map(self.model.events.__getitem__, claimable):
             if event.status is State.CLAIMED:
                 event.attempts += 1
                 event.become(State.DEAD if event.attempts >= MAX_ATTEMPTS else State.PENDING, self.clock())
-        wanted = [event_id for event_id in claimable if self.model.events[event_id].status is State.PENDING]
+        for event in map(self.model.events.__getitem__, wanted):
+            if event.status is State.PENDING and self.model.too_old(event):
+                event.status = State.CLAIMED  # there is no other way
+                event.become(State.DEAD, self.clock())
+        wanted = [event_id for event_id in wanted if self.model.events[event_id].status is State.PENDING]
         expected = [event_id for event_id in wanted if self.model.nothing_before(event_id, wanted)]
         assert sorted(row[1] for row in rows) == sorted(expected)
         for row in rows:
@@ -191,6 +201,7 @@ class Machine(RuleBasedStateMachine):
             errors=[outcome for _, outcome in told],
             delays=[float(BACKOFF)] * len(told),
             max_attempts=MAX_ATTEMPTS,
+            max_age=self.model.max_age,
         )
         if crash:
             return
@@ -201,7 +212,9 @@ class Machine(RuleBasedStateMachine):
                 event.attempts += outcome in ("failed", "dead")
                 if outcome == "published":
                     event.become(State.PUBLISHED, self.clock())
-                elif outcome == "dead" or (outcome == "failed" and event.attempts >= MAX_ATTEMPTS):
+                elif outcome == "dead" or (
+                    outcome == "failed" and (event.attempts >= MAX_ATTEMPTS or self.model.too_old(event))
+                ):
                     event.become(State.DEAD, self.clock())
                 else:
                     event.become(State.PENDING, self.clock())
@@ -251,7 +264,7 @@ class Machine(RuleBasedStateMachine):
         assert self.outbox.replay(states=[state], ids=chosen) == chosen
         for event in map(self.model.events.__getitem__, chosen):
             event.become(State.PENDING, self.clock())
-            event.attempts, event.available_at = 0, self.clock()
+            event.attempts, event.available_at, event.ages_from = 0, self.clock(), self.clock()
             event.replays += state is State.PUBLISHED
 
     @rule(age=st.sampled_from((3, 30)), dead=st.booleans())

@@ -19,7 +19,8 @@ $$;
 -- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is one of
 -- p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned` where to go on, null
 -- at the end. At most p_window events are looked at, so that a backlog that has to wait costs no more than that. Claims that have
--- expired are found on the way, whoever serves their destination: what is claimed lies among what is pending.
+-- expired are found on the way: what is claimed lies among what is pending. Those of other names are left to a relay that serves them,
+-- whose limit counts.
 -- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too.
 CREATE FUNCTION custody.outbox_claim(
     p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL, p_names text[] DEFAULT NULL,
@@ -50,7 +51,7 @@ BEGIN
     SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'), array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id)
     INTO v_ids, v_ended, v_found, scanned
     FROM (
-        SELECT w.id, w.expired, x.wanted
+        SELECT w.id, w.expired AND n.served AS expired, x.wanted
         FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at, o.claimed_by IS NOT NULL AS expired
               FROM custody.outbox o
               WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
@@ -61,11 +62,11 @@ BEGIN
               AND (h.ordering_key, h.destination) <= (w.ordering_key, w.destination)
               AND h.ordering_key IS NOT NULL AND h.published_at IS NULL AND (p_hold OR h.ended_at IS NULL)
             ORDER BY h.ordering_key, h.destination, h.id LIMIT 1) first ON true
+        CROSS JOIN LATERAL (SELECT p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names) AS served) n
         CROSS JOIN LATERAL (
-            SELECT w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
-               AND (p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names))
+            SELECT n.served AND w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
                AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted)) AS wanted) x
-        WHERE w.expired OR x.wanted
+        WHERE w.expired AND n.served OR x.wanted
         LIMIT p_max) c;
     IF v_found < p_max THEN
         SELECT CASE WHEN count(*) = p_window THEN max(w.id) END INTO scanned
@@ -82,14 +83,15 @@ BEGIN
     RETURN NEXT;
 
     IF p_max_age IS NOT NULL THEN
-        v_old := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age);
+        SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'), coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
+        FROM custody.outbox o CROSS JOIN LATERAL (SELECT coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age AS old) x
+        WHERE o.id = ANY (v_ids);
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
     END IF;
     v_ids := custody.outbox_in_order(v_ids, p_hold);
     RETURN QUERY
     UPDATE custody.outbox o SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, updated_at = v_now
     WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
-      AND (p_max_age IS NULL OR coalesce(o.replayed_at, o.first_due, o.created_at) > v_now - p_max_age)
     RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key, o.ordering_key, o.created_at,
               o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint;
 END $$;
@@ -180,9 +182,10 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The destinations for which something waits and no publisher of these names is there.
-CREATE FUNCTION custody.outbox_unserved(p_names text[]) RETURNS TABLE (destination text, events bigint)
+CREATE FUNCTION custody.outbox_unserved(p_names text[], p_now timestamptz DEFAULT NULL) RETURNS TABLE (destination text, events bigint)
 LANGUAGE sql STABLE AS $$
     SELECT o.destination, count(*) FROM custody.outbox o
-    WHERE o.ended_at IS NULL AND o.status = 'PENDING' AND o.topic_id IS NULL AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
+    WHERE o.ended_at IS NULL AND (o.claimed_by IS NULL OR o.expires_at <= coalesce(p_now, clock_timestamp())) AND o.topic_id IS NULL
+      AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
     GROUP BY o.destination ORDER BY 1 LIMIT 100
 $$;
