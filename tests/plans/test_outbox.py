@@ -162,3 +162,35 @@ def test_events_for_later_cost_claims_and_publishes_nothing(
     with db.transaction():
         _, done = done_by(db, verb)
     assert sum(done.get("outbox", (0, 0))) <= 1
+
+
+@pytest.mark.req("V10")
+@pytest.mark.parametrize(
+    "verb", ["SELECT * FROM custody.claim('jobs', 'g')", "SELECT * FROM custody.send('jobs', '1')"]
+)
+def test_keys_that_wait_cost_claims_and_publishes_a_window_and_no_more(
+    database_url: str, db: psycopg.Connection[Any], verb: str
+) -> None:
+    """And what does not wait goes on, before all that waits and behind it."""
+    with custody.connect(database_url) as c:
+        c.create_topic("jobs")
+        c.create_group("jobs", "g")
+    later = (
+        "SELECT custody.outbox_write('t', '1', 'jobs', p_ordering_key => k, p_available_at => now() + interval '1 day')"
+    )
+    db.execute(f"{later} FROM unnest('{{a,b}}'::text[]) k")  # type: ignore[arg-type]  # texts of our own
+    waiting = "SELECT custody.outbox_write('t', '1', 'jobs', p_ordering_key => %s) FROM generate_series(1, %s)"
+    for key in ("a", "b", "a"):
+        db.execute(waiting, [key, 6000])
+    free = "SELECT custody.outbox_write('t', '2', 'jobs', p_ordering_key => k) FROM unnest('{NULL,c,c}'::text[]) k"
+    db.execute(free)
+    db.execute("VACUUM ANALYZE custody.outbox")
+    left = "SELECT count(*) FROM custody.outbox WHERE payload = '2' AND status = 'PENDING'"
+    for _ in range(200):
+        with db.transaction():
+            _, done = done_by(db, verb)
+        assert_bounded({"outbox": done["outbox"]}, 2 * 5000 + 8 * 1000)
+        if db.execute(left).fetchone() == (0,):
+            break
+    else:
+        pytest.fail("what does not wait was never moved")

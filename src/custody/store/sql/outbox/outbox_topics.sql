@@ -13,9 +13,68 @@ BEGIN
     END IF;
 END $$;
 
+-- The first events of a partition from p_from on that are due and have nothing of their key before them, while other keys wait: of
+-- p_waiting, to which keys are added that turn out to wait, nothing is looked at. At most p_window open events are passed, a thousand
+-- at a time, so that a publish does not pay for all that waits; `scanned` is the last of them, null at the end. Nothing is locked.
+CREATE FUNCTION custody.outbox_look(
+    p_head custody.heads, p_now timestamptz, p_from bigint, p_window int, INOUT p_waiting text[], OUT ids bigint[], OUT scanned bigint
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    c_step  constant int := 1000;
+    v_found record;
+BEGIN
+    ids := '{}';
+    scanned := p_from;
+    FOR _ IN 1 .. ceil(p_window::numeric / c_step) LOOP
+        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.due), '{}') AS due,
+               CASE WHEN count(*) = c_step THEN max(w.id) END AS last
+        INTO v_found
+        FROM (SELECT o.id, o.status = 'PENDING' AND o.available_at <= p_now
+                     AND (o.ordering_key IS NULL OR o.ordering_key NOT IN (SELECT k FROM unnest(p_waiting) k)) AS due
+              FROM custody.outbox o
+              WHERE (o.topic_id, o.partition, o.id) > ((p_head).topic_id, (p_head).partition, scanned)
+                AND (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition)
+                AND o.topic_id IS NOT NULL AND o.ended_at IS NULL
+              ORDER BY o.topic_id, o.partition, o.id LIMIT c_step) w;
+        scanned := v_found.last;
+        IF cardinality(v_found.due) > 0 THEN
+            ids := custody.outbox_in_order(v_found.due);
+            EXIT WHEN cardinality(ids) > 0;
+            p_waiting := p_waiting || ARRAY(SELECT DISTINCT o.ordering_key FROM custody.outbox o WHERE o.id = ANY (v_found.due));
+        END IF;
+        EXIT WHEN scanned IS NULL;
+    END LOOP;
+END $$;
+
+-- The same, and if there is nothing within the window once more from anywhere behind it: no place is kept between two calls, and in the
+-- end each event has its turn.
+CREATE FUNCTION custody.outbox_beside(p_head custody.heads, p_now timestamptz, p_window int, p_waiting text[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_look record;
+    v_last bigint;
+BEGIN
+    SELECT * INTO v_look FROM custody.outbox_look(p_head, p_now, 0, p_window, p_waiting);
+    IF cardinality(v_look.ids) = 0 AND v_look.scanned IS NOT NULL THEN
+        SELECT o.id INTO v_last FROM custody.outbox o
+        WHERE (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition) AND o.topic_id IS NOT NULL AND o.ended_at IS NULL
+        ORDER BY o.topic_id DESC, o.partition DESC, o.id DESC LIMIT 1;
+        SELECT * INTO v_look FROM custody.outbox_look(
+            p_head, p_now, v_look.scanned + floor(random() * (v_last - v_look.scanned))::bigint, p_window, v_look.p_waiting);
+    END IF;
+    RETURN v_look.ids;
+END $$;
+
+-- Whether an event still goes to its partition: the topic may have grown since it was written.
+CREATE FUNCTION custody.outbox_belongs(p_event custody.outbox, p_partitions int) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(custody.partition_for(coalesce(p_event.ordering_key, p_event.partition_key), p_partitions), p_event.partition) = p_event.partition
+$$;
+
 -- Moves what is committed and due for a partition into the log, in order: one transaction, hence exactly once. Does nothing
 -- while somebody else has the partition's head: that one moves them, or the next. What a topic's max_depth has no room for stays.
-CREATE FUNCTION custody.take_outbox(p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000) RETURNS int
+CREATE FUNCTION custody.take_outbox(p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000, p_window int DEFAULT 5000) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_head  custody.heads;
@@ -33,29 +92,30 @@ BEGIN
     v_tail := custody.tail(v_head);
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
     SELECT t.starvation_limit IS NOT NULL OR v_head.partitions = 1 INTO v_fixed FROM custody.topics t WHERE t.topic_id = v_head.topic_id;
-    -- at first as if no key had to wait, which is much cheaper; if one has to, once more
+    -- at first as if no key had to wait, which is much cheaper; if one has to, once more, since what waits would hold all others
     FOREACH v_careful IN ARRAY ARRAY[false, true] LOOP
-        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
-        INTO v_found
-        FROM (SELECT o.id, CASE WHEN v_fixed THEN true
-                                ELSE coalesce(custody.partition_for(coalesce(o.ordering_key, o.partition_key), v_head.partitions), o.partition) = o.partition
-                           END AS belongs
-              FROM custody.outbox o
-              -- rows compared, and in their order: only the index of what is open can give that. By `=` and id alone the primary key
-              -- could, too, and a plan that was made with an empty outbox would walk through all that has been published
-              WHERE (o.topic_id, o.partition, o.id) > (v_head.topic_id, v_head.partition, 0)
-                AND (o.topic_id, o.partition) <= (v_head.topic_id, v_head.partition)
-                AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING' AND o.available_at <= p_now
-                -- what waits behind an event of its key that is not due is not looked at: it would fill the limit, and hold all others
-                AND CASE WHEN v_careful AND o.ordering_key IS NOT NULL THEN (
-                        SELECT f.status = 'PENDING' AND f.available_at <= p_now FROM custody.outbox f
-                        WHERE (f.ordering_key, f.destination, f.id) > (o.ordering_key, o.destination, 0)
-                          AND (f.ordering_key, f.destination) <= (o.ordering_key, o.destination)
-                          AND f.ordering_key IS NOT NULL AND f.topic_id = o.topic_id AND f.published_at IS NULL AND f.ended_at IS NULL
-                        ORDER BY f.ordering_key, f.destination, f.id LIMIT 1) ELSE true END
-              ORDER BY o.topic_id, o.partition, o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
+        IF v_careful THEN
+            v_ids := v_ids || custody.outbox_beside(v_head, p_now, p_window,
+                ARRAY(SELECT DISTINCT o.ordering_key FROM custody.outbox o WHERE o.id = ANY (v_found.here) AND NOT o.id = ANY (v_ids)));
+            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
+            INTO v_found
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs
+                  FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
+                  ORDER BY o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
+        ELSE
+            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
+            INTO v_found
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs
+                  FROM custody.outbox o
+                  -- rows compared, and in their order: only the index of what is open can give that. By `=` and id alone the primary key
+                  -- could, too, and a plan that was made with an empty outbox would walk through all that has been published
+                  WHERE (o.topic_id, o.partition, o.id) > (v_head.topic_id, v_head.partition, 0)
+                    AND (o.topic_id, o.partition) <= (v_head.topic_id, v_head.partition)
+                    AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING' AND o.available_at <= p_now
+                  ORDER BY o.topic_id, o.partition, o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
+        END IF;
         IF v_found.elsewhere IS NOT NULL THEN
-            -- the topic has grown since they were written: whoever comes to their new partition takes them
+            -- whoever comes to their new partition takes them
             UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
             WHERE id = ANY (v_found.elsewhere);
         END IF;
