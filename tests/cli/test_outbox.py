@@ -85,6 +85,19 @@ def test_replay_kill_and_prune_ask_first_and_leave_records(
     assert "not a state" in quick("outbox", "list", "--state", "nothing", code=2).err
 
 
+def test_a_replay_says_what_it_leaves_out(
+    quick: Run, c: custody.Custody, outbox: Outbox, db: psycopg.Connection[Any], explained: Callable[[Any], None]
+) -> None:
+    c.create_topic("gone")
+    event = custody.outbox.write(db, event_type="placed", payload=1, destination="gone")
+    outbox.kill([event])
+    c.delete_topic("gone")
+    document = quick("outbox", "replay", "--yes", "--json").document
+    explained(document)
+    assert document == {"dry_run": False, "count": 0, "events": [], "stranded": [str(event)]}
+    assert "1 event left out, whose topic is gone" in quick("outbox", "replay", "--dry-run").err
+
+
 def test_a_dry_run_forgets_nothing_of_what_has_come(quick: Run, outbox: Outbox, db: psycopg.Connection[Any]) -> None:
     db.execute("INSERT INTO custody.outbox_received VALUES (gen_random_uuid(), 0, now() - interval '1 day')")
     prune = ("outbox", "prune", "--older-than", "1h", "--received")

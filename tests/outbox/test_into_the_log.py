@@ -202,6 +202,24 @@ def test_events_of_a_topic_that_was_deleted_are_dead_and_can_be_replayed(
     assert [m.payload for m in live.claim("gone", "g")] == [1]
 
 
+@pytest.mark.req("O11")
+def test_events_of_a_topic_that_is_gone_hold_up_no_replay(
+    live: custody.Custody, mine: psycopg.Connection[Any], outbox: Outbox
+) -> None:
+    live.create_topic("gone")
+    write(mine, 1, "gone")
+    write(mine, 2, "test:")
+    mine.commit()
+    first, second = [event.event_id for event in outbox.events()]
+    outbox.kill([first, second])
+    live.delete_topic("gone")
+    assert outbox.replay(dry_run=True) == [second]
+    assert outbox.stranded() == [first]
+    assert outbox.replay() == [second]
+    assert [event.status for event in outbox.events()] == [State.DEAD, State.PENDING]
+    assert (outbox.audit()[-1]["action"], outbox.audit()[-1]["events"]) == ("replay", 1)
+
+
 def test_a_bare_group_sees_them(live: custody.Custody, mine: psycopg.Connection[Any]) -> None:
     live.create_group("orders", "bare", bare=True)
     write(mine, 1)
@@ -220,6 +238,16 @@ def test_a_pass_of_a_pipeline_takes_what_was_committed_before_it_began(
     mine.commit()
     claim = drive.claim(100, whole)
     assert claim.messages == 3
+
+
+def test_a_pass_of_a_pipeline_takes_all_of_them(live: custody.Custody, db: psycopg.Connection[Any]) -> None:
+    """However many, and behind keys that wait, too."""
+    later = "SELECT custody.outbox_write('t', '1', 'orders', p_ordering_key => 'a', p_available_at => now() + interval '1 day')"
+    db.execute(later)
+    db.execute("SELECT custody.outbox_write('t', '1', 'orders', p_ordering_key => 'a') FROM generate_series(1, 6000)")
+    db.execute("SELECT custody.outbox_write('t', '1', 'orders') FROM generate_series(1, 2500)")
+    drive, whole = live.drive("orders", "g")
+    assert drive.claim(5000, whole).messages == 2500
 
 
 @pytest.mark.req("O4")

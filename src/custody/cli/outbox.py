@@ -176,13 +176,16 @@ def replay(
     """Send events again that are DEAD (or, with --state, PUBLISHED), in the order of their keys."""
     door = door_of(ctx)
     which = _which(state or ["DEAD"], since, until, event_type, destination, ordering_key, where_error)
-    which |= {"ids": ids or None, "limit": limit}
+    which |= {"ids": ids or None}
     with opened(door) as outbox:
-        chosen = outbox.replay(dry_run=True, **which)
+        chosen = outbox.replay(dry_run=True, limit=limit, **which)
+        stranded = outbox.stranded(**which)
         if chosen and not dry_run:
             door.confirm(f"Replay {counted(len(chosen), 'event')}?", yes=yes)
-            chosen = outbox.replay(reason=reason, **which)
-    _tell(door, "replayed", chosen, dry_run=dry_run)
+            chosen = outbox.replay(reason=reason, limit=limit, **which)
+    _tell(door, "replayed", chosen, dry_run=dry_run, stranded=stranded)
+    if stranded and not door.json:
+        door.note(f"{counted(len(stranded), 'event')} left out, whose topic is gone: create it, and replay them then")
 
 
 @app.command()
@@ -203,9 +206,9 @@ def kill(
     _tell(door, "given up", chosen, dry_run=dry_run)
 
 
-def _tell(door: Door, past: str, chosen: list[UUID], *, dry_run: bool) -> None:
+def _tell(door: Door, past: str, chosen: list[UUID], *, dry_run: bool, **more: list[UUID]) -> None:
     if door.json:
-        door.emit({"dry_run": dry_run, "count": len(chosen), "events": chosen})
+        door.emit({"dry_run": dry_run, "count": len(chosen), "events": chosen, **more})
         return
     if dry_run:
         door.table(["event"], [[str(event)] for event in chosen], empty="")

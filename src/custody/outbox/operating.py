@@ -71,7 +71,8 @@ class Outbox:
         """Events that are DEAD or PUBLISHED go out again, in the order of their keys and with a fresh budget.
 
         The filters are `states`, `ids`, `since` and `until` (the time of the last change), `event_type`, `destination`,
-        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes.
+        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes. Events of a topic
+        that is gone are left out: see `stranded`.
         """
         rows = self._db.call(
             "outbox_replay",
@@ -83,6 +84,11 @@ class Outbox:
             **_filter(states=states, **which),
         )
         return [event_id for (event_id,) in rows]
+
+    def stranded(self, *, states: Sequence[State | str] = (State.DEAD,), **which: Any) -> list[UUID]:
+        """What a replay with the same filter leaves out: events of topics that are gone."""
+        rows = self._db.call_dicts("outbox_chosen", routed=False, **_filter(states=states, **which))
+        return [row["event_id"] for row in rows]
 
     def kill(self, ids: Sequence[UUID], *, dry_run: bool = False, reason: str | None = None) -> list[UUID]:
         """Gives events up: DEAD at once, whatever a relay is doing with them. Returns those that were open."""

@@ -4,3 +4,8 @@ CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_i
 LANGUAGE sql STABLE AS $$
     SELECT NULL::int, NULL::int
 $$;
+
+CREATE FUNCTION custody.outbox_routed(p_destination text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT true
+$$;

@@ -14,11 +14,12 @@ SELECT o.id, o.event_id, o.event_type, nullif(o.destination, '') AS destination,
        o.replays
 FROM custody.outbox o CROSS JOIN LATERAL (SELECT o.status = 'CLAIMED' AND o.expires_at <= clock_timestamp() AS expired) x;
 
--- The events that a filter picks, oldest first. Null means no condition; the times are those of the last change.
+-- The events that a filter picks, oldest first. Null means no condition; the times are those of the last change. p_routed:
+-- those whose destination is there, or those whose topic is gone.
 CREATE FUNCTION custody.outbox_chosen(
     p_states text[] DEFAULT NULL, p_from timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL, p_type text DEFAULT NULL,
     p_destination text DEFAULT NULL, p_ordering_key text DEFAULT NULL, p_error text DEFAULT NULL, p_ids uuid[] DEFAULT NULL,
-    p_limit bigint DEFAULT NULL
+    p_limit bigint DEFAULT NULL, p_routed boolean DEFAULT NULL
 ) RETURNS TABLE (
     id bigint, event_id uuid, event_type text, destination text, partition_key text, ordering_key text, headers jsonb, payload_kind text,
     payload_bytes bytea, created_at timestamptz, status text, attempts int, available_at timestamptz, claimed_at timestamptz, claimed_by text,
@@ -35,7 +36,7 @@ LANGUAGE sql STABLE AS $$
       AND (p_states IS NULL OR e.status = ANY (p_states)) AND (p_from IS NULL OR o.updated_at >= p_from) AND (p_until IS NULL OR o.updated_at < p_until)
       AND (p_type IS NULL OR e.event_type = p_type) AND (p_destination IS NULL OR o.destination = p_destination)
       AND (p_ordering_key IS NULL OR o.ordering_key = p_ordering_key) AND (p_error IS NULL OR e.last_error LIKE p_error)
-      AND (p_ids IS NULL OR o.event_id = ANY (p_ids))
+      AND (p_ids IS NULL OR o.event_id = ANY (p_ids)) AND (p_routed IS NULL OR custody.outbox_routed(o.destination) = p_routed)
     ORDER BY o.id LIMIT p_limit
 $$;
 
@@ -48,7 +49,7 @@ LANGUAGE sql AS $$
 $$;
 
 -- Events that are PUBLISHED or DEAD become PENDING, due at once and with a fresh budget; last_error stays. Those of an
--- ordering_key go out in their order. What had been published is sent under another number, or a target that remembers
+-- ordering_key go out in their order. Those of a topic that is gone are left out. What had been published is sent under another number, or a target that remembers
 -- events would take it for a repetition.
 CREATE FUNCTION custody.outbox_replay(
     p_states text[] DEFAULT '{DEAD}', p_from timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL, p_type text DEFAULT NULL,
@@ -66,7 +67,8 @@ BEGIN
     IF NOT coalesce(p_states <@ ARRAY['PUBLISHED', 'DEAD'], false) THEN
         PERFORM custody.refuse('invalid_argument', 'only events that are PUBLISHED or DEAD can be replayed', 'Name one of these states, or both.');
     END IF;
-    v_ids := ARRAY(SELECT c.id FROM custody.outbox_chosen(p_states, p_from, p_until, p_type, p_destination, p_ordering_key, p_error, p_ids, p_limit) c);
+    v_ids := ARRAY(SELECT c.id FROM custody.outbox_chosen(p_states, p_from, p_until, p_type, p_destination, p_ordering_key, p_error, p_ids, p_limit,
+                                                               p_routed => true) c);
     IF p_dry_run THEN
         RETURN QUERY SELECT o.event_id FROM custody.outbox o WHERE o.id = ANY (v_ids) ORDER BY o.id;
         RETURN;

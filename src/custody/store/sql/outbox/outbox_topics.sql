@@ -13,6 +13,12 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether there is such a topic, if it is one.
+CREATE FUNCTION custody.outbox_routed(p_destination text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT p_destination = '' OR position(':' IN p_destination) > 0 OR EXISTS (SELECT FROM custody.topics t WHERE t.name = p_destination)
+$$;
+
 -- The first events of a partition from p_from on that are due and have nothing of their key before them, while other keys wait: of
 -- p_waiting, to which keys are added that turn out to wait, nothing is looked at. At most p_window open events are passed, a thousand
 -- at a time, so that a publish does not pay for all that waits; `scanned` is the last of them, null at the end. Nothing is locked.

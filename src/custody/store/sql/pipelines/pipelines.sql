@@ -41,6 +41,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_now   timestamptz;
+    v_head  custody.heads;
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_after IS NOT NULL THEN
@@ -55,10 +56,17 @@ BEGIN
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     -- what was committed in the outbox before the pass began belongs to it
-    PERFORM custody.take_outbox(h, v_now) FROM custody.heads h
-    WHERE h.topic_id = v_group.topic_id
-      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
-                  AND o.available_at <= v_now);
+    FOR v_head IN
+        SELECT h.* FROM custody.heads h
+        WHERE h.topic_id = v_group.topic_id
+          AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
+                      AND o.available_at <= v_now)
+        ORDER BY h.partition
+    LOOP
+        WHILE custody.take_outbox(v_head, v_now, p_window => 1000000000) > 0 LOOP
+            NULL;
+        END LOOP;
+    END LOOP;
     SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
     due := v_now;
     RETURN NEXT;
