@@ -84,7 +84,8 @@ BEGIN
         END IF;
     END IF;
     IF p_ordering_key IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), hashtext(p_ordering_key));
+        -- 4,096 locks for all keys: one for each would exhaust the server's lock table in a transaction that writes many
+        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), hashtext(p_ordering_key) & 4095);
     END IF;
     INSERT INTO custody.outbox
         (event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at, topic_id, partition,
