@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.conftest import Clock, url_of
+from tests.outbox.web_service import Service
 
 import custody
 from custody.outbox import Outbox
@@ -104,3 +105,10 @@ def rounds(relay: Relay) -> None:
     """Rounds until nothing is due."""
     while relay.run_once():
         pass
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()

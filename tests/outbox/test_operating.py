@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -96,7 +97,9 @@ def test_figures_and_metrics(operator: Outbox, events: list[UUID], clock: Clock)
     assert (found.destination, found.backlog, found.due, found.claimed, found.dead) == ("test:", 1, 1, 0, 3)
     assert (found.published_recently, found.died_recently, found.failures) == (2, 0, 3)
     assert found.oldest_pending == clock() - timedelta(seconds=60)
-    lines = exposition([found], clock()).splitlines()
+    alike = [replace(found, destination=f"https://{user}@example.org/") for user in ("ann", "bob")]
+    lines = exposition([found, *alike], clock()).splitlines()
+    assert 'custody_outbox_backlog{destination="https://example.org/"} 2' in lines, "of the two there is one series"
     assert 'custody_outbox_backlog{destination="test:"} 1' in lines
     assert 'custody_outbox_oldest_seconds{destination="test:"} 60.0' in lines
 

@@ -6,9 +6,7 @@ import io
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,59 +15,15 @@ import psycopg
 import pytest
 from tests.http.conftest import served
 from tests.outbox.conftest import rounds
+from tests.outbox.web_service import Service
 
 import custody
 from custody import codec
-from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
-from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, registry, signature
+from custody.errors import PublisherUnavailable, PublishRefused
+from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, registry
 from custody.testing.publishers import Arrived, PublisherContract, event
 
 pytestmark = pytest.mark.req("O9")
-
-
-class Service:
-    """A web service that remembers its requests."""
-
-    def __init__(self) -> None:
-        service = self
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.answers: list[int] = []
-        self.default = 204
-        guard = threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                with guard:
-                    service.requests.append((self.command, self.path, dict(self.headers.items()), body))
-                    status = service.answers.pop(0) if service.answers else service.default
-                self.send_response(status)
-                self.end_headers()
-
-            do_POST = do_PUT = answer  # the names that http.server calls
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 128
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook?a=1"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.close()
 
 
 class WebhookDestination:
@@ -228,66 +182,6 @@ class TestCustodyServer(PublisherContract):
     def destination(self, c: custody.Custody, db: psycopg.Connection[Any]) -> Iterator[ServedDestination]:
         with served(c) as server:
             yield ServedDestination(c, db, server.url)
-
-
-def test_a_webhook_is_a_request_with_a_signature(service: Service) -> None:
-    publisher = WebhookPublisher(
-        service.url, method="PUT", headers={"Authorization": "Bearer x"}, secret="s3cret", clock=lambda: 1_900_000_000.5
-    )
-    sent = event("billing:", {"n": 1}, headers={"x-a": "ä"}, ordering_key="k", attempts=2)
-    publisher.publish(sent)
-    (request,) = service.requests
-    method, path, headers, body = request
-    assert (method, path, body) == ("PUT", "/hook?a=1", b'{"n":1}')
-    assert headers["Content-Type"] == "application/json"
-    assert headers["Authorization"] == "Bearer x"
-    assert headers["x-a"].encode("latin-1").decode() == "ä"
-    assert (headers["X-Custody-Event-Type"], headers["X-Custody-Key"]) == ("tested", "k")
-    assert headers["X-Custody-Attempt"] == "3"
-    assert headers["X-Custody-Timestamp"] == "1900000000"
-    assert headers["X-Custody-Signature"] == signature(b"s3cret", "1900000000", body)
-    assert headers["X-Custody-Signature"] != signature(b"other", "1900000000", body)
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [(200, None), (201, None), (302, PublishRefused), (400, PublishRefused), (404, PublishRefused),
-     (409, PublishFailed), (429, PublisherUnavailable), (500, PublishFailed), (503, PublisherUnavailable)],
-)  # fmt: skip
-def test_what_an_answer_means(service: Service, status: int, error: type[Exception] | None) -> None:
-    service.default = status
-    publisher = WebhookPublisher()
-    sent = event(service.url, 1)
-    if error is None:
-        publisher.publish(sent)
-    else:
-        with pytest.raises(error, match=str(status)):
-            publisher.publish(sent)
-    WebhookPublisher(success=lambda found, _: found == status).publish(sent)
-
-
-def test_a_service_that_hangs_up_is_a_failure_and_not_an_outage(service: Service) -> None:
-    """Else one event that breaks the service would hold all others for ever."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-        def hang_up() -> None:
-            connection, _ = listener.accept()
-            connection.recv(1)
-            connection.close()
-
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        with pytest.raises(PublishFailed):
-            WebhookPublisher(f"http://127.0.0.1:{port}/", timeout="5s").publish(event("x:", 1))
-        thread.join()
-
-
-def test_no_url_is_refused_at_once() -> None:
-    with pytest.raises(InvalidArgument, match="http"):
-        WebhookPublisher("ftp://example.org")
 
 
 @pytest.fixture

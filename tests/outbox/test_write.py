@@ -167,7 +167,8 @@ def test_writers_of_one_ordering_key_commit_in_the_order_of_their_ids(outbox: Ou
 def test_one_transaction_may_write_any_number_of_keys(mine: psycopg.Connection[Any]) -> None:
     """Each key with a lock of its own would be more than the server has memory for."""
     mine.execute(
-        "SELECT count(custody.outbox_write('e', '1', 'test:', p_ordering_key => n::text)) FROM generate_series(1, 10000) n"
+        "SELECT count(custody.outbox_write('e', '1', 'test:', p_ordering_key => n::text)) "
+        "FROM generate_series(1, 10000) n"
     )
     held = mine.execute(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"

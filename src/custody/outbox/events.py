@@ -35,6 +35,18 @@ _MOVES: Mapping[State, frozenset[State]] = {
 }
 
 
+def shown(destination: str) -> str:
+    """A destination as it may stand in logs, metrics and errors: without what may be a secret in a URL (the user and
+    password, the query, and the fragment unless it is the topic of another Custody)."""
+    scheme, found, rest = destination.partition("://")
+    if not found:
+        return destination
+    place, _, fragment = rest.partition("#")
+    host, slash, path = place.partition("?")[0].partition("/")
+    topic = f"#{fragment}" if scheme.startswith("custody+") and fragment else ""
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{topic}"
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event as an operator sees it: a claim past its deadline counts as expired, written down or not."""
 

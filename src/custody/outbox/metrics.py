@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from custody.outbox.events import Figures
+from custody.outbox.events import Figures, shown
 
 _HELP = {
     "backlog": "Events that are pending.",
@@ -21,18 +21,23 @@ _HELP = {
 
 
 def exposition(figures: Iterable[Figures], now: datetime | None = None) -> str:
-    """Gauges `custody_outbox_…`, one for each destination."""
+    """Gauges `custody_outbox_…`, one for each destination as it may be shown: those that look alike are added up."""
     now = now or datetime.now(UTC)
-    found = list(figures)
+    found: dict[str, dict[str, float]] = {}
+    for one in figures:
+        sums = found.setdefault(shown(one.destination or ""), dict.fromkeys(_HELP, 0))
+        for name in _HELP:
+            if name != "oldest_seconds":
+                sums[name] += getattr(one, name)
+            elif one.oldest_pending is not None:
+                sums[name] = max(sums[name], (now - one.oldest_pending).total_seconds())
     lines = []
     for name, text in _HELP.items():
         lines += [f"# HELP custody_outbox_{name} {text}", f"# TYPE custody_outbox_{name} gauge"]
-        for one in found:
-            if name == "oldest_seconds":
-                value = 0.0 if one.oldest_pending is None else max(0.0, (now - one.oldest_pending).total_seconds())
-            else:
-                value = getattr(one, name)
-            lines.append(f'custody_outbox_{name}{{destination="{_label(one.destination or "")}"}} {value}')
+        lines += [
+            f'custody_outbox_{name}{{destination="{_label(destination)}"}} {sums[name]}'
+            for destination, sums in found.items()
+        ]
     return "\n".join(lines) + "\n"
 
 

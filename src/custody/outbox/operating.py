@@ -71,8 +71,8 @@ class Outbox:
         """Events that are DEAD or PUBLISHED go out again, in the order of their keys and with a fresh budget.
 
         The filters are `states`, `ids`, `since` and `until` (the time of the last change), `event_type`, `destination`,
-        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes. Events of a topic
-        that is gone are left out: see `stranded`.
+        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes. Events of
+        a topic that is gone are left out: see `stranded`.
         """
         rows = self._db.call(
             "outbox_replay",

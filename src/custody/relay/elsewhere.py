@@ -9,6 +9,7 @@ import msgspec
 from custody import config
 from custody.address import Address, is_remote
 from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, SchemaMismatch, Transient
+from custody.outbox.events import shown
 from custody.relay.opened import Opened
 from custody.relay.over_http import Served
 from custody.relay.publisher import Claimed, Publisher
@@ -67,7 +68,7 @@ class CustodyPublisher(Publisher):
         topic = self._topic or topic
         if not url or not hashed or not topic:
             raise InvalidArgument(
-                f"{destination!r} names no topic of another database",
+                f"{shown(destination)!r} names no topic of another database",
                 "Write name:topic for a publisher of the relay, custody+postgresql://…#topic or custody+https://…#topic.",
             )
         return url, topic

@@ -6,6 +6,7 @@ import base64
 import http.client
 import ssl
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -14,6 +15,7 @@ import msgspec
 from custody.address import Address
 from custody.errors import InvalidConfig, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import Claimed
+from custody.relay.within import connected
 from custody.wire.answers import ErrorOut
 from custody.wire.requests import EventIn, EventsIn
 
@@ -52,25 +54,19 @@ class Served:
         raise PublishFailed(text)
 
     def _request(self, path: str, body: bytes) -> tuple[int, bytes]:
-        connection: http.client.HTTPConnection
-        if self._context is not None:
-            connection = http.client.HTTPSConnection(self._host, timeout=self._timeout, context=self._context)
-        else:
-            connection = http.client.HTTPConnection(self._host, timeout=self._timeout)
         headers = {"Content-Type": "application/json", "X-Custody-Worker": "relay"}
         if self._address.key is not None:
             headers["Authorization"] = f"Bearer {self._address.key}"
         try:
-            connection.request("POST", self._path + path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            with closing(connected(self._host, self._timeout, self._context)) as connection:
+                connection.request("POST", self._path + path, body, headers)
+                with connection.getresponse() as answer:
+                    return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             # whether they have come is unknown; the same again is harmless
             raise PublisherUnavailable(
                 f"the server at {self._address.url} gave no answer: {type(error).__name__} {error}"
             ) from error
-        finally:
-            connection.close()
 
 
 def _event(event: Claimed, headers: dict[str, str]) -> EventIn:
