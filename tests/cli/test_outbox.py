@@ -176,6 +176,15 @@ def test_sigterm_ends_a_relay_gracefully(
     assert "stopped: 1 published, 0 moved into topics, 0 failed, 0 dead, 3 given back" in process.stdout.read()
 
 
+def test_a_relay_may_serve_named_destinations_only(
+    quick: Run, events: list[str], outbox: Outbox, db: psycopg.Connection[Any]
+) -> None:
+    custody.outbox.write(db, event_type="placed", payload=1, destination="mine:")
+    options = ("--publisher", "mine=stdout", "--named-only", "--secret", "s3cret")
+    assert "1 published" in quick("relay", "run", "--drain", *options).out
+    assert [str(event.status) for event in outbox.events()] == ["PENDING"] * 3 + ["PUBLISHED"]
+
+
 def test_bad_publishers_are_usage_errors(quick: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "NAME=PUBLISHER" in quick("relay", "run", "--publisher", "nothing", code=2).err

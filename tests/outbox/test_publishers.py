@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -392,3 +395,47 @@ def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
     CustodyPublisher(url.replace("://", "://mine@")).publish(event("warehouse:orders", 1))
     keys = [headers.get("Authorization") for _, _, headers, _ in service.requests]
     assert keys == [None, None, "Bearer s3cret", "Bearer given", "Bearer mine"]
+
+
+def test_a_password_of_the_relay_goes_to_no_server_that_an_event_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A server of the writer's own that asks for the password in plain text."""
+    (tmp_path / "pgpass").write_text("*:*:*:*:s3cret\n")
+    (tmp_path / "pgpass").chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    with asking_server() as (port, told):
+        own = f"postgresql://u@127.0.0.1:{port}/d?sslmode=disable&gssencmode=disable"
+        for publisher, destination in (
+            (CustodyPublisher(), f"custody+{own}#t"),
+            (CustodyPublisher(), f"custody+{own.replace('u@', 'u:theirs@')}#t"),
+            (CustodyPublisher(own), "own:t"),
+        ):
+            with pytest.raises(PublisherUnavailable):
+                publisher.publish(event(destination, 1))
+    assert told == ["theirs", "s3cret"]
+
+
+@contextmanager
+def asking_server() -> Iterator[tuple[int, list[str]]]:
+    """Speaks as much of PostgreSQL's protocol as it takes to be told passwords, which it keeps."""
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(b"R\0\0\0\x08\0\0\0\x03")  # AuthenticationCleartextPassword
+                        answer = connection.recv(4096)
+                        if answer[:1] == b"p":
+                            told.append(answer[5:-1].decode())
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()[1], told
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()

@@ -41,6 +41,10 @@ def run(
     on_dead: Annotated[str, typer.Option(help="release or hold: what a dead event does to its key.")] = "release",
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Threads for one destination.")] = 8,
     poll: Annotated[Any, typer.Option(help="The wait between two looks.", **_DURATION)] = "200ms",
+    named_only: Annotated[
+        bool,
+        typer.Option("--named-only", help="Serve no destination but those of --publisher: no URL that an event names."),
+    ] = False,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to publish.")] = False,
     secret: Annotated[
         str | None, typer.Option(envvar="CUSTODY_WEBHOOK_SECRET", help="Signs the requests of webhooks.")
@@ -52,7 +56,7 @@ def run(
     from custody.worker.signals import stopped_by_signals
 
     door = door_of(ctx)
-    publishers = _publishers(publisher or (), secret)
+    publishers = _publishers(publisher or (), secret, named_only=named_only)
     with located(door) as url, logged(door):
         running = Relay(
             url,
@@ -66,6 +70,7 @@ def run(
             concurrency=concurrency,
             poll=poll,
             name=name,
+            built_in=not named_only,
         )
         if not door.json:
             door.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
@@ -79,12 +84,12 @@ def run(
     )
 
 
-def _publishers(given: Iterable[str], secret: str | None) -> dict[str, Any]:
+def _publishers(given: Iterable[str], secret: str | None, *, named_only: bool) -> dict[str, Any]:
     """Publishers by name; with a secret every webhook signs with it, those of events' own addresses too."""
     from custody.relay import WebhookPublisher
 
     found: dict[str, Any] = {}
-    if secret is not None:
+    if secret is not None and not named_only:
         found = {"http": WebhookPublisher(secret=secret), "https": WebhookPublisher(secret=secret)}
     for text in given:
         name, _, made = text.partition("=")

@@ -14,7 +14,7 @@ from custody.relay.opened import Opened
 from custody.relay.over_http import Served
 from custody.relay.publisher import Claimed, Publisher
 from custody.store import migrate
-from custody.store.postgres import Database
+from custody.store.postgres import Database, without_own_passwords
 
 _PREFIX = "custody+"
 
@@ -24,8 +24,8 @@ class CustodyPublisher(Publisher):
     come, in the same transaction, so that a relay that was killed after its publish leaves no duplicate.
 
     Without a `topic` the event's destination names it: `warehouse:orders`, `custody+postgresql://…#orders` or
-    `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY) is sent to the server at `url`, and to no other that a
-    destination may name.
+    `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY), PGPASSWORD and password files are for the server at
+    `url`, and for no other that a destination may name.
     """
 
     whole_batches = True
@@ -74,7 +74,7 @@ class CustodyPublisher(Publisher):
         return url, topic
 
     def _open(self, url: str) -> Database:
-        found = Database(url, pool_size=self._pool_size)
+        found = Database(url if url == self._url else without_own_passwords(url), pool_size=self._pool_size)
         try:
             with found.connection() as connection:
                 migrate.check(connection)

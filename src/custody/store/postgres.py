@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors as pg_errors
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import RowFactory, dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -91,6 +92,14 @@ def translate(error: psycopg.Error) -> CustodyError:
             f"the database cannot be reached: {str(error).strip()}", "Check that it runs, and try again."
         )
     return CustodyError(f"the database reported: {str(error).strip()}")
+
+
+def without_own_passwords(url: str) -> str:
+    """A URL for a server that somebody else names: it gets the password in the URL, if there is one, and none that libpq
+    would find by itself (PGPASSWORD, a password file)."""
+    with translated():
+        given = conninfo_to_dict(url)
+        return make_conninfo(url, password=given.get("password", ""), passfile="/nonexistent/passwords")
 
 
 class Database:
