@@ -10,13 +10,22 @@ from uuid import RFC_4122, UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 from tests.waiting import wait_for
 
 import custody
-from custody.errors import InvalidArgument, InvalidPayload, OutboxRefused, SchemaMissing, TopicNotFound
+from custody.errors import (
+    InvalidArgument,
+    InvalidPayload,
+    OutboxRefused,
+    SchemaMissing,
+    SchemaNewer,
+    SchemaOlder,
+    TopicNotFound,
+)
 from custody.outbox import Outbox, State
 
 pytestmark = pytest.mark.core
@@ -212,3 +221,40 @@ def test_a_forbidden_update_by_hand_is_refused_with_a_reason(mine: psycopg.Conne
     with pytest.raises(psycopg.Error, match="cannot go from PENDING") as refused:
         mine.execute("UPDATE custody.outbox SET status = 'PUBLISHED', published_at = now()")
     assert refused.value.diag.message_detail == "outbox_refused"
+
+
+def test_installing_anew_keeps_triggers_of_a_user(alone_url: str) -> None:
+    with psycopg.connect(alone_url) as connection:
+        connection.execute("CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+        connection.execute("CREATE TRIGGER mine AFTER INSERT ON custody.outbox FOR EACH ROW EXECUTE FUNCTION mine()")
+        before = connection.execute("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1").fetchall()
+        connection.execute("UPDATE custody.outbox_installed SET digest = 'older', release = 0")
+    with pytest.raises(SchemaOlder):
+        Outbox(alone_url)
+    assert custody.outbox.install(alone_url) is True
+    with psycopg.connect(alone_url) as connection:
+        after = connection.execute("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1").fetchall()
+    assert ("mine",) in after
+    assert after == before
+
+
+@pytest.mark.parametrize("newer", ["version", "release"])
+def test_an_outbox_of_newer_code_is_refused(alone_url: str, newer: str) -> None:
+    with psycopg.connect(alone_url) as connection:
+        change = sql.SQL("UPDATE custody.outbox_installed SET digest = 'newer', {0} = {0} + 1").format(
+            sql.Identifier(newer)
+        )
+        connection.execute(change)
+    for attempt in (Outbox, custody.outbox.install, custody.migrate):
+        with pytest.raises(SchemaNewer, match="Upgrade"):
+            attempt(alone_url)
+
+
+def test_an_outbox_from_before_releases_were_counted_is_brought_to_this_one(alone_url: str) -> None:
+    with psycopg.connect(alone_url) as connection:
+        connection.execute("ALTER TABLE custody.outbox_installed DROP COLUMN version, DROP COLUMN release")
+        connection.execute("UPDATE custody.outbox_installed SET digest = 'old'")
+    with pytest.raises(SchemaOlder):
+        Outbox(alone_url)
+    assert custody.outbox.install(alone_url) is True
+    assert custody.outbox.install(alone_url) is False

@@ -109,7 +109,20 @@ def state(connection: Connection) -> State | None:
     return State(*cast("tuple[int, int, str]", row))
 
 
-def _refuse_newer(found: State) -> None:
+def outbox_state(connection: Connection) -> State | None:
+    """The state of an outbox that was installed alone, or None if there is none."""
+    if connection.execute("SELECT to_regclass('custody.outbox_installed')").fetchone() == (None,):
+        return None
+    # the first ones had a digest and nothing else
+    row = connection.execute(
+        "SELECT coalesce((to_jsonb(i) ->> 'version')::int, 0), coalesce((to_jsonb(i) ->> 'release')::int, 0), i.digest "
+        "FROM custody.outbox_installed i"
+    ).fetchone()
+    return None if row is None else State(*cast("tuple[int, int, str]", row))
+
+
+def refuse_newer(found: State) -> None:
+    """Refuses a database, or an outbox alone, of code that is newer than this."""
     if found.version > latest() or found.release > RELEASE:
         raise SchemaNewer(
             f"the database is at {found}, this code at {wanted()}", "Upgrade this installation of Custody."
@@ -122,7 +135,7 @@ def check(connection: Connection) -> None:
     remedy = "Run `custody migrate` once, with no older version of Custody still at work."
     if found is None:
         raise SchemaMissing("the database has no Custody schema", remedy)
-    _refuse_newer(found)
+    refuse_newer(found)
     if found != wanted():
         raise SchemaOlder(f"the database is at {found}, this code at {wanted()}", remedy)
 
@@ -143,6 +156,7 @@ def migrate(url: str) -> list[int]:
         connection.execute("SET LOCAL check_function_bodies = off")
         found = state(connection)
         if found is None:
+            refuse_newer(outbox_state(connection) or State(0, 0, ""))
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             connection.execute(
                 "CREATE TABLE custody.migrations "
@@ -153,7 +167,7 @@ def migrate(url: str) -> list[int]:
                 "(release int NOT NULL, digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
             )
             found = State(0, 0, "")
-        _refuse_newer(found)
+        refuse_newer(found)
         if found == wanted():
             return []
         pending = [migration for migration in migrations() if migration.version > found.version]
@@ -181,10 +195,11 @@ def drop_functions(connection: Connection) -> None:
             f"objects of yours hang on views or functions that have to be made anew: {', '.join(dependents)}",
             "Drop them, migrate, and create them again. Nothing was changed.",
         )
-    # triggers of our own tables hang on our functions and come back with them
+    # triggers of our own tables that call our functions come back with them; those of a user stay
     for name, table in connection.execute(
         "SELECT tgname, tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
-        "WHERE c.relnamespace = 'custody'::regnamespace AND c.relkind = 'r' AND NOT t.tgisinternal"
+        "JOIN pg_proc f ON f.oid = t.tgfoid WHERE c.relnamespace = 'custody'::regnamespace AND c.relkind = 'r' "
+        "AND f.pronamespace = 'custody'::regnamespace AND NOT t.tgisinternal"
     ).fetchall():
         connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
     for kind, names in (

@@ -24,17 +24,11 @@ def _scripts() -> tuple[tuple[LiteralString, ...], str]:
     return scripts, hashlib.sha256("\n".join(scripts).encode()).hexdigest()[:16]
 
 
-def _digest(connection: Connection) -> str | None:
-    if connection.execute("SELECT to_regclass('custody.outbox_installed')").fetchone() == (None,):
-        return None
-    row = connection.execute("SELECT digest FROM custody.outbox_installed").fetchone()
-    return None if row is None else str(row[0])
-
-
 def install(url: str) -> bool:
     """Makes the outbox, or brings it to this version; nothing if it is there. Safe to run by several at once.
 
     A database that has all of Custody has the outbox with it, and is migrated as a whole. True if anything changed.
+    Refuses an outbox of newer code.
     """
     with translated(), psycopg.connect(url) as connection:
         migrate.lock(connection)
@@ -42,8 +36,11 @@ def install(url: str) -> bool:
             full = True
         else:
             scripts, digest = _scripts()
-            if _digest(connection) == digest:
-                return False
+            found = migrate.outbox_state(connection)
+            if found is not None:
+                if found.digest == digest:
+                    return False
+                migrate.refuse_newer(found)
             connection.execute("SET LOCAL check_function_bodies = off")
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             migrate.drop_functions(connection)
@@ -53,8 +50,15 @@ def install(url: str) -> bool:
                 "CREATE TABLE IF NOT EXISTS custody.outbox_installed "
                 "(digest text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
             )
+            connection.execute(
+                "ALTER TABLE custody.outbox_installed ADD COLUMN IF NOT EXISTS version int, "
+                "ADD COLUMN IF NOT EXISTS release int"
+            )
             connection.execute("DELETE FROM custody.outbox_installed")
-            connection.execute("INSERT INTO custody.outbox_installed (digest) VALUES (%s)", [digest])
+            connection.execute(
+                "INSERT INTO custody.outbox_installed (version, release, digest) VALUES (%s, %s, %s)",
+                [migrate.latest(), migrate.RELEASE, digest],
+            )
             return True
     return full and bool(migrate.migrate(url))
 
@@ -65,9 +69,10 @@ def check(connection: Connection) -> bool:
         migrate.check(connection)
         return True
     remedy = "Run `custody outbox install` once, with no older version of Custody still at work."
-    found = _digest(connection)
+    found = migrate.outbox_state(connection)
     if found is None:
         raise SchemaMissing("the database has no outbox", remedy)
-    if found != _scripts()[1]:
-        raise SchemaOlder(f"the outbox in the database is {found}, this code's {_scripts()[1]}", remedy)
+    if found.digest != _scripts()[1]:
+        migrate.refuse_newer(found)
+        raise SchemaOlder(f"the outbox in the database is {found.digest}, this code's {_scripts()[1]}", remedy)
     return False
