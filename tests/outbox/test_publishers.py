@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import pytest
 from tests.http.conftest import served
@@ -76,15 +76,15 @@ class StdoutDestination:
     def arrived(self) -> Sequence[Arrived]:
         found = []
         for line in self.stream.getvalue().splitlines():
-            document = json.loads(line)
+            document = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
             if "payload_base64" in document:
-                import base64
-
-                data = base64.b64decode(document["payload_base64"])
+                data = msgspec.json.decode(document["payload_base64"], type=bytes)
+            elif (raw := bytes(document["payload"])).startswith(b'"'):
+                data = msgspec.json.decode(raw, type=str).encode()
             else:
-                value = document["payload"]
-                data = value.encode() if isinstance(value, str) else codec.encode(value)[1]
-            found.append(Arrived(document["event_id"], data, document["headers"]))
+                data = raw
+            named = msgspec.json.decode(document["headers"], type=dict[str, str])
+            found.append(Arrived(msgspec.json.decode(document["event_id"], type=str), data, named))
         return found
 
     def refuse(self, times: int) -> None:
@@ -114,6 +114,12 @@ class TestStdout(PublisherContract):
     @pytest.fixture
     def destination(self) -> StdoutDestination:
         return StdoutDestination()
+
+    def test_json_stays_as_it_was_written(self, destination: StdoutDestination) -> None:
+        """Numbers that Python would round or write in another way, and spaces; one event is one line all the same."""
+        for written in (b'{"a": 1.50, "b": 123456789012345678901234567890e3}', b'{\n  "a": "b\\n",\r\n "c": 1\n}'):
+            destination.publisher().publish(event("stdout:", 1, kind="j", data=written))
+            assert destination.arrived()[-1].data == written.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
 class CustodyDestination:

@@ -89,7 +89,7 @@ class StdoutPublisher(Publisher):
         self._lock = threading.Lock()
 
     def publish(self, event: Claimed) -> None:
-        document = {
+        document: dict[str, object] = {
             "event_id": event.event_id,
             "event_type": event.event_type,
             "destination": event.destination,
@@ -99,8 +99,11 @@ class StdoutPublisher(Publisher):
         }
         if event.kind == "b":
             document["payload_base64"] = event.data
-        else:
+        elif event.kind == "t":
             document["payload"] = event.payload
+        else:  # as it was written, but on one line: in JSON a line ends only where a space could be, too
+            written = msgspec.json.decode(event.data, type=msgspec.Raw)
+            document["payload"] = msgspec.Raw(bytes(written).replace(b"\n", b" ").replace(b"\r", b" "))
         line = msgspec.json.encode(document).decode()
         with self._lock:
             print(line, file=self._stream or sys.stdout, flush=True)

@@ -95,8 +95,8 @@ def translate(error: psycopg.Error) -> CustodyError:
 
 
 def without_own_passwords(url: str) -> str:
-    """A URL for a server that somebody else names: it gets the password in the URL, if there is one, and none that libpq
-    would find by itself (PGPASSWORD, a password file)."""
+    """A URL for a server that somebody else names: it gets the password in the URL, if there is one, and none that
+    libpq would find by itself (PGPASSWORD, a password file)."""
     with translated():
         given = conninfo_to_dict(url)
         return make_conninfo(url, password=given.get("password", ""), passfile="/nonexistent/passwords")
