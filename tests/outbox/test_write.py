@@ -223,6 +223,19 @@ def test_a_forbidden_update_by_hand_is_refused_with_a_reason(mine: psycopg.Conne
     assert refused.value.diag.message_detail == "outbox_refused"
 
 
+@pytest.mark.req("O3")
+def test_a_truncate_is_refused_while_events_are_open(outbox: Outbox, mine: psycopg.Connection[Any]) -> None:
+    event = custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    mine.commit()
+    with pytest.raises(psycopg.Error, match="open events"):
+        mine.execute("TRUNCATE custody.outbox")
+    mine.rollback()
+    outbox.kill([event])
+    mine.execute("TRUNCATE custody.outbox")
+    mine.commit()
+    assert outbox.events() == []
+
+
 def test_installing_anew_keeps_triggers_of_a_user(alone_url: str) -> None:
     with psycopg.connect(alone_url) as connection:
         connection.execute("CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")

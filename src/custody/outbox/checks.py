@@ -79,6 +79,10 @@ def _begins(trial: Trial) -> None:
     for state in (State.PENDING, State.CLAIMED):
         event = trial.in_state(state)
         assert trial.refused("DELETE FROM custody.outbox WHERE event_id = %s", event), f"a {state} event was deleted"
+    truncates = trial.connection.execute(
+        "SELECT FROM pg_trigger WHERE tgrelid = 'custody.outbox'::regclass AND tgtype & 32 <> 0 AND tgenabled <> 'D'"
+    ).fetchone()
+    assert truncates is not None, "nothing keeps open events from a TRUNCATE"
 
 
 @must("O4.1", "A claim sets claimed_at and claimed_by, and takes no more than its limit")

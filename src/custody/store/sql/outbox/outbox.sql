@@ -1,12 +1,18 @@
 -- The outbox: events written in the caller's own transaction. The table itself refuses what is no move of an event's life.
 
--- Only called for what is refused: the conditions of the triggers below decide.
+-- Only called for what is refused: the conditions of the triggers below decide. A TRUNCATE has none, and is judged here.
 CREATE FUNCTION custody.outbox_refused() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
         PERFORM custody.refuse('outbox_refused', format('an event begins as PENDING without attempts, not as %s', NEW.status),
             'Write it with outbox_write.');
+    ELSIF TG_OP = 'TRUNCATE' THEN
+        IF EXISTS (SELECT FROM custody.outbox WHERE ended_at IS NULL) THEN
+            PERFORM custody.refuse('outbox_refused', 'there are open events, which would be lost',
+                'Only what is PUBLISHED or DEAD can be removed: see outbox_prune and outbox_kill.');
+        END IF;
+        RETURN NULL;
     ELSIF TG_OP = 'DELETE' THEN
         PERFORM custody.refuse('outbox_refused', format('event %s is %s and would be lost', OLD.event_id, OLD.status),
             'Only what is PUBLISHED or DEAD can be removed: see outbox_prune and outbox_kill.');
@@ -26,6 +32,9 @@ CREATE TRIGGER outbox_begins BEFORE INSERT ON custody.outbox FOR EACH ROW
 
 CREATE TRIGGER outbox_stays BEFORE DELETE ON custody.outbox FOR EACH ROW
     WHEN (OLD.status IN ('PENDING', 'CLAIMED'))
+    EXECUTE FUNCTION custody.outbox_refused();
+
+CREATE TRIGGER outbox_stays_whole BEFORE TRUNCATE ON custody.outbox FOR EACH STATEMENT
     EXECUTE FUNCTION custody.outbox_refused();
 
 -- Fires for statements that name one of these columns only: no verb does, so none pays for comparing payloads.
