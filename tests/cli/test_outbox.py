@@ -80,7 +80,7 @@ def test_replay_kill_and_prune_ask_first_and_leave_records(
     assert quick("outbox", "prune", "--older-than", "0s", "--state", "DEAD", "--yes").out == "2 events removed\n"
     records = quick("outbox", "audit", "--json").document
     explained([{name: value for name, value in record.items() if name != "chosen"} for record in records])
-    assert [(record["action"], record["events"]) for record in records] == [("kill", 3), ("replay", 1), ("prune", 2)]
+    assert [(record["action"], record["events"]) for record in records] == [("prune", 2), ("replay", 1), ("kill", 3)]
     assert "kill" in quick("outbox", "audit").out
     assert "not a state" in quick("outbox", "list", "--state", "nothing", code=2).err
 

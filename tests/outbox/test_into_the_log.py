@@ -217,7 +217,7 @@ def test_events_of_a_topic_that_is_gone_hold_up_no_replay(
     assert outbox.stranded() == [first]
     assert outbox.replay() == [second]
     assert [event.status for event in outbox.events()] == [State.DEAD, State.PENDING]
-    assert (outbox.audit()[-1]["action"], outbox.audit()[-1]["events"]) == ("replay", 1)
+    assert (outbox.audit()[0]["action"], outbox.audit()[0]["events"]) == ("replay", 1)
 
 
 def test_a_bare_group_sees_them(live: custody.Custody, mine: psycopg.Connection[Any]) -> None:

@@ -285,7 +285,7 @@ def _age(one: Figures) -> str:
 def audit(
     ctx: typer.Context, limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000
 ) -> None:
-    """What operators did to the outbox: replays, prunings, events given up, events forgotten that had come."""
+    """What operators did to the outbox, newest first: replays, prunings, events given up or forgotten."""
     door = door_of(ctx)
     with opened(door) as outbox:
         records = outbox.audit(limit=limit)

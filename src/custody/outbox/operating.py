@@ -139,8 +139,8 @@ class Outbox:
         return [Figures(**row) for row in rows]
 
     def audit(self, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """What operators did, oldest first."""
-        return self._db.select("outbox_audit", order=["entry"], limit=limit)
+        """What operators did, newest first."""
+        return self._db.call_dicts("outbox_records", limit=limit)
 
     def verify(self) -> list[Finding]:
         """Tries what an outbox has to do and to refuse, on an event of its own, and takes all of it back."""

@@ -48,6 +48,12 @@ LANGUAGE sql AS $$
     VALUES (p_now, p_actor, p_action, p_reason, jsonb_strip_nulls(p_chosen), p_events, p_ids)
 $$;
 
+-- What operators did, newest first.
+CREATE FUNCTION custody.outbox_records(p_limit bigint DEFAULT NULL) RETURNS SETOF custody.outbox_audit
+LANGUAGE sql STABLE AS $$
+    SELECT a.* FROM custody.outbox_audit a ORDER BY a.entry DESC LIMIT p_limit
+$$;
+
 -- Events that are PUBLISHED or DEAD become PENDING, due at once and with a fresh budget; last_error stays. Those of an
 -- ordering_key go out in their order. Those of a topic that is gone are left out. What had been published is sent under another number, or a target that remembers
 -- events would take it for a repetition.
