@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import psycopg
 import pytest
 from tests.outbox.web_service import Service
 
+import custody
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.outbox.events import shown
-from custody.relay import CustodyPublisher, WebhookPublisher, signature
+from custody.relay import CustodyPublisher, Relay, WebhookPublisher, signature
 from custody.testing.publishers import event
 
 pytestmark = pytest.mark.req("O9")
@@ -173,6 +175,17 @@ def test_what_is_shown_of_a_destination_is_no_secret(destination: str, expected:
     with pytest.raises(InvalidArgument) as refused:
         WebhookPublisher(destination.replace("https://ann:", "ftp://ann:") or "x:")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.req("O12")
+def test_a_relay_logs_no_secret_of_a_destination(alone_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with psycopg.connect(alone_url) as connection:
+        for destination in ("https://ann:s3cret@127.0.0.1:1/?token=s3cret", "other://s3cret@host/"):
+            custody.outbox.write(connection, event_type="e", payload=1, destination=destination)
+    Relay(alone_url).drain("1s")
+    assert "https://127.0.0.1:1/ is down" in caplog.text
+    assert "1 events wait for other://host/" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 def test_no_url_is_refused_at_once() -> None:

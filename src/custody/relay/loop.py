@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from custody.config import this_process
 from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.outbox import moving
+from custody.outbox.events import shown
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
@@ -247,8 +248,8 @@ class Relay:
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):
             if destination not in warned:
                 warned.add(destination)
-                shown = destination or "the default"
-                logger.warning("%d events wait for %s, and this relay has no publisher for it", events, shown)
+                where = shown(destination) or "the default"
+                logger.warning("%d events wait for %s, and this relay has no publisher for it", events, where)
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from custody.errors import Transient
+from custody.outbox.events import shown
 from custody.relay.batch import Batch, Heard, Result
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
@@ -122,12 +123,12 @@ class Running:
         if outcome == "unavailable":
             if probe or event.destination not in self._outages.down:  # a batch before may have found out already
                 wait = self._outages.failed(event.destination)
-                logger.warning("%s is down, tried again in %.1f s: %s", event.destination, wait, error)
+                logger.warning("%s is down, tried again in %.1f s: %s", shown(event.destination), wait, error)
             if len(results) == 1:
                 self._outages.tried(event.destination, event.id)
         elif outcome in ("published", "failed", "dead"):
             if probe and self._outages.over(event.destination, event.id):
-                logger.warning("%s is back", event.destination)
+                logger.warning("%s is back", shown(event.destination))
             for result in results:
                 self._outages.settled(result.event.id)
 
