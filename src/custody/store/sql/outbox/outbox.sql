@@ -120,6 +120,13 @@ LANGUAGE sql VOLATILE AS $$
                               p_ordering_key, p_available_at, p_event_id)
 $$;
 
+-- Since when an event could have been published, which is what its age counts from: its last replay, the time that it was written
+-- for, or when it was written.
+CREATE FUNCTION custody.outbox_waits_since(p_event custody.outbox) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(p_event.replayed_at, p_event.first_due, p_event.created_at)
+$$;
+
 -- Of these events those that may go now: the ones without an ordering_key, and of each key those before which nothing is open
 -- but others of them. An event whose claim is not committed yet looks open here, and holds back what follows it: the caller
 -- has locked its events before, in a statement of its own.

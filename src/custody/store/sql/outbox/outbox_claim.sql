@@ -84,7 +84,7 @@ BEGIN
 
     IF p_max_age IS NOT NULL THEN
         SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'), coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
-        FROM custody.outbox o CROSS JOIN LATERAL (SELECT coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age AS old) x
+        FROM custody.outbox o CROSS JOIN LATERAL (SELECT custody.outbox_waits_since(o) <= v_now - p_max_age AS old) x
         WHERE o.id = ANY (v_ids);
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
     END IF;
@@ -150,7 +150,7 @@ BEGIN
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
-                          o.attempts + 1 >= p_max_attempts OR coalesce(o.replayed_at, o.first_due, o.created_at) <= v_now - p_max_age)
+                          o.attempts + 1 >= p_max_attempts OR custody.outbox_waits_since(o) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
         attempts = o.attempts + (s.outcome <> 'released')::int,
         last_error = coalesce(s.error, o.last_error),

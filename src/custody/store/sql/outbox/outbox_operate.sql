@@ -166,13 +166,6 @@ BEGIN
     RETURN v_gone;
 END $$;
 
--- Since when an event could have been published: one that was written for later, or is replayed, since its time has come. After a
--- failure that is not known any more, because available_at is when it is tried again.
-CREATE FUNCTION custody.outbox_waits_since(p_event custody.outbox) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_event.attempts = 0 THEN greatest(p_event.created_at, p_event.available_at) ELSE p_event.created_at END
-$$;
-
 -- Figures for each destination: what waits and since when, what is claimed and dead, what was published and failed in the last
 -- p_window. Nothing is counted that was finished before it, but for the dead.
 CREATE FUNCTION custody.outbox_stats(p_window interval DEFAULT '1 minute', p_now timestamptz DEFAULT NULL)
