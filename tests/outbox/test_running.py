@@ -113,6 +113,26 @@ def test_probes_that_hang_hold_up_no_other_destination(
         hanging.leave.set()
 
 
+@pytest.mark.req("O12")
+def test_any_number_of_destinations_that_hang_when_they_are_tried_leave_threads_to_the_others(
+    alone_url: str, write: Any, events: Any, collector: Collector
+) -> None:
+    hanging = Hanging()
+    relay = Relay(alone_url, {"hanging": hanging, "test": collector}, poll="10ms", concurrency=2)
+    for n in range(20):
+        write(100 + n, to=f"hanging:{n}")
+        relay.outages.failed(f"hanging:{n}")
+    try:
+        with running(relay):
+            for _ in range(2):
+                assert hanging.entered.acquire(timeout=20)
+            write(1)
+            wait_for(lambda: events()[1] == PUBLISHED, "the probes have all threads")
+            hanging.leave.set()
+    finally:
+        hanging.leave.set()
+
+
 @pytest.mark.req("O10")
 def test_a_long_track_leaves_the_other_keys_of_its_destination_alone(alone_url: str, write: Any, events: Any) -> None:
     leave = threading.Event()

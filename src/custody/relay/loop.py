@@ -23,14 +23,15 @@ from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
 from custody.relay.registry import Publishers, Registry
-from custody.relay.running import QUICK, Running
+from custody.relay.running import Running
 from custody.relay.threads import Threads
 from custody.store import standalone
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
-LOOKING = 0.1  # of the time, at most, a relay with something in hand looks for more where there was nothing
+AT_LEAST = 0.05  # seconds between two looks of a relay that has something in hand
+LOOKING = 0.1  # of its time, at most, it looks through what waits and finds nothing
 
 
 class HasDatabase(Protocol):
@@ -95,7 +96,7 @@ class Relay:
         self._stopping = threading.Event()
         self._moved = 0
         self._after, self._further, self._wrapped = 0, False, 0.0
-        self._look_at, self._searched = 0.0, 0.0
+        self._look_at, self._claim_at, self._searched = 0.0, 0.0, 0.0
         self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
         try:
             with self._db.connection() as connection:
@@ -170,8 +171,10 @@ class Relay:
                 except Transient as error:
                     logger.warning("the outbox: %s", error)
                     wait, pause = pause, min(pause * 2, 5.0)
+                if until is not None and not self._stopping.is_set():
+                    wait = min(wait, max(0.0, until - time.monotonic()))
                 if self._running.attend(wait):
-                    self._look_at = 0.0
+                    self._look_at = self._claim_at = 0.0
         finally:
             self.close()
         return self.summary
@@ -194,19 +197,22 @@ class Relay:
         if now < self._look_at:
             return self._look_at - now
         begun = self._move() + self._probe()
-        if not self._running.room:
-            return QUICK if begun == 0 else 0.0  # a batch that ends, ends the waiting
-        begun += self._claim()
-        if begun or self._further:
+        if self._running.room and now >= self._claim_at:
+            begun += self._claim()
+            if begun == 0 and self._further:
+                return 0.0
+            self._claim_at = time.monotonic() + self._searched / LOOKING if begun == 0 and self._running else 0.0
+            self._searched = 0.0
+        if begun:
             return 0.0
-        self._look_at = time.monotonic() + max(self._poll, self._searched / LOOKING if self._running else 0.0)
-        self._searched = 0.0
-        return self._poll
+        wait = max(self._poll, AT_LEAST) if self._running else self._poll
+        self._look_at = now + wait
+        return wait
 
     def _claim(self) -> int:
         """Begins a batch of what is due. Returns how many events; if none, `_further` says whether to look further."""
         began = time.monotonic()
-        if not self._further and began - self._wrapped > max(self._poll, 0.05):
+        if not self._further and began - self._wrapped > max(self._poll, AT_LEAST):
             self._after, self._wrapped = 0, began  # retries lie behind what was scanned
         batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self._running.excepted)
         self._searched += time.monotonic() - began
@@ -217,7 +223,6 @@ class Relay:
         self._further = batch is None and scanned is not None
         if batch is None:
             return 0
-        self._searched = 0.0
         self._running.begin(batch)
         return len(batch.events)
 

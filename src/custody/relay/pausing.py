@@ -52,8 +52,9 @@ class Outages:
         return sorted(self._down)
 
     def due(self) -> list[str]:
-        """Those to be tried now."""
-        return [name for name, outage in sorted(self._down.items()) if outage.due <= self._clock()]
+        """Those to be tried now; the one that waits longest first."""
+        due = [(outage.due, name) for name, outage in self._down.items() if outage.due <= self._clock()]
+        return [name for _, name in sorted(due)]
 
     def failed(self, destination: str) -> float:
         """It cannot be reached. Returns in how many seconds it is tried again."""

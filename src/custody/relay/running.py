@@ -52,9 +52,10 @@ class Running:
 
     @property
     def unprobed(self) -> list[str]:
-        """The destinations that were down and are to be tried now, with one event each."""
-        probed = {batch.probe for batch in self._batches}
-        return [destination for destination in self._outages.due() if destination not in probed]
+        """The destinations that were down and are to be tried now, with one event each, and not too many at a time."""
+        probed = {batch.probe for batch in self._batches if batch.probe is not None}
+        due = [destination for destination in self._outages.due() if destination not in probed]
+        return due[: max(0, self._threads.share - len(probed))]
 
     @property
     def ahead(self) -> bool:

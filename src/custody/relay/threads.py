@@ -26,7 +26,7 @@ class Threads:
     """Runs work for destinations, at most `share` at a time for one of them, and four times as much in all."""
 
     def __init__(self, share: int) -> None:
-        self._share, self._most = share, share * SHARES
+        self.share, self._most = share, share * SHARES
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="custody-publisher")
         self._lanes: dict[str, _Lane] = {}
         self._guard = threading.Lock()
@@ -34,7 +34,7 @@ class Threads:
     def submit(self, destination: str, work: Work, *, share: int | None = None) -> None:
         """`share`: a smaller one than usual."""
         with self._guard:
-            lane = self._lanes.setdefault(destination, _Lane(min(share or self._share, self._share)))
+            lane = self._lanes.setdefault(destination, _Lane(min(share or self.share, self.share)))
             if lane.busy >= lane.share:
                 lane.waiting.append(work)
                 return
