@@ -13,6 +13,8 @@ from custody.outcomes import Outcome
 from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 
+LONGEST_ERROR = 8_000
+"""So many characters of an error are kept, by `custody.settle` too."""
 REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
 
 
@@ -105,7 +107,7 @@ class Settler:
         return self.settle(lease_id, dict.fromkeys(offsets, outcome))
 
 
-def storable(error: object, longest: int | None = None) -> str | None:
+def storable(error: object, longest: int = LONGEST_ERROR) -> str | None:
     """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
     return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()[:longest]
 

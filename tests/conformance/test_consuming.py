@@ -242,3 +242,14 @@ def test_the_breaker_lets_one_through(c: custody.Custody, fill: Fill, clock: Clo
     clock.move(5)
     assert len(c.claim("orders", "g", max_messages=3)) == 1
     assert c.resume("orders", "g") is True
+
+
+def test_the_beginning_of_a_long_error_is_kept(orders: custody.Custody, fill: Fill) -> None:
+    fill(3)
+    lease = orders.claim("orders", "stock", max_messages=3)
+    lease.nack(lease.messages[0], error="x" * 8_001)
+    different = {1: Outcome("nack", error="y" * 1_000_000), 2: Outcome("dead", error="é\0" * 1_000_000)}
+    orders.settle(lease.lease_id, different)
+    assert [letter.last_error for letter in orders.dead("orders", "stock")] == ["é\ufffd" * 4_000]
+    told = [orders.trace("orders", 0, offset)[-1].error for offset in range(3)]
+    assert [(error or "")[:2] + str(len(error or "")) for error in told] == ["xx8000", "yy8000", "é\ufffd8000"]

@@ -95,7 +95,7 @@ BEGIN
         UNION ALL
         SELECT 'nack', v_set.failed - custody.offsets_set(v_result.dead), min(e),
                CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
-        FROM unnest(p_offsets, p_errors) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_result.dead)
+        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_result.dead)
     ) j
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
