@@ -218,3 +218,57 @@ def test_a_call_that_takes_the_database_too_long_is_busy(
         assert refused.headers["retry-after"] == "1"
     assert http.post("/messages", {"topic": "orders", "payload": 1}).status == 200
     assert c.topic("orders").message_count == 1
+
+
+@pytest.mark.req("G19")
+def test_a_body_is_read_no_further_than_the_batch_that_is_allowed(
+    c: custody.Custody, serve: Callable[..., Http]
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "default")
+    http = serve(max_batch=3)
+    lease = "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"
+    event = {"event_id": lease, "payload": 1}
+    many: list[tuple[str, dict[str, object], str, list[object]]] = [
+        ("/messages", {"topic": "orders"}, "messages", [{"payload": 1}]),
+        ("/messages/ack", {}, "messages", [{"receipt": f"{lease}:1"}]),
+        ("/messages/settle", {"lease_id": lease}, "outcomes", [{"offset": 1, "outcome": "ack"}]),
+        ("/topics/orders/events", {}, "events", [event]),
+    ]
+    for path, body, name, element in many:
+        # a fifth one that is no JSON is not met
+        text = json.dumps({**body, name: element * 5})[:-2].encode() + b", nonsense"
+        refused = http("POST", path, text)
+        assert (refused.status, refused.code) == (413, "too_large"), path
+        assert http.post(path, {**body, name: element * 3}).status != 413
+    offsets = {"offsets": [0, 1, 2, 3]}
+    transaction = {"transaction_id": lease, "lease_id": lease, **offsets}
+    for path, named in (
+        ("/transactions/ack", transaction),
+        ("/topics/orders/groups/default/redrive", offsets),
+        ("/topics/orders/groups/default/discard", offsets),
+    ):
+        assert http.post(path, named).code == "too_large", path
+
+
+def test_a_body_is_read_only_for_those_who_have_the_right(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    elsewhere = ["elsewhere"]
+    keys = {
+        "produce": c.create_api_key("produce", produce=elsewhere).secret,
+        "consume": c.create_api_key("consume", consume=elsewhere).secret,
+    }
+    http = serve()
+    for path, right in (
+        ("/topics/orders/events", "produce"),
+        ("/topics/orders/groups", "consume"),
+        ("/topics/orders/groups/default/redrive", "consume"),
+        ("/messages", "consume"),
+        ("/messages/ack", "produce"),
+        ("/messages/nack", "produce"),
+        ("/messages/settle", "produce"),
+        ("/transactions/ack", "produce"),
+        ("/topics", "produce"),
+    ):
+        answer = http("POST", path, b"nonsense", headers={"Authorization": f"Bearer {keys[right]}"})
+        assert (answer.status, answer.code) == (403, "forbidden"), path

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from msgspec import UNSET
 from starlette.types import Receive
 
 from custody.errors import InvalidArgument, TooLarge
@@ -24,7 +25,8 @@ class Call:
     """What a handler gets. `body` and `query` are of the operation's types; `size` is that of the body, in bytes."""
 
     __slots__ = (
-        "_engine", "_headers", "_receive", "body", "caller", "params", "query", "request_id", "size", "state", "worker",
+        "_body", "_engine", "_headers", "_read", "_receive",
+        "caller", "params", "query", "request_id", "size", "state", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -36,15 +38,23 @@ class Call:
         request_id: str,
         params: Mapping[str, Any],
         query: Any,
-        body: Any,
+        read: Callable[[], Any],
         size: int,
         headers: Mapping[bytes, bytes],
         receive: Receive,
     ) -> None:
         self.state, self.caller, self.worker, self.request_id = state, caller, worker, request_id
-        self.params, self.query, self.body, self.size = params, query, body, size
+        self.params, self.query, self._read, self.size = params, query, read, size
         self._headers, self._receive = headers, receive
+        self._body: Any = UNSET
         self._engine: Custody | None = None
+
+    @property
+    def body(self) -> Any:
+        """The body, decoded when it is first asked for: rights that the path or the key alone can tell come before."""
+        if self._body is UNSET:
+            self._body = self._read()
+        return self._body
 
     @property
     def engine(self) -> Custody:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -52,14 +52,9 @@ async def answer(
 ) -> Answer:
     """Whatever happens, there is an answer."""
     try:
-        body: Any = None
         given = b""
         if operation.body is not None:
             given = await read_body(receive, headers, state.max_body, state.body_timeout)
-            if given:
-                body = operation.decode(given)
-            elif operation.body_required:
-                raise InvalidJson("the body is empty", "Send a JSON object.")
         call = Call(
             state,
             caller=caller,
@@ -67,7 +62,7 @@ async def answer(
             request_id=request_id,
             params=params,
             query=parse_query(operation, query_string),
-            body=body,
+            read=partial(operation.read, given, state.settings.max_batch),
             size=len(given),
             headers=headers,
             receive=receive,

@@ -145,6 +145,7 @@ async def dead(call: Call) -> object:
 async def _dead_ones(call: Call, verb: Any) -> RedrivenOut:
     call.allow("admin", call.topic)
     body: RedriveIn = call.body or RedriveIn()
+    call.require_batch(len(body.offsets or ()))
     given = {name: getattr(body, name) for name in body.__struct_fields__}
     found: list[tuple[int, int]] = await call.run(verb, call.topic, call.group, **given)
     return RedrivenOut.of(found, dry_run=body.dry_run)

@@ -45,6 +45,7 @@ async def trace(call: Call) -> object:
 )
 async def replay(call: Call) -> object:
     """Publish a dead letter again, to its own topic or another one, once. A repeat returns the first receipt."""
+    call.allow("admin")
     body: ReplayIn = call.body
     call.allow("admin", body.dlq_topic)
     if body.target_topic is not None:

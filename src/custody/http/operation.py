@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from custody.errors import InvalidJson
 from custody.wire import fields
 from custody.wire.queries import NoQuery
-from custody.wire.requests import Shape
+from custody.wire.requests import Shape, at_most
 
 if TYPE_CHECKING:
     from custody.http.call import Call
@@ -44,6 +45,15 @@ class Operation:
     def __post_init__(self) -> None:
         decoder = msgspec.json.Decoder(Any if self.body is None else self.body, dec_hook=fields.read)
         object.__setattr__(self, "decode", decoder.decode)
+
+    def read(self, given: bytes, most: int) -> Any:
+        """The body, of its type and with so many messages at most; None if there is none, and none is needed."""
+        if given:
+            with at_most(most + 1):  # the body itself may be one
+                return self.decode(given)
+        if self.body is not None and self.body_required:
+            raise InvalidJson("the body is empty", "Send a JSON object.")
+        return None
 
 
 class Table:

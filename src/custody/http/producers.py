@@ -81,7 +81,9 @@ async def begin(call: Call) -> object:
 @table.operation("POST", "/transactions/ack", body=TransactionAckIn, answer=None, status=204, example=_ACK)
 async def ack_in_transaction(call: Call) -> object:
     """Messages of a lease are done with the commit, or not at all."""
+    call.allow("consume")
     body: TransactionAckIn = call.body
+    call.require_batch(len(body.offsets or ()))
     place = await call.state.place_of(body.lease_id)
     call.allow("consume", *([] if place is None else [place[0]]))
     await call.state.quick(call.engine.transactions.ack, body.transaction_id, body.lease_id, body.offsets)

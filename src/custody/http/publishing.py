@@ -47,6 +47,7 @@ async def publish(call: Call) -> Answer:
     Durable when answered. Many are all or nothing, over several topics too. In a transaction (202) nobody sees them
     before its commit.
     """
+    call.allow("produce")
     body: PublishIn = call.body
     given = [body] if body.messages is UNSET else body.messages
     if body.messages is not UNSET:

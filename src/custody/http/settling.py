@@ -33,6 +33,7 @@ async def ack(call: Call) -> Answer:
     One by its receipt, several of a lease by their offsets, all of a lease, or any as `messages`: one request, one
     commit. What the lease does not hold any more is `lease_lost`, and the rest is done.
     """
+    call.allow("consume")
     wanted = _acks(call, call.body)
     await _allow(call, wanted)
     if len(wanted) == 1:
@@ -216,6 +217,7 @@ async def nack(call: Call) -> Answer:
     They are tried again by the policy of the group, or after `delay`, and are dead at its limit, or at once with
     `requeue` false.
     """
+    call.allow("consume")
     body: NackIn = call.body
     return await _settle(
         call,
@@ -230,12 +232,14 @@ async def nack(call: Call) -> Answer:
 @table.operation("POST", "/messages/release", body=AckIn, answer=SettledOut, example=_EXAMPLE)
 async def release(call: Call) -> Answer:
     """Give messages back: ready at once, and the delivery does not count."""
+    call.allow("consume")
     return await _settle(call, call.body, "release", call.engine.release)
 
 
 @table.operation("POST", "/messages/later", body=LaterIn, answer=SettledOut, example={**_EXAMPLE, "after": "5m"})
 async def later(call: Call) -> Answer:
     """Not now: ready again after that time, and the delivery does not count."""
+    call.allow("consume")
     body: LaterIn = call.body
     return await _settle(
         call, body, "later", lambda lease, offsets: call.engine.later(lease, offsets, after=body.after)
@@ -254,6 +258,7 @@ async def later(call: Call) -> Answer:
 )
 async def settle(call: Call) -> Answer:
     """Many outcomes of one lease, in one commit."""
+    call.allow("consume")
     body: SettleIn = call.body
     call.require_batch(len(body.outcomes))
     outcomes: dict[int, Outcome] = {}
@@ -280,6 +285,7 @@ async def extend(call: Call) -> Answer:
 
     For one message, or with a lease alone for all that it holds; without a timeout it is the one of the group.
     """
+    call.allow("consume")
     body: ExtendIn = call.body
     wanted = _one(call, body, None)
     await _allow(call, [wanted])

@@ -27,6 +27,7 @@ async def create_topic(call: Call) -> object:
 
     With `priorities` each partition is five in the log. `max_depth` caps what is not resolved, for each partition.
     """
+    call.allow("admin")
     body: TopicIn = call.body
     call.allow("admin", body.name)
     made = await call.run(
@@ -113,6 +114,7 @@ async def kept_aside(call: Call) -> object:
 @table.operation("POST", "/maintain", body=MaintainIn, body_required=False, answer=list[Upkeep], example={})
 async def maintain(call: Call) -> object:
     """End and drop segments that are due, and parts of the journal. The server does it by itself now and then."""
+    call.allow("admin")
     body = call.body or MaintainIn()
     if body.topic is None:
         call.allow_everywhere("admin")

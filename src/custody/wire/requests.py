@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Self
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from custody.errors import TooLarge
 from custody.lanes import Priority
 from custody.model import DEFAULT_GROUP
 from custody.outcomes import Kind
@@ -37,7 +42,35 @@ class Shape(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """A body, or a part of one. A field that is as by default is not sent."""
 
 
-class MessageIn(Shape):
+class _Room(threading.local):
+    """How many elements the body that a thread reads may still have."""
+
+    left: float = math.inf
+
+
+_room = _Room()
+
+
+@contextmanager
+def at_most(elements: int) -> Iterator[None]:
+    """Refuses a body with more elements while it is read: msgspec looks at the length of a list only at its end."""
+    _room.left = elements
+    try:
+        yield
+    finally:
+        _room.left = math.inf
+
+
+class Element(Shape):
+    """A part of which a body may have many."""
+
+    def __post_init__(self) -> None:
+        _room.left -= 1
+        if _room.left < 0:
+            raise TooLarge("the body names more messages than one request may have", "Send several.")
+
+
+class MessageIn(Element):
     """A message to publish: `payload` is any JSON value, `payload_base64` bytes."""
 
     topic: Name | None = None
@@ -68,7 +101,7 @@ class PublishIn(MessageIn):
     first: Small | None = None
 
 
-class MessageRef(Shape):
+class MessageRef(Element):
     """A message of a delivery: by its `receipt`, or by its place together with the `lease_id`.
 
     With a place alone it has to be on its first delivery, else the answer is `receipt_required`.
@@ -103,7 +136,7 @@ class LaterIn(AckIn, kw_only=True):
     after: Duration
 
 
-class OutcomeIn(Shape):
+class OutcomeIn(Element):
     """What became of one offset: ack, nack, reject, dead, later or release."""
 
     offset: Offset
@@ -135,7 +168,7 @@ class ReplayIn(Shape):
     reason: Reason = None
 
 
-class EventIn(Shape):
+class EventIn(Element):
     """An event of an outbox elsewhere: it is published once for each `event_id` and number of replays."""
 
     event_id: UUID
