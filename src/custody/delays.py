@@ -77,8 +77,10 @@ def publish(
     ]
 
 
-def waiting(db: Database, topic: str, *, key: str | None, limit: int, decoding: Decoding = decode) -> list[Waiting]:
-    rows = db.call_dicts("delayed_messages", topic=topic, key=key, limit=limit)
+def waiting(
+    db: Database, topic: str, *, key: str | None, limit: int, max_bytes: int | None, decoding: Decoding = decode
+) -> list[Waiting]:
+    rows = db.call_dicts("delayed_messages", topic=topic, key=key, limit=limit, bytes=max_bytes)
     return [
         Waiting(
             topic=topic,

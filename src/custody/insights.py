@@ -62,9 +62,14 @@ def groups(db: Database, topic: str) -> list[Group]:
     return [describe_group(topic, row) for row in db.select("groups", order=["name"], topic_id=topic_id)]
 
 
-def dead(db: Database, topic: str, group: str, *, limit: int, decoding: Decoding = decode) -> list[DeadLetter]:
-    """Dead letters with payload and errors, the first of each partition first."""
+def dead(
+    db: Database, topic: str, group: str, *, limit: int, max_bytes: int | None = None, decoding: Decoding = decode
+) -> list[DeadLetter]:
+    """Dead letters with payload and errors, the first of each partition first; the last is the one that reaches
+    `max_bytes`."""
     db.call("lifecycle_group", topic=topic, group=group)
+    if max_bytes is not None:
+        limit = db.call("dead_within", topic=topic, group=group, limit=limit, bytes=max_bytes)[0][0]
     priorities = topics.layout(db, topic).priorities
     rows = db.select("dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group)
     return [

@@ -104,11 +104,13 @@ def read(
     *,
     offset: int | None,
     max_messages: int,
+    max_bytes: int | None = None,
     priorities: bool = False,
     decoding: Decoding = decode,
 ) -> list[Message]:
-    """Messages of a partition from an offset on, as they are in the log."""
-    bounds: dict[str, Any] = {"from": offset, "max": max_messages}
+    """Messages of a partition from an offset on, as they are in the log; the last is the one that reaches `max_bytes`
+    of payload."""
+    bounds: dict[str, Any] = {"from": offset, "max": max_messages, "bytes": max_bytes}
     rows = db.call("read", topic=topic, partition=partition, **bounds)
     return [
         Message(

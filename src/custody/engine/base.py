@@ -32,6 +32,7 @@ class Base:
         self._defaults = defaults or Policy()
         self._clock = clock
         self._decoding: Decoding = decode
+        self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
         self._hints = Hints(db.url)
         self.worker = worker or this_process()

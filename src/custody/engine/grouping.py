@@ -131,6 +131,7 @@ class Grouping(Base):
             partition,
             offset=positions[partition],
             max_messages=max_messages,
+            max_bytes=self._max_bytes,
             priorities=self._layout_of(topic).priorities,
             decoding=self._decoding,
         )

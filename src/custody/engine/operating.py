@@ -22,7 +22,7 @@ class Operating(Base):
 
     def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
         """The dead letters of a group, with payload and errors."""
-        return insights.dead(self._db, topic, group, limit=limit, decoding=self._decoding)
+        return insights.dead(self._db, topic, group, limit=limit, max_bytes=self._max_bytes, decoding=self._decoding)
 
     def redrive(
         self, topic: str, group: str, *, dry_run: bool = False, reason: str | None = None, **which: Any

@@ -154,7 +154,7 @@ class Publishing(Base):
 
     def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
         """Delayed messages that are not due yet, the next one first."""
-        return delays.waiting(self._db, topic, key=key, limit=limit, decoding=self._decoding)
+        return delays.waiting(self._db, topic, key=key, limit=limit, max_bytes=self._max_bytes, decoding=self._decoding)
 
     def delayed_count(self, topic: str) -> int:
         return int(self._db.call("delayed_count", topic=topic)[0][0])
@@ -218,6 +218,7 @@ class Publishing(Base):
             partition,
             offset=offset,
             max_messages=max_messages,
+            max_bytes=self._max_bytes,
             priorities=priorities,
             decoding=self._decoding,
         )

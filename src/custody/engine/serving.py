@@ -22,6 +22,9 @@ from custody.routing import Binding
 from custody.store.notify import Listener
 from custody.together import Ack, Claim, Placed, Publish
 
+LARGEST_ANSWER = 16 * 2**20
+"""An answer ends with the message that reaches so many bytes of payload."""
+
 
 class ServerVerbs:
     """What a server asks of an engine for its callers, beside the verbs that everybody has."""
@@ -32,10 +35,10 @@ class ServerVerbs:
     def named(self, worker: str) -> Custody:
         """The engine, open and closed with this one, under another name: what it does is journalled under it.
 
-        JSON payloads are `msgspec.Raw`: they are passed on letter for letter.
+        JSON payloads are `msgspec.Raw`: they are passed on letter for letter. What it reads ends at LARGEST_ANSWER.
         """
         other = copy.copy(self._engine)
-        other.worker, other._decoding = worker, decode_raw
+        other.worker, other._decoding, other._max_bytes = worker, decode_raw, LARGEST_ANSWER
         return other
 
     def publish_each(self, callers: Sequence[Publish], *, patient: bool = True) -> list[Placed | CustodyError]:
@@ -68,7 +71,9 @@ class ServerVerbs:
     def claim_each(self, topic: str, group: str, partition: int | None, callers: Sequence[Claim]) -> list[Lease]:
         """Leases for the callers, in their order, until there is nothing left; JSON payloads are `msgspec.Raw`."""
         settler = self._engine._settler()
-        return together.claim_each(self._db, settler, topic, group, partition, callers, now=self._now())
+        return together.claim_each(
+            self._db, settler, topic, group, partition, callers, max_bytes=LARGEST_ANSWER, now=self._now()
+        )
 
     def next_due_in(self, topic: str, group: str, partition: int | None) -> float | None:
         """Seconds until something that these callers wait for is due by itself; None if nothing is."""

@@ -33,10 +33,11 @@ def claim_each(
     partition: int | None,
     callers: Sequence[Claim],
     *,
+    max_bytes: int | None = None,
     now: datetime | None,
 ) -> list[Lease]:
     """Leases for several callers, in their order, until there is nothing left: an empty one, with the reason, is the
-    last. JSON payloads stay raw."""
+    last. Each ends with the message that reaches `max_bytes` of payload. JSON payloads stay raw."""
     rows = db.call(
         "claim_each",
         topic=topic,
@@ -46,6 +47,7 @@ def claim_each(
         visibility=[interval(caller.visibility_timeout) for caller in callers],
         workers=[caller.worker for caller in callers],
         now=now,
+        bytes=max_bytes,
     )
     return [
         lease_of(settler, topic, [row[1:] for row in some], decode_raw)

@@ -50,10 +50,11 @@ END $$;
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
 -- breaker_open or the cap that was reached), and has the priority in place of a key; the rows after it are its messages, by
 -- offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
--- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once.
+-- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease
+-- ends with the message that reaches so much payload.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
-    p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
     lease_id uuid, partition int, deadline timestamptz, reason text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -182,7 +183,7 @@ BEGIN
         key := custody.lane(v_partition);
     END IF;
     RETURN NEXT;
-    IF v_claim.parts = 1 THEN
+    IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_head, lease_id)) AND v_claim.parts = 1 THEN
         RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no);
     ELSE
         RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no) m ORDER BY m."offset";

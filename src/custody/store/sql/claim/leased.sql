@@ -41,3 +41,27 @@ BEGIN
         END LOOP;
     END LOOP;
 END $$;
+
+-- Gives back, uncharged, what a lease that was just made holds beyond so many bytes of payload; its first message stays. True
+-- if there was something. What is beyond is so for every key: no message stays behind an earlier one of its key.
+CREATE FUNCTION custody.give_back_beyond(p_bytes bigint, p_head custody.heads, p_lease_id uuid) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_lease  custody.leases;
+    v_beyond bigint[];
+BEGIN
+    IF p_bytes IS NULL THEN
+        RETURN false;
+    END IF;
+    SELECT l.* INTO v_lease FROM custody.leases l WHERE l.lease_id = p_lease_id LIMIT 1;
+    SELECT array_agg(x."offset") INTO v_beyond
+    FROM (SELECT m."offset", sum(octet_length(m.payload)) OVER (ORDER BY m."offset") - octet_length(m.payload) AS before
+          FROM custody.leased_messages(v_lease.group_id, p_head, v_lease.claim_no) m) x
+    WHERE x.before >= p_bytes;
+    IF v_beyond IS NULL THEN
+        RETURN false;
+    END IF;
+    PERFORM custody.settle(p_lease_id, v_beyond, array_fill('release'::text, ARRAY[cardinality(v_beyond)]),
+                           p_worker => v_lease.worker, p_now => v_lease.claimed_at);
+    RETURN true;
+END $$;

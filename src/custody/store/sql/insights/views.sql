@@ -67,6 +67,17 @@ JOIN custody.topics t USING (topic_id)
 JOIN custody.events e ON e.topic = t.name AND e.partition = c.partition AND e."offset" = c."offset"
 WHERE c.state = 'dead';
 
+-- How many of the first dead letters of a group there are up to the one that reaches p_bytes of payloads and errors.
+CREATE FUNCTION custody.dead_within(p_topic text, p_group text, p_limit int, p_bytes bigint) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT count(*)
+    FROM (SELECT sum(d.size) OVER (ORDER BY d.partition, d."offset") - d.size AS before
+          FROM (SELECT partition, "offset", octet_length(payload_bytes) + pg_column_size(errors) AS size
+                FROM custody.dead_letters WHERE topic = p_topic AND consumer_group = p_group
+                ORDER BY partition, "offset" LIMIT p_limit) d) x
+    WHERE x.before < p_bytes
+$$;
+
 CREATE VIEW custody.in_flight AS
 SELECT t.name AS topic, g.name AS consumer_group, l.partition, l.lease_id, l.held AS offsets, l.remaining AS messages,
        CASE WHEN l.of_cases THEN NULL ELSE l.attempt END AS attempt, l.worker, l.claimed_at, l.deadline

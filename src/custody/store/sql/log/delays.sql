@@ -117,22 +117,26 @@ LANGUAGE sql STABLE AS $$
       AND d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition AND d.deliver_at >= (p_head).delayed_from
 $$;
 
--- What waits, the next one first.
-CREATE FUNCTION custody.delayed_messages(p_topic text, p_key text DEFAULT NULL, p_limit int DEFAULT 100)
+-- What waits, the next one first; with p_bytes none after the one that reaches so much payload.
+CREATE FUNCTION custody.delayed_messages(p_topic text, p_key text DEFAULT NULL, p_limit int DEFAULT 100, p_bytes bigint DEFAULT NULL)
 RETURNS TABLE (delay_id bigint, partition int, deliver_at timestamptz, key text, kind "char", payload bytea, headers jsonb, delayed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
 BEGIN
     RETURN QUERY
-    SELECT w.delay_id, w.partition, w.deliver_at, w.key, w.kind, w.payload, w.headers, w.delayed_at
-    FROM custody.heads h
-    CROSS JOIN LATERAL (
-        SELECT * FROM custody.delayed d
-        WHERE d.topic_id = h.topic_id AND d.partition = h.partition AND d.deliver_at >= h.delayed_from AND (p_key IS NULL OR d.key = p_key)
-        ORDER BY d.deliver_at, d.delay_id LIMIT p_limit) w
-    WHERE h.topic_id = v_topic.topic_id
-    ORDER BY w.deliver_at, w.delay_id LIMIT p_limit;
+    SELECT x.delay_id, x.partition, x.deliver_at, x.key, x.kind, x.payload, x.headers, x.delayed_at
+    FROM (
+        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.deliver_at, w.delay_id) - octet_length(w.payload) AS before
+        FROM custody.heads h
+        CROSS JOIN LATERAL (
+            SELECT * FROM custody.delayed d
+            WHERE d.topic_id = h.topic_id AND d.partition = h.partition AND d.deliver_at >= h.delayed_from AND (p_key IS NULL OR d.key = p_key)
+            ORDER BY d.deliver_at, d.delay_id LIMIT p_limit) w
+        WHERE h.topic_id = v_topic.topic_id
+    ) x
+    WHERE p_bytes IS NULL OR x.before < p_bytes
+    ORDER BY x.deliver_at, x.delay_id LIMIT p_limit;
 END $$;
 
 CREATE FUNCTION custody.delayed_count(p_topic text) RETURNS bigint

@@ -65,9 +65,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Up to p_max messages of a partition from an offset on.
-CREATE FUNCTION custody.read(p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100)
-RETURNS SETOF custody.event
+-- Up to p_max messages of a partition from an offset on; with p_bytes none after the one that reaches so much payload.
+CREATE FUNCTION custody.read(
+    p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100, p_bytes bigint DEFAULT NULL
+) RETURNS SETOF custody.event
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
@@ -84,7 +85,16 @@ BEGIN
             format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition, v_head.first_offset),
             'Start at the first offset, or read older messages from an archive.');
     END IF;
-    RETURN QUERY SELECT * FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max)));
+    IF p_bytes IS NULL THEN
+        RETURN QUERY SELECT * FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max)));
+        RETURN;
+    END IF;
+    -- the length of a payload is known without reading it
+    RETURN QUERY
+    SELECT x."offset", x.published_at, x.key, x.kind, x.payload, x.headers
+    FROM (SELECT e.*, sum(octet_length(e.payload)) OVER (ORDER BY e."offset") - octet_length(e.payload) AS before
+          FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e) x
+    WHERE x.before < p_bytes ORDER BY x."offset";
 END $$;
 
 -- The first offset whose message was published at p_time or later (the end of the log, if there is none).

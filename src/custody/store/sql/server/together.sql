@@ -208,7 +208,8 @@ END $$;
 
 -- Claims for several callers, one after the other, until there is nothing to give: the rows of custody.claim for each.
 CREATE FUNCTION custody.claim_each(
-    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[], p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[], p_now timestamptz DEFAULT NULL,
+    p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
     caller int, lease_id uuid, partition int, deadline timestamptz, reason text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -219,7 +220,8 @@ DECLARE
     v_rows int;
 BEGIN
     FOR i IN 1..cardinality(p_max) LOOP
-        RETURN QUERY SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now) c;
+        RETURN QUERY
+        SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes) c;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         EXIT WHEN v_rows = 1;      -- no lease, only the reason
     END LOOP;
