@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from custody.http.examples import example_of
 from custody.http.operation import Operation
 from custody.wire import fields
 from custody.wire.answers import ErrorOut
@@ -135,9 +136,11 @@ def _responses(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any
     for status, kind in ((operation.status, operation.answer), *operation.other.items()):
         responses[str(status)] = {"description": operation.summary}
         if kind is not None:
-            schemas = [schema_of[id(member)] for member in _members(kind)]
+            members = _members(kind)
+            schemas = [schema_of[id(member)] for member in members]
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-            responses[str(status)]["content"] = {operation.media_type: {"schema": schema}}
+            content = {"schema": schema, "example": example_of(operation.name, members[0])}
+            responses[str(status)]["content"] = {operation.media_type: content}
     error = {"application/json": {"schema": schema_of[id(ErrorOut)]}}
     for status, text in sorted(_ERRORS.items()):
         if (operation.body is None and status in _WITH_A_BODY) or (operation.open and status not in _OF_OPEN_CALLS):
@@ -152,7 +155,7 @@ _RETRY_AFTER = {"description": "After so many seconds.", "required": True, "sche
 
 
 def page(operations: Sequence[Operation]) -> str:
-    """The page at /docs: every call with its fields and an example."""
+    """The page at /docs: every call with its fields, and an example of what is sent and answered."""
     parts = [
         _HEAD,
         f"<p>{html.escape(_DESCRIPTION)} The same for programs: <a href='/openapi.json'>openapi.json</a></p>",
@@ -172,14 +175,19 @@ def _article(operation: Operation) -> str:
         f"<tr><td>{where}</td><td><code>{html.escape(name)}</code></td><td>{html.escape(kind)}</td></tr>"
         for where, name, kind in rows
     )
-    example = ""
-    if operation.example is not None:
-        example = f"<pre>{html.escape(msgspec.json.format(msgspec.json.encode(operation.example)).decode())}</pre>"
+    example = "" if operation.example is None else _shown(operation.example)
+    if operation.answer is not None:
+        example += f"<p>Answer:</p>{_shown(example_of(operation.name, _members(operation.answer)[0]))}"
     return (
         f"<article id='{operation.name}'><h3><b>{operation.method}</b> <code>{html.escape(operation.path)}</code></h3>"
         f"<p>{html.escape(operation.summary)} {html.escape(operation.description)}</p>"
         f"{f'<table>{listed}</table>' if rows else ''}{example}</article>"
     )
+
+
+def _shown(example: Any) -> str:
+    text = example if isinstance(example, str) else msgspec.json.format(msgspec.json.encode(example)).decode()
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _typed(field: msgspec.structs.FieldInfo) -> str:
