@@ -59,10 +59,10 @@ def rows(stage: Stage) -> Iterator[Row]:
                     unit="msg/s",
                     note=_times(found),
                 )
-            for connections, batch in ((1, 1), (64, 1), (4, 100)):
+            for connections, batch in ((1, 1), (16, 1), (64, 1), (4, 100), (4, 1000)):
                 found = load(together, connections, seconds, kind="consume", batch=batch)
                 yield Row(
-                    what=f"HTTP receive + ack, {batch} a request, {connections} connection{'s' * (connections > 1)}",
+                    what=f"HTTP receive + ack, {batch:,} a request, {connections} connection{'s' * (connections > 1)}",
                     measured=found["messages"],
                     unit="msg/s",
                     note=_times(found),
