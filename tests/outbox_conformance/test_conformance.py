@@ -7,12 +7,12 @@ import pytest
 from tests.outbox.conftest import alone_url, bare_url  # noqa: F401  # fixtures
 
 import custody
-from custody.outbox import checks  # noqa: F401  # registers them
+from custody.outbox import checks, operating_checks  # noqa: F401  # they register themselves
 from custody.outbox.conformance import CHECKS, findings
 
 pytestmark = [
     pytest.mark.core,
-    pytest.mark.req("O1", "O2", "O3", "O4", "O5", "O6", "O7", "O10", "O11", "O12"),
+    pytest.mark.req("O1", "O2", "O3", "O4", "O5", "O6", "O7", "O8", "O9", "O10", "O11", "O12"),
 ]
 
 
@@ -39,3 +39,9 @@ def results(request: pytest.FixtureRequest, server_url: str, template: str) -> d
 @pytest.mark.parametrize("check", [f"{number} {level} {text}" for number, level, text, _ in CHECKS])
 def test_check(results: dict[str, str | None], check: str) -> None:
     assert results[check.split()[0]] is None, check
+
+
+def test_each_requirement_has_checks_and_each_check_an_id_of_its_own() -> None:
+    numbers = [number for number, *_ in CHECKS]
+    assert len(set(numbers)) == len(numbers)
+    assert list(dict.fromkeys(number.partition(".")[0] for number in numbers)) == [f"O{n}" for n in range(1, 13)]

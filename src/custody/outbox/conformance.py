@@ -1,7 +1,8 @@
 """What an outbox has to do, as checks for a live installation: each on events of its own, and all taken back.
 
 The checks stay in a transaction that is rolled back, lie a day in the past, and claim by the address of their own
-events only. What needs crashes and several processes is in tests/outbox_conformance.
+events only. What needs a killed process, several of them or a running relay is shown by Custody's own tests, in
+tests/chaos, tests/interleaving and tests/outbox.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class _TakenBack(Exception):
 
 def findings(connection: Connection) -> list[Finding]:
     """Runs every check, each in a part of one transaction that is rolled back in the end."""
-    from custody.outbox import checks  # noqa: F401  # registers them
+    from custody.outbox import checks, operating_checks  # noqa: F401  # they register themselves
 
     found = []
     for number, level, text, check in CHECKS:
