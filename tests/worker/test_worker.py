@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -389,3 +390,27 @@ def test_fifty_workers_keep_the_order_of_every_key_downstream(live: custody.Cust
         for message in live.read("shipped", partition, max_messages=10_000):
             arrived.setdefault(message.payload["order"], []).append(message.payload["step"])
     assert arrived == dict.fromkeys(range(orders), steps)
+
+
+@pytest.mark.req("V12")
+def test_it_does_not_spin_while_somebody_holds_an_expired_lease(
+    live: custody.Custody, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(live, 1)
+    claims = []
+    claim = custody.Custody.claim
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        claims.append(time.monotonic())
+        return claim(*arguments, **options)
+
+    live.claim("t", "g", visibility_timeout="50ms")
+    with psycopg.connect(live.database_url) as other:
+        other.execute("SELECT FROM custody.leases FOR UPDATE")
+        monkeypatch.setattr(custody.Custody, "claim", counted)
+        running = start("t", "g", lambda _: None)
+        until = time.monotonic() + 2.0
+        wait_for(lambda: time.monotonic() > until, "time passes")
+        assert 2 <= len(claims) <= 20
+    wait_for(lambda: resolved(live), "the message is handled when the lease is let go")
+    assert running.stop().done == 1

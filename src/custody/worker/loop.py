@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 AHEAD = 0.25  # seconds of work to have in hand: enough to keep the threads busy, little to come back after a crash
 MOST_AT_ONCE = 1000
 BUSY = 0.03
+SOON = 0.005  # the shortest pause before something that is due
 QUICK = 0.005  # a handler that takes less is not worth a second lease of an ordered group
 
 
@@ -104,6 +105,7 @@ class Worker:
         self._took = 0.0  # a moving average of how long a handler takes
         self._error: Exception | None = None
         self.waiting_for: str | None = None
+        self._overdue = 0.0  # the last pause, if something was overdue that a claim did not get
         """Why nothing is claimed just now: empty, busy, paused, a cap, or that the database cannot be reached."""
 
     def stop(self) -> None:
@@ -187,7 +189,7 @@ class Worker:
             return size if starving else 0
 
     def _take(self, lease: Lease) -> None:
-        self.waiting_for = None
+        self.waiting_for, self._overdue = None, 0.0
         taken = held(lease, time.monotonic() + self._visibility)
         with self._guard:
             self._leases.add(taken)
@@ -204,7 +206,11 @@ class Worker:
             self._wake.wait(random.uniform(0.002, BUSY))
             return
         due = self._verbs.next_due(self._topic, self._group)
-        self._wake.wait(self._poll if due is None else max(0.005, min(self._poll, due)))
+        if due is not None and due <= 0:  # somebody holds it, such as an expired lease in an open transaction
+            self._overdue = due = min(self._poll, max(SOON, 2 * self._overdue))
+        else:
+            self._overdue = 0.0
+        self._wake.wait(self._poll if due is None else max(SOON, min(self._poll, due)))
 
     def _say(self, reason: str) -> None:
         if reason != self.waiting_for:
