@@ -131,6 +131,29 @@ def test_messages_of_a_transaction_are_counted_by_its_commit(orders: custody.Cus
     assert value(scraped(http_), "custody_messages_published_total", topic="orders") == 1
 
 
+def test_deaths_are_counted_from_zero_on(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "default", Policy(max_attempts=1, breaker=None))
+    publish(http_, 6)
+
+    def deaths(group: str = "default") -> float | None:
+        topic = "-" if group == "-" else "orders"
+        return value(scraped(http_), "custody_messages_dead_total", topic=topic, group=group)
+
+    assert (deaths(), deaths("-")) == (None, 0)
+    lease = http_.get("/messages/orders?max=5").json["lease_id"]
+    assert deaths() == 0, "a series that begins with its first death has not risen"
+    http_.post("/messages/nack", {"lease_id": lease, "offsets": [0, 1]})
+    http_.post("/messages/nack", {"lease_id": lease, "offset": 2, "requeue": False})
+    outcomes = [{"offset": 3, "outcome": "dead"}, {"offset": 4, "outcome": "ack"}]
+    http_.post("/messages/settle", {"lease_id": lease, "outcomes": outcomes})
+    http_.post("/topics/orders/groups/default/redrive")
+    assert deaths() == 4, "whatever is redriven"
+    other = c.claim("orders", "default").lease_id
+    http_.post("/messages/nack", {"lease_id": str(other)})
+    assert (deaths(), deaths("-")) == (4, 1)
+
+
 def test_what_is_known_of_leases_is_bounded(
     orders: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,14 @@ class Metrics:
             ["topic", "group", "outcome"],
             registry=registry,
         )
+        self._dead = Counter(
+            "custody_messages_dead",
+            "Messages that are dead by what was said of them.",
+            ["topic", "group"],
+            registry=registry,
+        )
+        # a series has to begin at 0, or Prometheus does not see that it has risen
+        self._dead.labels(UNKNOWN, UNKNOWN)
         self._coalesced = Histogram(
             "custody_coalesced_requests",
             "Requests that shared a transaction.",
@@ -118,6 +126,7 @@ class Metrics:
         found = self._of_groups.get((topic, group))
         if found is None:
             found = self._of_groups[topic, group] = self._received.labels(topic, group)
+            self._dead.labels(topic, group)
         found.inc(len(lease))
         if len(self._leases) >= LEASES:
             del self._leases[next(iter(self._leases))]
@@ -132,6 +141,11 @@ class Metrics:
         if found is None:
             found = self._of_outcomes[topic, group, outcome] = self._settled.labels(topic, group, outcome)
         found.inc(count)
+
+    def died(self, lease_id: UUID, count: int) -> None:
+        """So many messages of a lease are dead by what was said of them."""
+        if count:
+            self._dead.labels(*self._leases.get(lease_id, (UNKNOWN, UNKNOWN))).inc(count)
 
     def coalesced(self, operation: str) -> Callable[[int], object]:
         """What counts the requests of each transaction of an operation."""

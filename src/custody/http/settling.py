@@ -174,7 +174,7 @@ def _resolved(call: Call, one: Ack) -> _Held:
 async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
     wanted = _acks(call, body)
     await _allow(call, wanted)
-    counts: list[tuple[UUID, int]] = []
+    counts: list[tuple[UUID, int, int]] = []
 
     def settle_all() -> SettledOut:
         settled = 0
@@ -193,7 +193,7 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
             except LeaseLost as error:
                 losses.append((one, error))
                 continue
-            counts.append((found.lease_id, result.settled))
+            counts.append((found.lease_id, result.settled, len(result.dead)))
             settled += result.settled
             dead += result.dead
             released += result.released
@@ -206,8 +206,9 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
     try:
         return Answer(encode(await call.state.quick(settle_all)))
     finally:
-        for lease_id, count in counts:
+        for lease_id, count, died in counts:
             call.state.metrics.settled(lease_id, outcome, count)
+            call.state.metrics.died(lease_id, died)
 
 
 @table.operation("POST", "/messages/nack", body=NackIn, answer=SettledOut, example={**_EXAMPLE, "error": "timeout"})
@@ -270,6 +271,7 @@ async def settle(call: Call) -> Answer:
     done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
     for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
         call.state.metrics.settled(body.lease_id, kind, count)
+    call.state.metrics.died(body.lease_id, len(done.dead))
     return Answer(encode(SettledOut.of(done)))
 
 
