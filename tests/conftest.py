@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,6 +19,9 @@ from tests import jvm
 
 import custody
 from custody.store import embedded, migrate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TEMPLATE = "custody_template"
 _numbers = itertools.count()
@@ -163,3 +167,12 @@ def commits(c: custody.Custody, db: psycopg.Connection) -> Callable[[], int]:
     )
     db.execute("CREATE TRIGGER see AFTER INSERT ON custody.log FOR EACH ROW EXECUTE FUNCTION see()")
     return lambda: db.execute("SELECT count(*) FROM seen").fetchone()[0]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark of this test process."""
+    from tests.spark.local import local_spark  # most processes that run tests have no need for it
+
+    with local_spark() as opened:
+        yield opened

@@ -5,12 +5,13 @@ Where one calls a server, it has one; what the comments of shell snippets show a
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import psycopg
@@ -33,12 +34,19 @@ def snippets(document: Path, language: str) -> list[str]:
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if FENCE.search(d.read_text("utf-8"))], ids=lambda path: path.name
 )
-def test_the_snippets_of_a_document_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippets_of_a_document_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setenv("CUSTODY_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
     with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}) as server:
         if script := "\n".join(snippets(document, "python")):
-            run_python(script, server.url, tmp_path)
+            if "custody.spark" in script and "SparkSession.builder" not in script:
+                request.getfixturevalue("spark")  # saves the start of a JVM
+                monkeypatch.chdir(tmp_path)
+                run_here(script)
+            else:
+                run_python(script, server.url, tmp_path)
         custody.connect().close()
         with psycopg.connect(server.url, autocommit=True) as connection:
             for query in snippets(document, "sql"):
@@ -54,8 +62,20 @@ def run_python(script: str, database_url: str, directory: Path) -> None:
             [sys.executable, "snippets.py"], cwd=directory, capture_output=True, text=True, timeout=300, check=False
         )
     assert run.returncode == 0, run.stderr
+    check_output(script, run.stdout)
+
+
+def run_here(script: str) -> None:
+    """In this process, on the Spark that it has."""
+    output = io.StringIO()
+    with redirect_stdout(output):
+        exec(compile(script, "snippets", "exec"), {"__name__": "__main__"})
+    check_output(script, output.getvalue())
+
+
+def check_output(script: str, output: str) -> None:
     for comment in re.findall(r"^\s*print\(.*\)  # (.*)$", script, re.MULTILINE):
-        assert comment in run.stdout, f"the document says it prints {comment!r}, but it printed:\n{run.stdout}"
+        assert comment in output, f"the document says it prints {comment!r}, but it printed:\n{output}"
 
 
 CURL = 'curl() { command curl --silent --show-error --fail-with-body "$@" | tee -a answers; echo >>answers; }\n'

@@ -1,28 +1,11 @@
-"""One Spark for all tests of a test process: starting a JVM takes seconds."""
+"""A cluster for the tests that need one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from tests.spark.cluster import Cluster, cluster
-
-from custody.spark.session import session
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A small local Spark that tries a task up to four times, as pipelines do."""
-    opened = session(
-        master="local[2,4]",
-        app_name="custody-tests",
-        config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
-    )
-    yield opened
-    opened.stop()
-    end_jvm()
 
 
 @pytest.fixture(scope="session")
@@ -30,13 +13,3 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     """A standalone cluster with two workers, for drivers in processes of their own."""
     with cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
-
-
-def end_jvm() -> None:
-    """Spark's stop() leaves the JVM running until Python ends. This waits for its end, and allows another one."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM watches it
-    gateway.proc.wait(timeout=60)
-    SparkContext._gateway = SparkContext._jvm = None

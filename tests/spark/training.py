@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from pyspark.sql import functions as F
-from tests.spark.conftest import end_jvm
+from tests.spark.local import end_jvm
 
 from custody.spark.session import session
 

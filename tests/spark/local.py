@@ -1,0 +1,34 @@
+"""One Spark for all tests of a test process: starting a JVM takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from custody.spark.session import session
+
+
+@contextmanager
+def local_spark() -> Iterator[SparkSession]:
+    """A small local Spark that tries a task up to four times, as pipelines do."""
+    opened = session(
+        master="local[2,4]",
+        app_name="custody-tests",
+        config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
+    )
+    yield opened
+    opened.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """Spark's stop() leaves the JVM running until Python ends. This waits for its end, and allows another one."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM watches it
+    gateway.proc.wait(timeout=60)
+    SparkContext._gateway = SparkContext._jvm = None
