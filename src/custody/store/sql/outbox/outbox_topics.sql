@@ -33,10 +33,10 @@ BEGIN
     ids := '{}';
     scanned := p_from;
     FOR _ IN 1 .. ceil(p_window::numeric / c_step) LOOP
-        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.due), '{}') AS due,
+        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.due), '{}') AS due, array_agg(w.ordering_key) FILTER (WHERE w.due) AS keys,
                CASE WHEN count(*) = c_step THEN max(w.id) END AS last
         INTO v_found
-        FROM (SELECT o.id, o.status = 'PENDING' AND o.available_at <= p_now
+        FROM (SELECT o.id, o.ordering_key, o.status = 'PENDING' AND o.available_at <= p_now
                      AND (o.ordering_key IS NULL OR o.ordering_key NOT IN (SELECT k FROM unnest(p_waiting) k)) AS due
               FROM custody.outbox o
               WHERE (o.topic_id, o.partition, o.id) > ((p_head).topic_id, (p_head).partition, scanned)
@@ -47,7 +47,7 @@ BEGIN
         IF cardinality(v_found.due) > 0 THEN
             ids := custody.outbox_in_order(v_found.due);
             EXIT WHEN cardinality(ids) > 0;
-            p_waiting := p_waiting || ARRAY(SELECT DISTINCT o.ordering_key FROM custody.outbox o WHERE o.id = ANY (v_found.due));
+            p_waiting := p_waiting || ARRAY(SELECT DISTINCT k FROM unnest(v_found.keys) k);
         END IF;
         EXIT WHEN scanned IS NULL;
     END LOOP;
@@ -87,6 +87,7 @@ DECLARE
     v_tail  record;
     v_fixed boolean;      -- no event can belong to another partition
     v_careful boolean;
+    v_waiting text[];
     v_found record;
     v_ids   bigint[];
     v_moved int;
@@ -101,8 +102,12 @@ BEGIN
     -- at first as if no key had to wait, which is much cheaper; if one has to, once more, since what waits would hold all others
     FOREACH v_careful IN ARRAY ARRAY[false, true] LOOP
         IF v_careful THEN
-            v_ids := v_ids || custody.outbox_beside(v_head, p_now, p_window,
-                ARRAY(SELECT DISTINCT o.ordering_key FROM custody.outbox o WHERE o.id = ANY (v_found.here) AND NOT o.id = ANY (v_ids)));
+            -- materialized: else the index of the keys is walked from end to end, for it has them sorted
+            WITH keys AS MATERIALIZED (
+                SELECT o.ordering_key FROM custody.outbox o
+                WHERE o.id = ANY (ARRAY(SELECT unnest(v_found.here) EXCEPT SELECT unnest(v_ids))))
+            SELECT array_agg(DISTINCT k.ordering_key) INTO v_waiting FROM keys k;
+            v_ids := v_ids || custody.outbox_beside(v_head, p_now, p_window, v_waiting);
             SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
             INTO v_found
             FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs
