@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "outbox.md"
 @pytest.fixture
 def roles(alone_url: str) -> Iterator[None]:
     """The roles of the document, with what it grants them."""
-    (granted,) = re.findall(r"```sql\n(GRANT .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (granted,) = re.findall(r"```text\n(GRANT .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     with psycopg.connect(alone_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE app; CREATE ROLE relay; CREATE ROLE operator")
         connection.execute(granted.encode())
