@@ -6,11 +6,14 @@ import random
 from collections import defaultdict
 from typing import Any
 
+import psycopg
 import pytest
 from tests.http.conftest import Http
 
 import custody
 from custody.engine import serving
+from custody.remote import publishing
+from custody.together import Claim
 
 pytestmark = pytest.mark.core
 
@@ -107,3 +110,33 @@ def test_every_message_comes_and_keys_keep_their_order(c: custody.Custody, http_
     if ordering == "key":
         assert all(some == sorted(some) for some in done.values())
     assert c.stats("orders", "g").depth == 0
+
+
+@pytest.mark.req("G19")
+def test_those_who_wait_together_share_the_bound(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    for _ in range(20):
+        c.publish("orders", LARGE)
+    assert http_.state is not None
+    callers = [Claim(max_messages=2, worker=f"w{number}") for number in range(8)]
+    first = http_.state.verbs.claim_each("orders", "g", None, callers)
+    assert [[message.offset for message in lease.messages] for lease in first] == [[0, 1], [2, 3]]
+    cut = http_.state.verbs.claim_each("orders", "g", None, [Claim(max_messages=8, worker="w")])
+    assert [message.offset for message in cut[0].messages] == [4, 5, 6]
+    with psycopg.connect(c.database_url) as connection:
+        sizes = connection.execute("SELECT size FROM custody.leases WHERE lease_id = %s", [cut[0].lease_id]).fetchall()
+    assert sizes == [(3,)], "what was given back does not count as delivered with them"
+
+
+@pytest.mark.req("G19")
+def test_a_client_reads_on_behind_a_large_answer(
+    c: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "MAY_BE_CUT", 1000)
+    c.create_topic("orders")
+    for _ in range(8):
+        c.publish("orders", LARGE)
+    with custody.connect(http_.url) as remote:
+        assert [message.offset for message in remote.read("orders", max_messages=100)] == list(range(8))
+        assert [message.offset for message in remote.read("orders", max_messages=5)] == list(range(5))

@@ -354,7 +354,10 @@ def test_a_database_that_is_away_is_told_to_all_who_do_not_wait(
         ]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(http_.state.long_polls._lines[("orders", "g", None)].waiters) == 60, "all are in the line")
+        wait_for(
+            lambda: len(http_.state.long_polls._lines[long_polls.Place("orders", "g", None)].waiters) == 60,
+            "all are in the line",
+        )
         ended = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND application_name = 'custody' AND wait_event_type = 'Lock'"

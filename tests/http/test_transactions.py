@@ -59,6 +59,38 @@ def test_commits_to_a_topic_that_somebody_holds_stop_nobody_else(
         assert [one.result().status for one in held] == [200] * 12
 
 
+def test_what_is_sent_again_while_it_waits_takes_no_place_of_others(
+    http_: Http, database_url: str, db: psycopg.Connection
+) -> None:
+    make(http_)
+    make(http_, "other")
+    http_.post("/producers/init", {"producer_id": "p"})
+    to_orders, to_other = (
+        http_.post("/transactions/begin", {"producer_id": "p"}).json["transaction_id"] for _ in range(2)
+    )
+    for transaction, topic in ((to_orders, "orders"), (to_other, "other")):
+        http_.post("/messages", {"transaction_id": transaction, "topic": topic, "payload": 1})
+    publish(http_, 1, 2)
+    lease = http_.get("/messages/orders?max=1").json["lease_id"]
+    free = http_.get("/messages/orders?max=1").json["lease_id"]
+    commit, extend = "/transactions/commit", "/messages/extend-visibility"
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(12) as clients:
+        holder.execute(
+            "SELECT FROM custody.heads h JOIN custody.topics t USING (topic_id) WHERE t.name = 'orders' FOR UPDATE OF h"
+        )
+        holder.execute("SELECT FROM custody.leases WHERE lease_id = %s FOR UPDATE", [lease])
+        held = [clients.submit(http_.post, commit, {"transaction_id": to_orders}) for _ in range(4)]
+        held += [clients.submit(http_.post, extend, {"lease_id": lease, "timeout_seconds": 60}) for _ in range(6)]
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        wait_for(lambda: len(db.execute(waiting).fetchall()) == 2, "one of each waits")
+        try:
+            assert http_.post(commit, {"transaction_id": to_other}, timeout=5).status == 200
+            assert http_.post(extend, {"lease_id": free, "timeout_seconds": 60}, timeout=5).status == 200
+        finally:
+            holder.rollback()
+        assert [one.result().status for one in held] == [200] * 10
+
+
 def begin(door: Http, **rest: object) -> str:
     assert door.post("/producers/init", {"producer_id": "order-service-1"}).status == 200
     begun = door.post("/transactions/begin", {"producer_id": "order-service-1", **rest})

@@ -26,11 +26,12 @@ SOON = 0.005
 
 
 class Place(NamedTuple):
-    """What a line waits for; without a partition, any."""
+    """What a line waits for; without a partition, any. `create`: the default group is made if it is not there."""
 
     topic: str
     group: str
     partition: int | None
+    create: bool = True
 
 
 class Claims(Protocol):

@@ -44,7 +44,7 @@ async def init_producer(call: Call) -> object:
 async def producer(call: Call) -> object:
     """Where a producer stands: the way out after a publish whose answer was lost."""
     call.allow("produce")
-    found = await call.state.quick(call.engine.producer, call.params["producer_id"])
+    found = await call.state.read(call.engine.producer, call.params["producer_id"])
     if found.last_receipt is not None:  # it tells where the topic ends
         call.allow("produce", found.last_receipt.topic)
     return ProducerOut.of(found)
@@ -95,7 +95,8 @@ async def commit(call: Call) -> object:
     """Show all of it at once. A repeat returns the same receipts."""
     call.allow("produce")
     body: TransactionIn = call.body
-    receipts = await call.state.append(call.engine.transactions.commit, body.transaction_id)
+    async with call.state.threads.turn(body.transaction_id):
+        receipts = await call.state.append(call.engine.transactions.commit, body.transaction_id)
     call.state.metrics.published(receipts)
     return CommittedOut(body.transaction_id, [PlacedOut.of(receipt) for receipt in receipts])
 
@@ -113,4 +114,4 @@ async def abort(call: Call) -> object:
 async def open_transactions(call: Call) -> object:
     """Transactions that are neither committed nor aborted."""
     call.allow_everywhere("admin")
-    return plain(await call.state.quick(call.engine.transactions.open))
+    return plain(await call.state.read(call.engine.transactions.open))

@@ -14,7 +14,6 @@ from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.long_polls import Place
 from custody.http.operation import Table
-from custody.model import DEFAULT_GROUP
 from custody.together import Ack, Claim
 from custody.wire.answers import NewsOut
 from custody.wire.messages import LeaseOut, MessageOut
@@ -48,13 +47,11 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
-    if query.group == DEFAULT_GROUP and not query.create:
-        await call.state.quick(call.engine.group, call.topic, query.group)  # refuses one that is not there
     # no lease is larger than what one request can settle
     most = min(query.max, call.state.settings.max_batch)
     claim = Claim(max_messages=most, visibility_timeout=query.visibility_timeout, worker=call.worker)
     wait = min(query.wait or 0.0, call.state.max_wait)
-    place = Place(call.topic, query.group, partition)
+    place = Place(call.topic, query.group, partition, query.create)
     began = time.time_ns()
     if wait:
         task = asyncio.ensure_future(call.state.long_polls.receive(place, claim, wait))
@@ -101,7 +98,7 @@ async def news(call: Call) -> object:
     The answer comes as soon as something was published (or may have been) since the token that is given.
     """
     call.allow("consume", call.topic)
-    await call.state.quick(call.engine.topic, call.topic)  # refuses one that is not there
+    await call.state.read(call.engine.topic, call.topic)  # refuses one that is not there
     query: NewsQuery = call.query
     wait = min(query.wait or 0.0, call.state.max_wait)
     if wait:

@@ -171,6 +171,10 @@ def _resolved(call: Call, one: Ack) -> _Held:
     return _Held(lease_id=lease_id, offsets=offsets)
 
 
+def _turn_of(one: Ack) -> object:
+    return one.lease_id or (one.topic, one.group, one.partition, *(one.offsets or ()))
+
+
 async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
     wanted = _acks(call, body)
     await _allow(call, wanted)
@@ -204,7 +208,8 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
         return SettledOut(settled, tuple(dead), tuple(released))
 
     try:
-        return Answer(encode(await call.state.quick(settle_all)))
+        async with call.state.threads.turn(_turn_of(wanted[0])):
+            return Answer(encode(await call.state.quick(settle_all)))
     finally:
         for lease_id, count, died in counts:
             call.state.metrics.settled(lease_id, outcome, count)
@@ -268,7 +273,8 @@ async def settle(call: Call) -> Answer:
             raise InvalidArgument(f"offset {given.offset} has two outcomes", path="$.outcomes")
         outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
-    done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
+    async with call.state.threads.turn(body.lease_id):
+        done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
     for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
         call.state.metrics.settled(body.lease_id, kind, count)
     call.state.metrics.died(body.lease_id, len(done.dead))
@@ -293,5 +299,6 @@ async def extend(call: Call) -> Answer:
     await _allow(call, [wanted])
     held = await call.state.quick(_resolved, call, wanted)
     offset = None if held.offsets is None else held.offsets[0]
-    deadline = await call.state.quick(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
+    async with call.state.threads.turn(held.lease_id):
+        deadline = await call.state.quick(call.engine.extend, held.lease_id, body.timeout_seconds, offset=offset)
     return Answer(encode(DeadlineOut(deadline)))

@@ -161,6 +161,10 @@ class State:
         async with self.threads.settling:
             return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
+    async def read(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A verb of the traffic that waits for nobody."""
+        return await in_thread(self.threads.quick, verb, *args, **kwargs)
+
     async def append(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A verb of the traffic that waits for whoever holds the topics that it writes to."""
         async with self.threads.appending:
@@ -170,17 +174,18 @@ class State:
         return await in_thread(self.threads.quick, self._claim, place, callers)
 
     def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
+        claim = partial(self.verbs.claim_each, place.topic, place.group, place.partition, callers)
         try:
-            return self.verbs.claim_each(*place, callers)
+            return claim()
         except GroupNotFound:
-            if place.group != DEFAULT_GROUP:
+            if place.group != DEFAULT_GROUP or not place.create:
                 raise
         with suppress(GroupExists):  # somebody else was first
             self.engine.create_group(place.topic, place.group)
-        return self.verbs.claim_each(*place, callers)
+        return claim()
 
     async def next_due(self, place: Place) -> float | None:
-        return await in_thread(self.threads.quick, self.verbs.next_due_in, *place)
+        return await in_thread(self.threads.quick, self.verbs.next_due_in, place.topic, place.group, place.partition)
 
     async def give_back(self, lease: Lease) -> None:
         try:

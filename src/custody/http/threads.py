@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SPARE = 3
-"""Connections beyond those for requests: for the reading of the keys, of the figures, and for /readyz."""
+SPARE = 5
+"""Connections beyond those for requests: for the keys, the figures, /readyz, the upkeep, and the outbox's events."""
 
 
 class Threads:
@@ -32,6 +34,16 @@ class Threads:
         self.looks = ThreadPoolExecutor(2, thread_name_prefix="custody-looks")
         self.settling = asyncio.Semaphore(max(1, quick // 2))
         self.appending = asyncio.Semaphore(max(1, quick // 3))
+        self._turns: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, of: object) -> AsyncIterator[None]:
+        """One at a time of a lease, a transaction: what is sent again while the first still waits takes no thread."""
+        lock = self._turns.get(of)
+        if lock is None:
+            lock = self._turns[of] = asyncio.Lock()
+        async with lock:
+            yield
 
     async def close(self) -> None:
         """Waits for what is under way."""

@@ -23,7 +23,7 @@ class RemoteOperating(RemoteBase, Operating):
     """Looking at groups, and repairing them."""
 
     def dead(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
-        """As the direct connection, and at most 100,000."""
+        """As the direct connection, and at most 100,000; the last is the one that reaches 16 MB of payload."""
         query = LimitQuery(limit=page_size(limit))
         found = self._call("GET", group_path(topic, group) + "/dead", list[DeadOut], query=query)
         return [one.value() for one in found[:limit]]

@@ -104,8 +104,8 @@ class Worker:
         self._in_hand = 0
         self._took = 0.0  # a moving average of how long a handler takes
         self._error: Exception | None = None
-        self.waiting_for: str | None = None
         self._overdue = 0.0  # the last pause, if something was overdue that a claim did not get
+        self.waiting_for: str | None = None
         """Why nothing is claimed just now: empty, busy, paused, a cap, or that the database cannot be reached."""
 
     def stop(self) -> None:

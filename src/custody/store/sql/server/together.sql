@@ -206,7 +206,8 @@ BEGIN
     RETURN v_lease.lease_id;
 END $$;
 
--- Claims for several callers, one after the other, until there is nothing to give: the rows of custody.claim for each.
+-- Claims for several callers, one after the other, until there is nothing to give, or p_bytes of payload were given: the rows of
+-- custody.claim for each.
 CREATE FUNCTION custody.claim_each(
     p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[], p_now timestamptz DEFAULT NULL,
     p_bytes bigint DEFAULT NULL
@@ -217,13 +218,25 @@ CREATE FUNCTION custody.claim_each(
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_rows int;
+    v_rows  int;
+    v_bytes bigint := 0;
 BEGIN
-    FOR i IN 1..cardinality(p_max) LOOP
+    IF cardinality(p_max) = 1 THEN
         RETURN QUERY
-        SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes) c;
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-        EXIT WHEN v_rows = 1;      -- no lease, only the reason
+        SELECT 1, c.* FROM custody.claim(p_topic, p_group, p_max[1], p_visibility[1], p_workers[1], p_partition, p_now, p_bytes) c;
+        RETURN;
+    END IF;
+    FOR i IN 1..cardinality(p_max) LOOP
+        v_rows := 0;
+        FOR caller, lease_id, partition, deadline, reason, "offset", published_at, key, kind, payload, headers,
+            attempt, first_delivery, last_error IN
+            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes) c
+        LOOP
+            v_rows := v_rows + 1;
+            v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+            RETURN NEXT;
+        END LOOP;
+        EXIT WHEN v_rows = 1 OR v_bytes >= p_bytes;      -- 1: no lease, only the reason
     END LOOP;
 END $$;
 
