@@ -455,9 +455,16 @@ class PublishFailed(Transient):
 
 
 class PublisherUnavailable(Transient):
-    """What a publisher publishes to cannot be reached: the relay waits, and no event is charged."""
+    """What a publisher publishes to cannot be reached: the relay waits, and no event is charged.
+
+    `busy` if it is there and only takes no more for now (a limit of requests): then no event is suspected either.
+    """
 
     code = "publisher_unavailable"
+
+    def __init__(self, message: str | None = None, remedy: str = "", *, busy: bool = False) -> None:
+        super().__init__(message, remedy)
+        self.busy = busy
 
 
 class PublishRefused(Terminal):

@@ -55,8 +55,9 @@ def test_what_an_answer_means(service: Service, status: int, error: type[Excepti
     if error is None:
         publisher.publish(sent)
     else:
-        with pytest.raises(error, match=str(status)):
+        with pytest.raises(error, match=str(status)) as raised:
             publisher.publish(sent)
+        assert getattr(raised.value, "busy", False) == (status == 429)
     WebhookPublisher(success=lambda found, _: found == status).publish(sent)
 
 

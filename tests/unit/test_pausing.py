@@ -46,14 +46,16 @@ def test_a_destination_that_is_down_is_tried_less_and_less_often() -> None:
     assert outages.failed("a:") == 1, "it begins anew"
 
 
-def test_what_did_not_arrive_is_suspected_when_another_event_has() -> None:
+def test_what_did_not_arrive_in_three_outages_is_suspected_when_another_event_has() -> None:
     outages = Outages(Exponential("1s"))
-    outages.failed("a")
-    for event in (3, 4):
-        outages.tried("a", event)
-    assert outages.last("a") == 4
-    assert outages.over("a", 4)
-    assert outages.suspects == {3}
+    for suspects in (set[int](), set[int](), {3}):
+        outages.failed("a")
+        for event in (3, 4):
+            outages.tried("a", event)
+        outages.tried("a", 5, suspected=False)
+        assert outages.last("a") == 5
+        assert outages.over("a", 4)
+        assert outages.suspects == suspects
     outages.settled(3)
     assert outages.suspects == set()
 

@@ -18,8 +18,8 @@ WHOLE = 2  # batches that a publisher of whole batches has at a time
 
 
 class Result(NamedTuple):
-    """What came of one event: published, failed, dead, unavailable (its destination was), released (it was not tried),
-    or lost (the claim ran out before it was begun)."""
+    """What came of one event: published, failed, dead, unavailable (its destination was), busy (its destination took no
+    more), released (it was not tried), or lost (the claim ran out before it was begun)."""
 
     event: Claimed
     outcome: str
@@ -134,7 +134,7 @@ class Batch:
         return True
 
     def _failed(self, event: Claimed, error: BaseException) -> None:
-        if self._is_outage(event.destination, error) and event.id not in self._suspects:
+        if self._is_outage(event.destination, error) and (_busy(error) or event.id not in self._suspects):
             self._unavailable([event], error)
             return
         if not _unanswered(error):
@@ -150,7 +150,7 @@ class Batch:
     def _unavailable(self, events: Sequence[Claimed], error: BaseException) -> None:
         with self._guard:
             self._down.setdefault(events[0].destination, _described(error))
-        self._say("unavailable", events, _described(error))
+        self._say("busy" if _busy(error) else "unavailable", events, _described(error))
 
     def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
         """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
@@ -166,7 +166,7 @@ class Batch:
             suspect = any(event.id in self._suspects for event in events)
             if len(events) == 1:
                 self._failed(events[0], error)
-            elif self._is_outage(events[0].destination, error) and not suspect:
+            elif self._is_outage(events[0].destination, error) and (_busy(error) or not suspect):
                 self._unavailable(events, error)
             else:
                 self._publish_tracks(publisher, events)
@@ -180,6 +180,10 @@ class Batch:
 
 def _unanswered(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+
+
+def _busy(error: BaseException) -> bool:
+    return isinstance(error, PublisherUnavailable) and error.busy
 
 
 def _described(error: BaseException) -> str:

@@ -116,7 +116,7 @@ class Claims:
             "outbox_settle",
             claim=batch.claim,
             ids=[result.event.id for result in told],
-            outcomes=["released" if result.outcome == "unavailable" else result.outcome for result in told],
+            outcomes=[_written(result.outcome) for result in told],
             errors=[storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
             delays=[self._delay(result) for result in told] if failed else None,
             max_attempts=self.max_attempts,
@@ -133,7 +133,7 @@ class Claims:
             self.counts["dead"] += 1
             logger.error("event %s is dead: %s", result.event.event_id, result.error)
         elif state != "CLAIMED":
-            self.counts["released" if result.outcome == "unavailable" else result.outcome] += 1
+            self.counts[_written(result.outcome)] += 1
 
     def _delay(self, result: Result) -> float | None:
         return delay(self.backoff, result.event.attempts + 1) if result.outcome == "failed" else None
@@ -144,6 +144,11 @@ class Claims:
 
     def _now(self) -> datetime | None:
         return None if self.clock is None else self.clock()
+
+
+def _written(outcome: str) -> str:
+    """An outcome as the outbox knows it."""
+    return "released" if outcome in ("unavailable", "busy") else outcome
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

@@ -8,7 +8,7 @@ import msgspec
 
 from custody import config
 from custody.address import Address, is_remote
-from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, SchemaMismatch, Transient
+from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, QueueFull, SchemaMismatch, Transient
 from custody.outbox.events import shown
 from custody.relay.opened import Opened
 from custody.relay.over_http import Served
@@ -58,7 +58,7 @@ class CustodyPublisher(Publisher):
             )
         except (Transient, SchemaMismatch, NotFound) as error:
             # a topic that is not there is a matter for the operator, not a reason to give up the events
-            raise PublisherUnavailable(f"the other database: {error}") from error
+            raise PublisherUnavailable(f"the other database: {error}", busy=isinstance(error, QueueFull)) from error
 
     def _target(self, destination: str) -> tuple[str, str]:
         if destination.startswith(_PREFIX):

@@ -50,7 +50,7 @@ class Served:
             raise PublishRefused(text)
         if status < 500 or status in (502, 503, 504):
             # a topic that is not there, a key without the right: no reason to give up the events
-            raise PublisherUnavailable(text)
+            raise PublisherUnavailable(text, busy=status == 429)
         raise PublishFailed(text)
 
     def _request(self, path: str, body: bytes) -> tuple[int, bytes]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from custody.policy import Backoff, Exponential, seconds
 
 MOST_SUSPECTS = 10_000
+CHARGED_FROM = 3  # outages, in which an event did not arrive and after which another one did
 
 
 def delay(backoff: Backoff, failures: int, dice: Callable[[], float] = random.random) -> float:
@@ -37,8 +39,9 @@ class _Outage:
 class Outages:
     """Which destinations are down, and when each is tried again: with one event, less and less often.
 
-    `suspects` are events that did not arrive in an outage which ended with another one: if they meet the same again, it
-    is their own fault. Each time anew, so that no outage, whenever it comes, is charged to anybody.
+    `suspects` are events that did not arrive in several outages each of which ended with another one: if they meet the
+    same again, it is their own fault. Counted anew after each charge, so that an outage now and then, or a service that
+    takes only some of what comes at once, makes no event dead.
     """
 
     def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +49,7 @@ class Outages:
         self._clock = clock
         self._down: dict[str, _Outage] = {}
         self.suspects: set[int] = set()
+        self._suspicions: Counter[int] = Counter()
 
     @property
     def down(self) -> list[str]:
@@ -64,10 +68,11 @@ class Outages:
         outage.due = self._clock() + wait
         return wait
 
-    def tried(self, destination: str, event: int) -> None:
+    def tried(self, destination: str, event: int, *, suspected: bool = True) -> None:
         """This event, by itself, did not arrive. The next is tried with one behind it."""
         outage = self._down[destination]
-        outage.tried.add(event)
+        if suspected:
+            outage.tried.add(event)
         outage.last = event
 
     def last(self, destination: str) -> int:
@@ -77,10 +82,13 @@ class Outages:
     def over(self, destination: str, event: int | None = None) -> bool:
         """It has answered, to this event. True if it was down."""
         outage = self._down.pop(destination, None)
-        if outage is not None and event is not None and len(self.suspects) < MOST_SUSPECTS:
-            self.suspects |= outage.tried - {event}
+        if outage is not None and event is not None and len(self._suspicions) < MOST_SUSPECTS:
+            others = outage.tried - {event}
+            self._suspicions.update(others)
+            self.suspects |= {each for each in others if self._suspicions[each] >= CHARGED_FROM}
         return outage is not None
 
     def settled(self, event: int) -> None:
         """What came of it is known: it is no longer suspected."""
         self.suspects.discard(event)
+        self._suspicions.pop(event, None)

@@ -3,7 +3,7 @@
 A publisher is used by several threads at once. It passes payload and headers on as they are. It returns when the event
 has arrived, and raises `PublishFailed` (or anything else) when it is to be tried again, `PublishRefused` when that
 would be useless, and `PublisherUnavailable` when its destination cannot be reached: then the relay waits, and nothing
-is charged.
+is charged (`busy=True` if it only takes no more for now: then no event is ever taken for the reason).
 """
 
 from __future__ import annotations

@@ -121,12 +121,12 @@ class Running:
         batch.hear(results)
         event, outcome, error = results[0]
         probe = batch.probe is not None
-        if outcome == "unavailable":
+        if outcome in ("unavailable", "busy"):
             if probe or event.destination not in self._outages.down:  # a batch before may have found out already
                 wait = self._outages.failed(event.destination)
                 logger.warning("%s is down, tried again in %.1f s: %s", shown(event.destination), wait, error)
             if len(results) == 1:
-                self._outages.tried(event.destination, event.id)
+                self._outages.tried(event.destination, event.id, suspected=outcome == "unavailable")
         elif outcome in ("published", "failed", "dead"):
             if probe and self._outages.over(event.destination, event.id):
                 logger.warning("%s is back", shown(event.destination))

@@ -128,7 +128,7 @@ class WebhookPublisher(Publisher):
             return
         said = f"{host} answered {status}: {body[:200].decode('utf-8', 'replace')}"
         if status in UNAVAILABLE:
-            raise PublisherUnavailable(said)
+            raise PublisherUnavailable(said, busy=status == 429)
         if status >= 500 or status in (408, 409, 425) or self._success is not None:
             raise PublishFailed(said)
         raise PublishRefused(said)
