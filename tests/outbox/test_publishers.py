@@ -23,7 +23,7 @@ from tests.outbox.web_service import Service
 import custody
 from custody import codec
 from custody.errors import PublisherUnavailable, PublishRefused
-from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, registry
+from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, elsewhere, registry
 from custody.testing.publishers import Arrived, PublisherContract, event
 
 pytestmark = pytest.mark.req("O9")
@@ -339,6 +339,30 @@ def test_a_database_that_only_reads_is_an_outage(c: custody.Custody, db: psycopg
     publisher = CustodyPublisher(url)
     with pytest.raises(PublisherUnavailable, match="read-only"):
         publisher.publish(event("elsewhere:orders", 1))
+    publisher.close()
+
+
+@pytest.mark.core
+def test_a_database_that_keeps_the_relay_waiting_is_an_outage(
+    target: custody.Custody, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "TIMEOUT", 0.2)
+    publisher = CustodyPublisher(target.database_url)
+    with db.transaction():
+        db.execute("LOCK TABLE custody.outbox_received")
+        with pytest.raises(PublisherUnavailable, match="timeout"):
+            publisher.publish(event("elsewhere:orders", 1))
+    publisher.publish(event("elsewhere:orders", 1))
+    publisher.close()
+    assert [m.payload for m in everything(target)] == [1]
+
+
+@pytest.mark.core
+@pytest.mark.req("O6")
+def test_an_event_that_a_database_does_not_take_is_refused(target: custody.Custody) -> None:
+    publisher = CustodyPublisher(target.database_url)
+    with pytest.raises(PublishRefused, match="at most 2,000 bytes"):
+        publisher.publish(event("elsewhere:orders", 1, ordering_key="k" * 2001))
     publisher.close()
 
 

@@ -8,13 +8,21 @@ import msgspec
 
 from custody import config
 from custody.address import Address, is_remote
-from custody.errors import InvalidArgument, NotFound, PublisherUnavailable, QueueFull, SchemaMismatch, Transient
+from custody.errors import (
+    InvalidArgument,
+    NotFound,
+    PublisherUnavailable,
+    PublishRefused,
+    QueueFull,
+    SchemaMismatch,
+    Transient,
+)
 from custody.outbox.events import shown
 from custody.relay.opened import Opened
-from custody.relay.over_http import Served
+from custody.relay.over_http import TIMEOUT, Served
 from custody.relay.publisher import Claimed, Publisher
 from custody.store import migrate
-from custody.store.postgres import Database, without_own_passwords
+from custody.store.postgres import Database, watched, without_own_passwords
 
 _PREFIX = "custody+"
 
@@ -46,16 +54,7 @@ class CustodyPublisher(Publisher):
             self._servers.get(url).receive(topic, events, [_named(event) for event in events])
             return
         try:
-            self._databases.get(url).call(
-                "outbox_receive",
-                topic=topic,
-                events=[event.event_id for event in events],
-                replays=[event.replays for event in events],
-                keys=[event.key for event in events],
-                kinds=[event.kind for event in events],
-                payloads=[event.data for event in events],
-                headers=[_headers(event) for event in events],
-            )
+            _receive(self._databases.get(url), topic, events)
         except (Transient, SchemaMismatch, NotFound) as error:
             # a topic that is not there is a matter for the operator, not a reason to give up the events
             raise PublisherUnavailable(f"the other database: {error}", busy=isinstance(error, QueueFull)) from error
@@ -74,7 +73,11 @@ class CustodyPublisher(Publisher):
         return url, topic
 
     def _open(self, url: str) -> Database:
-        found = Database(url if url == self._url else without_own_passwords(url), pool_size=self._pool_size)
+        found = Database(
+            watched(url if url == self._url else without_own_passwords(url)),
+            pool_size=self._pool_size,
+            statement_timeout=TIMEOUT,
+        )
         try:
             with found.connection() as connection:
                 migrate.check(connection)
@@ -90,6 +93,23 @@ class CustodyPublisher(Publisher):
 
     def close(self) -> None:
         self._databases.close()
+
+
+def _receive(database: Database, topic: str, events: Sequence[Claimed]) -> None:
+    """Brings the events, all of them or none. What is wrong with one of them would be so again."""
+    try:
+        database.call(
+            "outbox_receive",
+            topic=topic,
+            events=[event.event_id for event in events],
+            replays=[event.replays for event in events],
+            keys=[event.key for event in events],
+            kinds=[event.kind for event in events],
+            payloads=[event.data for event in events],
+            headers=[_headers(event) for event in events],
+        )
+    except InvalidArgument as error:
+        raise PublishRefused(f"the other database: {error}") from error
 
 
 def _headers(event: Claimed) -> str:

@@ -94,6 +94,15 @@ def translate(error: psycopg.Error) -> CustodyError:
     return CustodyError(f"the database reported: {str(error).strip()}")
 
 
+def watched(url: str) -> str:
+    """A URL whose connections are given up when the other side is silent for half a minute: a host that is gone closes
+    none. What the URL itself says of that is kept."""
+    silence = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
+    with translated():
+        given = conninfo_to_dict(url)
+        return make_conninfo(url, **{name: value for name, value in silence.items() if name not in given})
+
+
 def without_own_passwords(url: str) -> str:
     """A URL for a server that somebody else names: it gets the password in the URL, if there is one, and none that
     libpq would find by itself (PGPASSWORD, a password file)."""
