@@ -15,6 +15,7 @@ from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, InvalidPayload
 from custody.log import COPY_FROM
 from custody.model import KEY_BYTES
+from custody.relay import Relay
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G3", "G11")]
 
@@ -68,18 +69,18 @@ def test_a_longer_one_is_refused_by_python(c: Custody, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "error"),
     [
-        "SELECT custody.send('orders', '1', p_key => %s)",
-        "SELECT custody.outbox_write('e', '1', 'orders', p_ordering_key => %s)",
-        "SELECT custody.outbox_write('e', '1', 'orders', p_partition_key => %s)",
+        ("SELECT custody.send('orders', '1', p_key => %s)", "key_length"),
+        ("SELECT custody.outbox_write('e', '1', 'orders', p_ordering_key => %s)", "at most 2,000 bytes"),
+        ("SELECT custody.outbox_write('e', '1', 'orders', p_partition_key => %s)", "at most 2,000 bytes"),
     ],
 )
-def test_a_longer_one_is_refused_by_the_database(c: Custody, statement: str) -> None:
+def test_a_longer_one_is_refused_by_the_database(c: Custody, statement: str, error: str) -> None:
     c.create_topic("orders")
     with psycopg.connect(c.database_url) as mine:
         mine.execute(statement.encode(), [LONGEST])
-        with pytest.raises(psycopg.errors.CheckViolation, match="key_length"):
+        with pytest.raises(psycopg.Error, match=error):
             mine.execute(statement.encode(), [TOO_LONG])
 
 
@@ -89,3 +90,22 @@ def test_what_the_database_refuses_has_our_words(c: Custody) -> None:
         c._db.call("send", topic="orders", payload="1", key=TOO_LONG)
     with pytest.raises(InvalidArgument, match="index row"):  # a limit of the server: the same again would fail again
         c.init_producer(key_of(9_000))
+
+
+@pytest.mark.req("O6")
+def test_an_event_that_is_older_than_the_limit_holds_up_no_other(c: Custody) -> None:
+    """A relay can settle it. Only the log does not take it."""
+    c.create_topic("orders")
+    c.create_group("orders", "billing")
+    with psycopg.connect(c.database_url) as mine:
+        mine.execute("ALTER TABLE custody.outbox DISABLE TRIGGER outbox_begins")
+        for destination, key in (("test:", TOO_LONG), ("orders", TOO_LONG), ("orders", "k")):
+            mine.execute("SELECT custody.outbox_write('e', '1', %s, p_ordering_key => %s)", [destination, key])
+        mine.execute("ALTER TABLE custody.outbox ENABLE TRIGGER outbox_begins")
+    seen: list[str | None] = []
+    Relay(c.database_url, {"test": lambda event: seen.append(event.key)}, poll="10ms").drain("20s")
+    assert seen == [TOO_LONG]
+    assert [message.key for message in c.claim("orders", "billing")] == ["k"]
+    with custody.outbox.Outbox(c.database_url) as outbox:
+        found = [(event.status, event.last_error) for event in outbox.events()]
+    assert found == [("PUBLISHED", None), ("DEAD", "a key has at most 2,000 bytes"), ("PUBLISHED", None)]

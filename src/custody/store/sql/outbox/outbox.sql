@@ -4,7 +4,9 @@
 CREATE FUNCTION custody.outbox_refused() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'INSERT' THEN
+    IF TG_OP = 'INSERT' AND (octet_length(NEW.partition_key) > 2000 OR octet_length(NEW.ordering_key) > 2000) THEN
+        PERFORM custody.refuse('invalid_payload', 'a key has at most 2,000 bytes', 'Shorten it, or take a hash of it.');
+    ELSIF TG_OP = 'INSERT' THEN
         PERFORM custody.refuse('outbox_refused', format('an event begins as PENDING without attempts, not as %s', NEW.status),
             'Write it with outbox_write.');
     ELSIF TG_OP = 'TRUNCATE' THEN
@@ -27,7 +29,8 @@ BEGIN
 END $$;
 
 CREATE TRIGGER outbox_begins BEFORE INSERT ON custody.outbox FOR EACH ROW
-    WHEN (NEW.status <> 'PENDING' OR NEW.attempts <> 0 OR NEW.replays <> 0)
+    WHEN (NEW.status <> 'PENDING' OR NEW.attempts <> 0 OR NEW.replays <> 0
+          OR octet_length(NEW.partition_key) > 2000 OR octet_length(NEW.ordering_key) > 2000)
     EXECUTE FUNCTION custody.outbox_refused();
 
 CREATE TRIGGER outbox_stays BEFORE DELETE ON custody.outbox FOR EACH ROW

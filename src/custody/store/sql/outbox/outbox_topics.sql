@@ -108,15 +108,19 @@ BEGIN
                 WHERE o.id = ANY (ARRAY(SELECT unnest(v_found.here) EXCEPT SELECT unnest(v_ids))))
             SELECT array_agg(DISTINCT k.ordering_key) INTO v_waiting FROM keys k;
             v_ids := v_ids || custody.outbox_beside(v_head, p_now, p_window, v_waiting);
-            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
+            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs AND NOT w.long), '{}') AS here,
+                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere, array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
             INTO v_found
-            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
+                         coalesce(octet_length(coalesce(o.ordering_key, o.partition_key)) > 2000, false) AS long
                   FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
                   ORDER BY o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
         ELSE
-            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs), '{}') AS here, array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere
+            SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs AND NOT w.long), '{}') AS here,
+                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere, array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
             INTO v_found
-            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
+                         coalesce(octet_length(coalesce(o.ordering_key, o.partition_key)) > 2000, false) AS long
                   FROM custody.outbox o
                   -- rows compared, and in their order: only the index of what is open can give that. By `=` and id alone the primary key
                   -- could, too, and a plan that was made with an empty outbox would walk through all that has been published
@@ -129,6 +133,10 @@ BEGIN
             -- whoever comes to their new partition takes them
             UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
             WHERE id = ANY (v_found.elsewhere);
+        END IF;
+        IF v_found.long IS NOT NULL THEN
+            -- written before keys had a limit: the log does not take them, and they would hold up all others
+            PERFORM custody.outbox_bury(v_found.long, 'custody', 'a key has at most 2,000 bytes', p_now);
         END IF;
         v_ids := custody.outbox_in_order(v_found.here);
         EXIT WHEN cardinality(v_ids) = cardinality(v_found.here);
