@@ -186,6 +186,44 @@ def test_one_transaction_may_write_any_number_of_keys(mine: psycopg.Connection[A
     assert 1000 < held[0] <= 4096
 
 
+@pytest.mark.req("O10")
+def test_those_who_lock_their_keys_first_never_wait_each_for_the_other(outbox_url: str) -> None:
+    """Each writes its own keys, sorted; the locks that the keys share are in opposite orders."""
+    with (
+        psycopg.connect(outbox_url) as first,
+        psycopg.connect(outbox_url) as second,
+        psycopg.connect(outbox_url, autocommit=True) as looking,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        rows = looking.execute(
+            "SELECT array_agg(n::text ORDER BY n::text) FROM generate_series(1, 20000) n "
+            "GROUP BY custody.outbox_lock_of(n::text) HAVING count(*) > 1"
+        )
+        shared = sorted(row[0][:2] for row in rows)
+        one, other = next((p, q) for p in shared for q in shared if p[0] < q[0] and q[1] < p[1])
+
+        def write(connection: psycopg.Connection[Any], *keys: str) -> None:
+            for key in keys:
+                custody.outbox.write(connection, event_type="e", payload=1, destination="test:", ordering_key=key)
+
+        def write_all(connection: psycopg.Connection[Any], keys: list[str]) -> None:
+            custody.outbox.lock(connection, keys)
+            write(connection, *keys)
+            connection.commit()
+
+        custody.outbox.lock(first, [one[0], other[0]])
+        write(first, one[0])
+        waiting = thread.submit(write_all, second, [other[1], one[1]])
+        blocked = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+        wait_for(
+            lambda: looking.execute(blocked, [second.info.backend_pid]).fetchone() == (True,),
+            "the second writer does not wait",
+        )
+        write(first, other[0])
+        first.commit()
+        waiting.result(20)
+
+
 def test_an_unknown_topic_is_refused_where_all_of_custody_is(database_url: str, alone_url: str) -> None:
     with psycopg.connect(database_url) as whole:
         with pytest.raises(TopicNotFound):

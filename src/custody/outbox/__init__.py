@@ -1,11 +1,12 @@
 """The outbox: an event and a business change that share one transaction and one fate.
 
-`write` is all that an application needs; `Outbox` looks at the events and repairs; `custody.relay` publishes them.
+`write` (and `lock`, before many keys) is all that an application needs; `Outbox` looks at the events and repairs;
+`custody.relay` publishes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from custody.store.postgres import run_function, translated
 from custody.store.standalone import install
 from custody.tracing import carried
 
-__all__ = ["write", "install", "Outbox", "Event", "State", "Figures"]
+__all__ = ["write", "lock", "install", "Outbox", "Event", "State", "Figures"]
 
 
 def write(
@@ -62,3 +63,13 @@ def write(
     with translated():
         (written,) = run_function(on, "outbox_add", arguments)
     return UUID(str(written[0]))
+
+
+def lock(connection: Any, ordering_keys: Collection[str]) -> None:
+    """Takes the keys that a transaction is going to write, to its end. Call it before the first event of a transaction
+    that writes several keys: two that do so never wait each for the other (a deadlock), whatever their keys."""
+    for key in ordering_keys:
+        require_key(key)
+    on = joined(connection)
+    with translated():
+        run_function(on, "outbox_lock", {"keys": list(ordering_keys)})

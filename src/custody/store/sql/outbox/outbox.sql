@@ -71,6 +71,24 @@ LANGUAGE sql VOLATILE AS $$
         52, 1), 53, 1), 'hex')::uuid
 $$;
 
+-- Which lock an ordering_key has. 4,096 for all keys: one for each would exhaust the server's lock table in a transaction that writes many.
+CREATE FUNCTION custody.outbox_lock_of(p_key text) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT hashtext(p_key) & 4095
+$$;
+
+-- Takes the keys that a transaction will write, to its end. Locks are taken in the order of their numbers, so that two who call this
+-- before their first event never wait each for the other; in the order of the keys they could, since keys share locks.
+CREATE FUNCTION custody.outbox_lock(p_keys text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_lock int;
+BEGIN
+    FOR v_lock IN SELECT DISTINCT custody.outbox_lock_of(k) FROM unnest(p_keys) k WHERE k IS NOT NULL ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), v_lock);
+    END LOOP;
+END $$;
+
 -- Writes an event and returns its id. With an ordering_key the transaction first takes the key, so that those who write the
 -- same key commit in the order of their ids; it keeps the key to its end.
 CREATE FUNCTION custody.outbox_add(
@@ -96,8 +114,7 @@ BEGIN
         END IF;
     END IF;
     IF p_ordering_key IS NOT NULL THEN
-        -- 4,096 locks for all keys: one for each would exhaust the server's lock table in a transaction that writes many
-        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), hashtext(p_ordering_key) & 4095);
+        PERFORM pg_advisory_xact_lock(hashtext('custody.outbox'), custody.outbox_lock_of(p_ordering_key));
     END IF;
     INSERT INTO custody.outbox
         (event_id, event_type, destination, kind, payload, headers, partition_key, ordering_key, created_at, topic_id, partition,
