@@ -105,3 +105,28 @@ def test_only_a_relay_that_serves_a_destination_ends_its_expired_claims(
     ).fetchall() == [("test:", 1)]
     assert claim("two", max_attempts=3) == [1]
     assert (outbox.event(event).status, outbox.event(event).attempts) == (State.CLAIMED, 1)
+
+
+@pytest.mark.req("O7", "O10")
+def test_what_lies_behind_a_locked_event_of_its_key_is_settled_with_it(
+    outbox: Outbox, outbox_url: str, mine: psycopg.Connection[Any], clock: Clock
+) -> None:
+    """Else the first could expire, and would be published again behind the second."""
+    for payload, key in ((1, "a"), (2, "a"), (3, "b"), (4, None)):
+        add(mine, clock, payload, ordering_key=key)
+    given = {"relay": "r", "max": 10, "lease": "30 s", "max_attempts": 3, "now": clock()}
+    _, *rows = run_function(mine, "outbox_claim", given)
+    mine.commit()
+    ids = sorted(row[0] for row in rows)
+    claim = {"claim": rows[0][12], "ids": ids, "now": clock()}
+    settle = {**claim, "outcomes": ["published"] * 4, "errors": None, "delays": None, "max_attempts": 3}
+    with psycopg.connect(outbox_url) as operator:
+        operator.execute("SELECT FROM custody.outbox WHERE id = %s FOR UPDATE", ids[:1])
+        kept = run_function(mine, "outbox_extend", {**claim, "lease": "60 s"})
+        assert sorted(kept) == [(id,) for id in ids[2:]]
+        states = dict(run_function(mine, "outbox_settle", settle))
+        assert [states[id] for id in ids] == ["CLAIMED", "CLAIMED", "PUBLISHED", "PUBLISHED"]
+        mine.commit()
+    run_function(mine, "outbox_settle", settle)
+    mine.commit()
+    assert {event.status for event in outbox.events()} == {State.PUBLISHED}

@@ -110,10 +110,24 @@ BEGIN
     RETURN v_buried;
 END $$;
 
+-- Of the events of a claim that could be locked, those of whose key no earlier one is locked by somebody else. The others go the way of
+-- that one: if its claim expires they are published again behind it, and not before.
+CREATE FUNCTION custody.outbox_unhindered(p_claim text, p_ids bigint[], p_locked bigint[]) RETURNS bigint[]
+LANGUAGE sql VOLATILE AS $$
+    WITH skipped AS MATERIALIZED (
+        SELECT o.ordering_key, o.destination, min(o.id) AS id FROM custody.outbox o
+        WHERE o.id = ANY (p_ids) AND NOT o.id = ANY (p_locked) AND o.claimed_by = p_claim AND o.ordering_key IS NOT NULL
+        GROUP BY o.ordering_key, o.destination
+    )
+    SELECT coalesce(array_agg(o.id ORDER BY o.id), '{}')
+    FROM custody.outbox o LEFT JOIN skipped s ON s.ordering_key = o.ordering_key AND s.destination = o.destination AND s.id < o.id
+    WHERE o.id = ANY (p_locked) AND s.id IS NULL
+$$;
+
 -- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay unless the
 -- limit or the age is reached); dead (a terminal error); or released (no attempt was made). Returns what each is now; an event
 -- that the claim no longer holds is left out and unchanged, and one that somebody else has locked (an operator, in an open
--- transaction) is not waited for: it is still CLAIMED, to be settled later.
+-- transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key behind it.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
     p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -131,6 +145,7 @@ BEGIN
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
     IF cardinality(v_ids) < cardinality(p_ids) THEN
+        v_ids := custody.outbox_unhindered(p_claim, p_ids, v_ids);
         RETURN QUERY
         SELECT o.id, o.status FROM custody.outbox o
         WHERE o.id = ANY (p_ids) AND NOT o.id = ANY (v_ids) AND o.claimed_by = p_claim AND o.expires_at > v_now;
@@ -161,13 +176,17 @@ BEGIN
     RETURNING o.id, o.status;
 END $$;
 
--- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not among them.
+-- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not among them,
+-- nor is what lies behind it in its key.
 CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
+    IF cardinality(v_ids) < cardinality(p_ids) THEN
+        v_ids := custody.outbox_unhindered(p_claim, p_ids, v_ids);
+    END IF;
     RETURN QUERY
     UPDATE custody.outbox o SET expires_at = v_now + p_lease, updated_at = v_now
     WHERE o.id = ANY (v_ids) AND o.claimed_by = p_claim AND o.expires_at > v_now
