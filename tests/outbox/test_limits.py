@@ -1,17 +1,20 @@
-"""A destination that takes only so much at a time: the relay waits for it, and no event pays for that."""
+"""Destinations that take only so much at a time, or nothing: the relay waits, and nobody pays for that."""
 
 from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import psycopg
 import pytest
+from tests.waiting import wait_for
 
 import custody
 from custody.errors import PublisherUnavailable
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Publisher, Relay
+from custody.relay.claims import Claims
 
 pytestmark = pytest.mark.core
 
@@ -49,3 +52,57 @@ def test_a_limit_of_requests_charges_no_event(alone_url: str) -> None:
     assert bucket.sent_away > 0
     with Outbox(alone_url) as outbox:
         assert {(event.status, event.attempts) for event in outbox.events()} == {(State.PUBLISHED, 0)}
+
+
+@pytest.mark.req("O12")
+def test_an_outage_lasts_while_another_relay_has_the_only_event(alone_url: str) -> None:
+    with psycopg.connect(alone_url) as mine:
+        event = custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    relay = Relay(alone_url, {"test": lambda _: None}, outage_backoff=custody.Constant("0s"))
+    with psycopg.connect(alone_url, autocommit=True) as other, Outbox(alone_url) as outbox:
+        other.execute("SELECT custody.outbox_claim('other', 1, '1 h', 3)")
+        relay.outages.failed("test:")
+        relay.run_once()
+        assert relay.outages.down == ["test:"]
+        outbox.kill([event])
+        relay.run_once()
+        assert relay.outages.down == []
+    relay.close()
+
+
+@pytest.mark.req("O7", "O12")
+def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
+    alone_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay passes a backlog in many steps that together take longer than the lease."""
+    with psycopg.connect(alone_url) as mine:
+        custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    entered, leave, looked = threading.Event(), threading.Event(), threading.Event()
+    claim = Claims.claim
+
+    def slow(claims: Claims, most: int, *, only: Any = None, **given: Any) -> Any:
+        if only is None:
+            return claim(claims, most, **given)
+        until = time.monotonic() + 0.1
+        wait_for(lambda: time.monotonic() > until, "time stands still")
+        step = given["after"] + 1
+        if step == 20:
+            looked.set()
+            leave.set()
+        return None, step if step < 20 else None
+
+    def publish(_: Claimed) -> None:
+        entered.set()
+        assert leave.wait(20)
+
+    monkeypatch.setattr(Claims, "claim", slow)
+    relay = Relay(alone_url, {"test": publish}, lease="500ms", poll="10ms")
+    thread = threading.Thread(target=relay.run, daemon=True)
+    thread.start()
+    assert entered.wait(20)
+    relay.outages.failed("test:down")
+    assert looked.wait(20)
+    wait_for(lambda: sum((relay.summary.published, relay.summary.lost)) == 1, "it is not settled")
+    relay.stop()
+    thread.join(20)
+    assert (relay.summary.published, relay.summary.lost) == (1, 0)

@@ -228,7 +228,7 @@ class Relay:
 
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
-        moved = moving.move(self._db, self._now()) if self._whole else 0
+        moved = moving.move(self._db, self._now(), self._meanwhile) if self._whole else 0
         self._moved += moved
         return moved
 
@@ -237,17 +237,30 @@ class Relay:
         return sum(map(self._probe_one, self._running.unprobed))
 
     def _probe_one(self, destination: str) -> int:
-        """With an event behind the last one, so that none is tried for ever. Without any it counts as up."""
+        """With an event behind the last one, so that none is tried for ever. If there is none to be had now, others
+        have it, or it waits; if nothing is open there is no outage either."""
         last = self.outages.last(destination)
-        for first in (last, 0) if last else (0,):
+        for first, end in ((last, None), (0, last)) if last else ((0, None),):
             after: int | None = first
-            while after is not None:
+            while after is not None and (end is None or after < end):
+                if not self._meanwhile():
+                    return 0
                 batch, after = self._claims.claim(1, after=after, only=[destination])
                 if batch is not None:
                     self._running.begin(batch, probe=destination)
                     return 1
-        self.outages.over(destination)
+        if self._db.call("outbox_waits", destination=destination)[0][0]:
+            self.outages.later(destination)
+        else:
+            self.outages.over(destination)
         return 0
+
+    def _meanwhile(self) -> bool:
+        """Between two steps of something that may take long: attends to the batches, whose claims would expire. False
+        if the relay stops."""
+        if self._running.attend(0):
+            self._claim_at = 0.0
+        return not self._stopping.is_set()
 
     def _warn_unserved(self, warned: set[str]) -> None:
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):

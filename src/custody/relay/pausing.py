@@ -68,6 +68,11 @@ class Outages:
         outage.due = self._clock() + wait
         return wait
 
+    def later(self, destination: str) -> None:
+        """There was no event to try it with now. It is tried after the same time again."""
+        outage = self._down[destination]
+        outage.due = self._clock() + delay(self._backoff, max(1, outage.failures))
+
     def tried(self, destination: str, event: int, *, suspected: bool = True) -> None:
         """This event, by itself, did not arrive. The next is tried with one behind it."""
         outage = self._down[destination]

@@ -200,6 +200,12 @@ LANGUAGE sql STABLE AS $$
          + (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL)
 $$;
 
+-- Whether anything is open for a destination that relays serve.
+CREATE FUNCTION custody.outbox_waits(p_destination text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.destination = p_destination)
+$$;
+
 -- The destinations for which something waits and no publisher of these names is there.
 CREATE FUNCTION custody.outbox_unserved(p_names text[], p_now timestamptz DEFAULT NULL) RETURNS TABLE (destination text, events bigint)
 LANGUAGE sql STABLE AS $$
