@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import PublisherUnavailable
 from custody.outbox import Outbox, State
-from custody.relay import Claimed, Publisher, Relay
+from custody.relay import Claimed, Publisher, Relay, loop
 from custody.relay.claims import Claims
 
 pytestmark = pytest.mark.core
@@ -106,3 +106,37 @@ def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
     relay.stop()
     thread.join(20)
     assert (relay.summary.published, relay.summary.lost) == (1, 0)
+
+
+@pytest.mark.req("O12")
+def test_a_backlog_that_waits_is_not_passed_again_for_each_batch(
+    alone_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(alone_url) as mine:
+        mine.execute(
+            "SELECT count(custody.outbox_write('e', '0', 'test:', p_available_at => now() + interval '1 h')) "
+            "FROM generate_series(1, 12000)"
+        )
+        for n in range(40):
+            custody.outbox.write(mine, event_type="e", payload=n, destination="test:")
+    starts: list[int] = []
+    claim = Claims.claim
+
+    def noted(claims: Claims, most: int, *, after: int, **given: Any) -> Any:
+        starts.append(after)
+        until = time.monotonic() + 0.1  # longer than AT_LEAST
+        wait_for(lambda: time.monotonic() > until, "time stands still")
+        return claim(claims, most, after=after, **given)
+
+    seen: list[Claimed] = []
+
+    def publish(event: Claimed) -> None:
+        seen.append(event)
+        if len(seen) == 40:
+            relay.stop()
+
+    monkeypatch.setattr(Claims, "claim", noted)
+    monkeypatch.setattr(loop, "LOOKING", 0.001)
+    relay = Relay(alone_url, {"test": publish}, batch=5, poll="10ms")
+    assert relay.drain("30s").published == 40
+    assert starts.count(0) == 1, f"it began anew: {starts}"

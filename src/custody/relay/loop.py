@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 AT_LEAST = 0.05  # seconds between two looks of a relay that has something in hand
 LOOKING = 0.1  # of its time, at most, it looks through what waits and finds nothing
+WARNING = 10.0  # seconds between two looks for events without a publisher
 
 
 class HasDatabase(Protocol):
@@ -95,8 +96,10 @@ class Relay:
         self._registry = Registry(publishers or {}, built_in=built_in)
         self._stopping = threading.Event()
         self._moved = 0
-        self._after, self._further, self._wrapped = 0, False, 0.0
-        self._look_at, self._claim_at, self._searched = 0.0, 0.0, 0.0
+        self._after, self._further = 0, False
+        self._from_start, self._restart_at = False, 0.0
+        self._searched, self._took = 0.0, 0.0
+        self._look_at, self._claim_at, self._warn_at = 0.0, 0.0, 0.0
         self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
         try:
             with self._db.connection() as connection:
@@ -184,6 +187,7 @@ class Relay:
         handled = self._move() + self._probe()
         while self._running:
             self._running.attend(self._poll)
+        self._restart_at = 0.0
         begun = self._claim()
         while begun == 0 and self._further:
             begun = self._claim()
@@ -201,8 +205,7 @@ class Relay:
             begun += self._claim()
             if begun == 0 and self._further:
                 return 0.0
-            self._claim_at = time.monotonic() + self._searched / LOOKING if begun == 0 and self._running else 0.0
-            self._searched = 0.0
+            self._claim_at = time.monotonic() + self._took / LOOKING if begun == 0 and self._running else 0.0
         if begun:
             return 0.0
         wait = max(self._poll, AT_LEAST) if self._running else self._poll
@@ -212,19 +215,28 @@ class Relay:
     def _claim(self) -> int:
         """Begins a batch of what is due. Returns how many events; if none, `_further` says whether to look further."""
         began = time.monotonic()
-        if not self._further and began - self._wrapped > max(self._poll, AT_LEAST):
-            self._after, self._wrapped = 0, began  # retries lie behind what was scanned
+        if not self._further and began >= self._restart_at:
+            self._after, self._from_start = 0, True  # retries lie behind what was scanned
         batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self._running.excepted)
         self._searched += time.monotonic() - began
-        if batch is None and self._running.ahead:
-            self._further = False  # what waits for the batch before lies here, and is next
-            return 0
-        self._after = scanned or 0
-        self._further = batch is None and scanned is not None
+        waits = batch is None and self._running.ahead  # for the batch before: it lies here, and is next
+        if scanned is not None and not waits:
+            self._after = scanned
+        self._further = batch is None and scanned is not None and not waits
+        if not self._further:
+            self._search_ended()
         if batch is None:
             return 0
         self._running.begin(batch)
         return len(batch.events)
+
+    def _search_ended(self) -> None:
+        """It has found something, or nothing is left. After one that took long the next goes on from there for a while:
+        a backlog that waits is not passed again for each batch, nor by a relay that is idle."""
+        self._took, self._searched = self._searched, 0.0
+        if self._from_start:
+            self._from_start = False
+            self._restart_at = time.monotonic() + max(self._poll, AT_LEAST, self._took / LOOKING)
 
     def _move(self) -> int:
         """What is meant for topics of this database: into the log."""
@@ -263,6 +275,9 @@ class Relay:
         return not self._stopping.is_set()
 
     def _warn_unserved(self, warned: set[str]) -> None:
+        if time.monotonic() < self._warn_at:
+            return
+        self._warn_at = time.monotonic() + WARNING
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):
             if destination not in warned:
                 warned.add(destination)
