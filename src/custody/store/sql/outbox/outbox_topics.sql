@@ -60,14 +60,17 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_look record;
     v_last bigint;
+    v_ahead double precision;
 BEGIN
     SELECT * INTO v_look FROM custody.outbox_look(p_head, p_now, 0, p_window, p_waiting);
     IF cardinality(v_look.ids) = 0 AND v_look.scanned IS NOT NULL THEN
         SELECT o.id INTO v_last FROM custody.outbox o
         WHERE (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition) AND o.topic_id IS NOT NULL AND o.ended_at IS NULL
         ORDER BY o.topic_id DESC, o.partition DESC, o.id DESC LIMIT 1;
-        SELECT * INTO v_look FROM custody.outbox_look(
-            p_head, p_now, v_look.scanned + floor(random() * (v_last - v_look.scanned))::bigint, p_window, v_look.p_waiting);
+        -- every other time rather near: ids have gaps, and all but a few of the open events may lie close behind the window
+        v_ahead := greatest(v_last - v_look.scanned, 0);
+        v_ahead := CASE WHEN random() < 0.5 THEN random() * v_ahead ELSE power(v_ahead + 1, random()) - 1 END;
+        SELECT * INTO v_look FROM custody.outbox_look(p_head, p_now, v_look.scanned + floor(v_ahead)::bigint, p_window, v_look.p_waiting);
     END IF;
     RETURN v_look.ids;
 END $$;
