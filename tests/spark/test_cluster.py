@@ -173,7 +173,8 @@ def test_the_driver_killed_in_the_middle_of_a_batch(
     settled(live, 2000, stages=1)
 
 
-@pytest.mark.parametrize("style", ["each", pytest.param("frame", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["each", "frame"])
 def test_both_attempts_of_a_task_stage_and_one_is_published(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, marks: Path, style: str
 ) -> None:

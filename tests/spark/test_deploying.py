@@ -292,6 +292,7 @@ def test_dependencies_by_spark_submit(
     came_with_the_driver(live, spark_cluster)
 
 
+@pytest.mark.slow
 def test_an_executor_that_does_not_reach_the_database(
     spark_cluster: Cluster, file: Path, live: custody.Custody
 ) -> None:
