@@ -178,14 +178,14 @@ def test_the_driver_killed_in_the_middle_of_a_batch(
 def test_both_attempts_of_a_task_stage_and_one_is_published(
     spark_cluster: Cluster, crew: Crew, live: custody.Custody, marks: Path, style: str
 ) -> None:
-    publish(live, 0, 1000)
+    publish(live, 0, 2000)
     driver = crew.driver(**SPECULATION)
     hold = {"marks": str(marks), "host": SECOND, "until": ANOTHER}
     driver.run(live.database_url, style=style, hold=hold, max_per_batch=500, more=True)
     end = driver.has_run()
     assert end["code"] is None, driver.story()
     assert (marks / ANOTHER).exists(), f"no task staged twice: {list(marks.iterdir())}"
-    settled(live, 1000)
+    settled(live, 2000)
 
 
 @pytest.mark.long
