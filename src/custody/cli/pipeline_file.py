@@ -73,7 +73,7 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
         _send_along(file)
     beside = [] if shared else _modules_in(file.parent, set(sys.modules) - before)
     for own in [*([] if importable else [module]), *beside]:
-        register_pickle_by_value(own)  # type: ignore[no-untyped-call]
+        register_pickle_by_value(own)  # type: ignore[no-untyped-call]  # cloudpickle has no types
     return module
 
 

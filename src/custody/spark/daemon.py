@@ -33,5 +33,5 @@ if __name__ == "__main__":
     # a task makes many short-lived objects and no cycles: the collector would look through them again and again
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    daemon.worker = worker  # type: ignore[assignment]
+    daemon.worker = worker  # type: ignore[assignment]  # what the daemon calls in each process that it forks
     daemon.manager()

@@ -196,7 +196,7 @@ class Driving:
             # a URI: as a bare path it would be looked for on Spark's default file system
             query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
             while query.isActive and not self._stop.is_set() and self._fenced is None:
-                query.awaitTermination(0.2)  # type: ignore[arg-type]
+                query.awaitTermination(0.2)  # type: ignore[arg-type]  # declared int; a float is taken
             return None if self._stop.is_set() else self._outcome(query)
         except (PySparkException, *GONE) as error:
             return error
