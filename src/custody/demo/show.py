@@ -121,8 +121,10 @@ def _watch(
     then_kill: bool,
 ) -> Killed | None:
     """Shows the figures until nothing more can happen by itself, or until a third is done and a claim is in flight."""
-    shown = 0.0
+    shown, last = 0.0, ""
     status = console.status("Spark starts …") if console.is_terminal else None
+    if status is None:
+        console.print("Spark starts …")
     with status or nullcontext(), psycopg.connect(c.database_url, autocommit=True) as connection:
         while True:
             stock, books = c.figures(CHANGES, STOCK), c.figures(LEVELS, BOOKS)
@@ -134,9 +136,9 @@ def _watch(
             )
             if status is not None:
                 status.update(line)
-            elif time.monotonic() - shown > 2:
+            elif line != last and time.monotonic() - shown > 2:
                 console.print(line)
-                shown = time.monotonic()
+                shown, last = time.monotonic(), line
             claim = connection.execute(_IN_FLIGHT, [STOCK]).fetchone()
             if then_kill and claim is not None and resolved > plan.published / 3 and _held(driver, connection, claim):
                 _kill_all(driver)
