@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from custody.elapsed import elapsed, holds_until
 from custody.pipelines import Placed, Ranges, Sink, ranges_of, stage_of
 from custody.store import staging
 from custody.store.append import row_tail
@@ -42,6 +43,11 @@ class TaskClaim:
         """What the claim took of a partition; empty if the claim is not in flight."""
         return next((ranges_of(ranges) for found, ranges, _ in self._call("claimed") if found == partition), ())
 
+    def left(self, partition: int) -> float | None:
+        """Seconds until the leases of a partition run out; None if they hold nothing of it any more."""
+        left: float | None = self._call("claim_left", partition=partition)[0][0]
+        return left
+
     def attempts(self, partition: int) -> list[Attempts]:
         """The claim's messages of a partition that are not at their first attempt."""
         rows = self._call("claim_attempts", partition=partition)
@@ -67,6 +73,24 @@ class TaskClaim:
     def stage(self) -> Stage:
         """For the outputs of one attempt of a task."""
         return Stage(self.url, stage_of(self.group_id, self.number))
+
+
+class Holding:
+    """Whether the claim still holds its messages of a partition. The database is asked when that is not sure any more:
+    the driver may have renewed the leases, or may have lost them."""
+
+    def __init__(self, claim: TaskClaim) -> None:
+        self._claim = claim
+        self._until: dict[int, float] = {}
+
+    def __call__(self, partition: int) -> bool:
+        return elapsed() < self._until.get(partition, 0.0) or self._ask(partition)
+
+    def _ask(self, partition: int) -> bool:
+        sent = elapsed()
+        left = self._claim.left(partition)
+        self._until[partition] = 0.0 if left is None else holds_until(sent, left)
+        return left is not None and elapsed() < self._until[partition]
 
 
 class Stage:

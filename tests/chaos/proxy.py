@@ -1,4 +1,5 @@
-"""A proxy that cuts a connection at a chosen request: before PostgreSQL has it, or after it answered."""
+"""A proxy that cuts a connection at a chosen request, before PostgreSQL has it or after it answered; that cuts off the
+database as a whole; or that accepts everything and forwards nothing."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ class Proxy:
         self._armed: tuple[int, When] | None = None
         self._open: set[socket.socket] = set()
         self._watched: set[socket.socket] = set()
+        self._severed, self._silent = threading.Event(), threading.Event()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.cuts = 0
@@ -47,6 +49,18 @@ class Proxy:
         with self._lock:
             self._armed = (request, when)
             self._watched = set(self._open)
+
+    def sever(self) -> None:
+        """Cuts every connection, and each new one, until `mend`."""
+        self._severed.set()
+
+    def silence(self) -> None:
+        """Connections stay, and new ones are accepted, but nothing is forwarded in either direction until `mend`."""
+        self._silent.set()
+
+    def mend(self) -> None:
+        self._severed.clear()
+        self._silent.clear()
 
     def disarm(self) -> bool:
         """Whether it was still waiting to cut."""
@@ -87,8 +101,13 @@ class Proxy:
     def _relay(self, client: socket.socket) -> None:
         cutting = False
         with client, self._connect() as server, contextlib.suppress(OSError):
-            while not self._closing.is_set():
+            while not self._closing.is_set() and not self._severed.is_set():
+                if self._silent.is_set():
+                    self._closing.wait(0.01)
+                    continue
                 readable, _, _ = select.select([client, server], [], [], 0.05)
+                if self._silent.is_set():
+                    continue
                 for source in readable:
                     data = source.recv(1 << 20)
                     if not data:

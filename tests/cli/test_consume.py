@@ -54,6 +54,19 @@ def test_only_looking_leaves_everything_as_it_was(cli: Run, quick: Run, live: Cu
     assert "exclude one another" in quick("consume", "orders", "stock", "--no-ack", "--follow", code=2).err
 
 
+@pytest.mark.req("X2")
+def test_what_came_on_a_lease_that_may_be_over_is_given_back_unprinted(
+    quick: Run, live: Custody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.publish_many("orders", list(range(3)))
+    times = iter([0.0, 1000.0])  # before the claim and after it: this process was stopped meanwhile
+    monkeypatch.setattr("custody.cli.consume.elapsed", lambda: next(times, 1000.0))
+    answer = quick("consume", "orders", "stock", "--json")
+    assert [(document["payload"], document["attempt"]) for document in answer.documents] == [(0, 1), (1, 1), (2, 1)]
+    kinds = [entry.kind for entry in live.trace("orders", 0, 0)]
+    assert kinds == ["claim", "release", "claim", "ack"]
+
+
 def test_it_follows_until_it_is_interrupted(start, live: Custody) -> None:
     process = start("consume", "orders", "stock", "--follow", "--json")
     for n in range(3):

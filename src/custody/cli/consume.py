@@ -13,9 +13,11 @@ import typer
 from custody.cli import render
 from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
 from custody.cli.door import Door, counted, door_of, single
+from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError
 from custody.model import Message
 from custody.plain import to_json
+from custody.policy import seconds
 
 if TYPE_CHECKING:
     from custody import Custody, Lease
@@ -38,10 +40,12 @@ def consume(
     door = door_of(ctx)
     single(no_ack=no_ack, follow=follow)
     with door.connect() as c, _terminated_as_interrupt():
-        if c.group(topic, group).bare:
+        policy = c.group(topic, group).policy
+        if policy is None:
             count = _read_bare(c, door, topic, group, partition, most, commit=not no_ack, follow=follow)
         else:
-            taking = _Taking(c, door, topic, group, most=most, partition=partition, visibility=visibility_timeout)
+            visibility = seconds(visibility_timeout or policy.visibility_timeout)
+            taking = _Taking(c, door, topic, group, most=most, partition=partition, visibility=visibility)
             count = taking.run(keep=not no_ack, follow=follow)
     if not door.json:
         door.note(f"{counted(count, 'message')} {'looked at and given back' if no_ack else 'consumed'}")
@@ -59,7 +63,7 @@ class _Taking:
         *,
         most: int | None,
         partition: int | None,
-        visibility: str | None,
+        visibility: float,
     ) -> None:
         self._c, self._door, self._topic, self._group = c, door, topic, group
         self._most, self._partition, self._visibility = most, partition, visibility
@@ -70,8 +74,11 @@ class _Taking:
         try:
             with _woken(self._c, self._topic, follow=follow) as wait:
                 while self._most is None or count < self._most:
+                    sent = elapsed()
                     lease = self._claim(BATCH if self._most is None else min(BATCH, self._most - count))
-                    if lease:
+                    if lease and elapsed() >= holds_until(sent, self._visibility):
+                        _give_back(lease)  # this process was stopped, or cut off: somebody else may have them
+                    elif lease:
                         count += self._print(lease, keep=keep)
                     elif lease.reason != "busy" and not follow:
                         if lease.reason != "empty":

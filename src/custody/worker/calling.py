@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
 
 
+class NotBegun(Exception):
+    """The handler was not called: its lease may have run out."""
+
+
 class Caller:
     """Calls the handler and says what it raised. Nothing that a handler raises gets out, not even SystemExit."""
 
@@ -39,21 +43,26 @@ class Caller:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def __call__(self, message: Message) -> BaseException | None:
+    def __call__(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
+        """What the handler raised, or `NotBegun` if it may not begin."""
+        if not may_begin():
+            return NotBegun()
         with tracing.processing(message, self._group) as span:
-            raised = self._call(message)
+            raised = self._call(message, may_begin)
             span.handled(raised)
         if raised is not None:
             where = f"{message.topic}/{message.partition}/{message.offset}"
             logger.debug("the handler failed on %s", where, exc_info=raised)
         return raised
 
-    def _call(self, message: Message) -> BaseException | None:
+    def _call(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
         try:
             if self._loop is None:
                 self._handler(message)
                 return None
-            running: Future[BaseException | None] = asyncio.run_coroutine_threadsafe(self._guarded(message), self._loop)
+            running: Future[BaseException | None] = asyncio.run_coroutine_threadsafe(
+                self._guarded(message, may_begin), self._loop
+            )
             try:
                 return running.result(self._timeout)
             except TimeoutError:
@@ -62,8 +71,10 @@ class Caller:
         except BaseException as error:
             return error
 
-    async def _guarded(self, message: Message) -> BaseException | None:
+    async def _guarded(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
         """What the coroutine raised; raised in the loop, a SystemExit would end it for all."""
+        if not may_begin():  # the loop may have been held up by another coroutine
+            return NotBegun()
         try:
             await cast("Awaitable[object]", self._handler(message))
         except asyncio.CancelledError:

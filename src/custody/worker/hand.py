@@ -9,17 +9,22 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from custody.claim import Lease
+from custody.elapsed import elapsed
 from custody.model import Message
 
 
 @dataclass(eq=False)
 class HeldLease:
-    """A lease and what of it is not settled yet. `expires` is its deadline on this process's own clock, about."""
+    """A lease and what of it is not settled yet. Until `expires` it surely holds, by this process's own clock."""
 
     lease_id: UUID
     open: set[int]
     expires: float
     lost: bool = False
+
+    def holds(self) -> bool:
+        """False once it may have run out: somebody else may have its messages."""
+        return not self.lost and elapsed() < self.expires
 
 
 @dataclass(eq=False)

@@ -22,12 +22,13 @@ from typing import Protocol
 from uuid import UUID
 
 from custody.claim import Lease
+from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, LeaseLost, NotFound, Transient
 from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
 from custody.policy import Duration, seconds, seconds_or_none
 from custody.upkeep import EVERY, keep_up
-from custody.worker.calling import Caller, Handler
+from custody.worker.calling import Caller, Handler, NotBegun
 from custody.worker.hand import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
 
@@ -158,11 +159,12 @@ class Worker:
                 self._wake.wait(self._poll)
                 continue
             try:
+                sent = elapsed()
                 lease = self._verbs.claim(
                     self._topic, self._group, max_messages=wanted, visibility_timeout=self._visibility
                 )
                 if lease:
-                    self._take(lease)
+                    self._take(lease, sent)
                     pause = 0.1
                 else:
                     self._wait(lease.reason or "empty", lease.detail)
@@ -188,9 +190,9 @@ class Worker:
                 return size
             return size if starving else 0
 
-    def _take(self, lease: Lease) -> None:
+    def _take(self, lease: Lease, sent: float) -> None:
         self.waiting_for, self._overdue = None, 0.0
-        taken = held(lease, time.monotonic() + self._visibility)
+        taken = held(lease, holds_until(sent, self._visibility))
         with self._guard:
             self._leases.add(taken)
             self._in_hand += len(lease)
@@ -250,13 +252,15 @@ class Worker:
                 run = Run(track.lease, message, threading.current_thread())
                 with self._guard:
                     self._runs.add(run)
-                outcome = outcome_of(self._call(message))
+                raised = self._call(message, track.lease.holds)
+                outcome = Outcome("release") if isinstance(raised, NotBegun) else outcome_of(raised)
                 took = time.monotonic() - run.started
                 with self._guard:
                     if run.given_up:
                         return  # reported when it happened; another thread has taken this one's place
                     self._runs.discard(run)
-                    self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
+                    if outcome.kind != "release":
+                        self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
                 self._settling.add(track.lease, message, outcome)
                 if outcome.stops_key(self._on_dead):
                     break
@@ -276,8 +280,9 @@ class Worker:
                 leases = [lease for lease in self._leases if lease.open and not lease.lost]
             for lease in leases:
                 try:
+                    sent = elapsed()
                     self._verbs.extend(lease.lease_id, self._visibility)
-                    lease.expires = extended + self._visibility
+                    lease.expires = holds_until(sent, self._visibility)
                 except LeaseLost:
                     lease.lost = True
                     self._settled(lease)

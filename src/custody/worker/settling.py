@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
 
+from custody.elapsed import elapsed
 from custody.errors import LeaseLost, Transient
 from custody.model import Message, Settled
 from custody.outcomes import Outcome
@@ -81,8 +81,8 @@ class Settling:
                 self._lost(lease, outcomes, error)
                 break
             except Transient as error:
-                if time.monotonic() > lease.expires + RETRY_MOST:
-                    # whoever answers now would only say that it is too late
+                if not lease.holds() and (_all_released(outcomes) or elapsed() > lease.expires + RETRY_MOST):
+                    # whoever answers now would only say that it is too late; what was not begun comes back by itself
                     self._lost(lease, outcomes, LeaseLost("the lease expired before the database was back"))
                     break
                 logger.warning("settling again in %.2f s: %s", pause, error)
@@ -107,9 +107,17 @@ class Settling:
         if gone >= outcomes.keys():
             # perhaps only the answer was lost, and later messages of a key went with it: let go of the whole lease
             lease.lost = True
-        self._counts["lost"] += len(gone)
+        late = sum(offset in gone and outcome.kind != "release" for offset, outcome in outcomes.items())
+        self._counts["lost"] += late
         for offset, outcome in outcomes.items():
             if offset not in gone:
                 self._counts[outcome.kind] += 1
         lease.open.difference_update(outcomes)
-        logger.warning("%d outcomes came too late and were refused: %s", len(gone), error)
+        if late:
+            logger.warning("%d outcomes came too late and were refused: %s", late, error)
+        if len(gone) > late:
+            logger.warning("%d messages were not begun, for their lease may have run out", len(gone) - late)
+
+
+def _all_released(outcomes: dict[int, Outcome]) -> bool:
+    return all(outcome.kind == "release" for outcome in outcomes.values())

@@ -31,7 +31,7 @@ from custody.policy import did_you_mean, seconds_or_none
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
-from custody.tasks import TaskClaim
+from custody.tasks import Holding, TaskClaim
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
@@ -93,6 +93,7 @@ class Attempt:
         self._ran = 0
         self._kept: list[tuple[int, int, str | None, str]] = []
         self._stopped: set[tuple[int, str | None]] = set()
+        self._holds = Holding(job.claim(claim))
         self._notes: Notes | None = None
         if job.careful or (context is not None and context.attemptNumber() > 0):
             self._notes = Notes(job.claim(claim), self._stage.attempt)
@@ -104,7 +105,7 @@ class Attempt:
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
         for message, malformed in _messages(self._job, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
-            if ordered and (partition, key) in stopped:
+            if (ordered and (partition, key) in stopped) or not self._holds(partition):
                 self._report.left(partition, offset)
                 if notes is not None:
                     notes.passed()

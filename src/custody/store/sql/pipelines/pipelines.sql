@@ -253,6 +253,15 @@ LANGUAGE sql STABLE AS $$
     WHERE c.group_id = p_group_id AND c.claim = p_claim ORDER BY p.partition
 $$;
 
+-- For how many seconds its leases still hold all that they have of a claim's partition; NULL if they hold nothing of it any more.
+CREATE FUNCTION custody.claim_left(p_group_id int, p_claim bigint, p_partition int, p_now timestamptz DEFAULT NULL) RETURNS double precision
+LANGUAGE sql VOLATILE AS $$
+    SELECT extract(epoch FROM min(l.deadline) - coalesce(p_now, clock_timestamp()))::double precision
+    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id) JOIN custody.leases l USING (lease_id)
+    WHERE c.group_id = p_group_id AND c.claim = p_claim AND p.partition = p_partition
+      AND l.deadline > coalesce(p_now, clock_timestamp())
+$$;
+
 -- Where a claim's messages of a partition are: as custody.segments_over says it.
 CREATE FUNCTION custody.claim_reads(p_group_id int, p_claim bigint, p_partition int)
 RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
