@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument
+from custody.spark.driver.batch_jobs import shape_of
 from custody.spark.driver.driving import Driving
 from custody.spark.environment.own_session import require_fit
 from custody.spark.environment.probe import require_able
@@ -38,9 +39,12 @@ def run(
         pipeline.require_complete()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
         require_able(shared, c.database_url, stop=settings.stop, trouble=settings.on_trouble)
+        shapes = [shape_of(pipeline, shared) for pipeline in pipelines]
         for pipeline in pipelines:
             prepare(pipeline, c)
-        runs = [Driving(pipeline, c, shared, settings) for pipeline in pipelines]
+        runs = [
+            Driving(pipeline, shape, c, shared, settings) for pipeline, shape in zip(pipelines, shapes, strict=True)
+        ]
         with stopped_by_signals(settings.stop.set):
             _side_by_side(runs, settings.stop)
         return [one.summary() for one in runs]

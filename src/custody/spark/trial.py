@@ -17,6 +17,7 @@ from custody.lanes import priority_of
 from custody.model import Message
 from custody.outcomes import outcome_of
 from custody.pipelines import Sink
+from custody.spark.driver import frame_check
 from custody.spark.driver.batch_jobs import parsed
 from custody.spark.faults import described, fault
 from custody.spark.outside.cached_rows import misfit
@@ -103,7 +104,7 @@ def try_out(
 
             else:
                 published = bool(pipeline.sinks or pipeline.outside)
-                frame.check(shared, pipeline.transform, schema, published=bool(pipeline.sinks))  # type: ignore[arg-type]
+                frame_check.check(shared, pipeline.transform, schema, published=bool(pipeline.sinks))  # type: ignore[arg-type]
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
                     result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]

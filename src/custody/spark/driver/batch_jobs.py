@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from custody.errors import ClaimLost, InvalidArgument
 from custody.pipelines import Drive, Work
+from custody.spark.driver.frame_check import check
 from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.environment.shipping import runs_here
@@ -40,6 +41,24 @@ def parsed(schema: str | None) -> StructType | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is known of a pipeline before it runs."""
+
+    schema: StructType | None
+    narrow: bool
+    """The frame's rows stay in their tasks and in order."""
+
+
+def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
+    """Refuses a schema that is none, and a frame that cannot be run batch by batch. Changes nothing."""
+    schema = parsed(pipeline.schema)
+    narrow = pipeline.transform is not None and check(
+        spark, pipeline.transform, schema, published=bool(pipeline.sinks), keeps=bool(pipeline.outside)
+    )
+    return Shape(schema=schema, narrow=narrow)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchJobs:
     """Runs the batches of a pipeline. In the driver, within `foreachBatch`."""
 
@@ -47,9 +66,7 @@ class BatchJobs:
     spark: SparkSession
     drive: Drive
     job: Job
-    schema: StructType | None
-    narrow: bool
-    """The frame's rows stay in their tasks and in order."""
+    shape: Shape
     kept: CachedRows
     """The rows of the batch for sinks outside: the caller clears them when they are written."""
     stopping: Callable[[], bool]
@@ -84,7 +101,7 @@ class BatchJobs:
                 raise ClaimLost(f"claim {number} is not in flight any more") from error
             isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping)
             return number, isolation.of(messages)
-        work.exact = self.narrow and not work.failed
+        work.exact = self.shape.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
 
@@ -95,7 +112,7 @@ class BatchJobs:
         job = replace(self.job, once=once and runs_here(self.spark.sparkContext))
         messages = batch.mapInArrow(reader(job), EVENTS)
         try:
-            result = self.pipeline.transform(frame.typed(messages, self.schema))
+            result = self.pipeline.transform(frame.typed(messages, self.shape.schema))
         except PySparkException:
             raise
         except Exception as error:  # here in the driver, where there is no row yet

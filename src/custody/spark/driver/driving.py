@@ -24,7 +24,7 @@ from custody.engine import Custody
 from custody.errors import ClaimLost, CustodyError, PipelineFailed, PipelineFenced, TopicChanged, Transient
 from custody.pipelines import Drive, Pass
 from custody.policy import seconds, seconds_or_none
-from custody.spark.driver.batch_jobs import BatchJobs, parsed
+from custody.spark.driver.batch_jobs import BatchJobs, Shape
 from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
 from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.faults import GONE, described, ours
@@ -33,7 +33,6 @@ from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.pipeline import Pipeline
 from custody.spark.settings import RunSettings
-from custody.spark.tasks import frame
 from custody.spark.tasks.job import Job
 from custody.upkeep import keep_up
 
@@ -45,17 +44,16 @@ _REGISTERING = threading.Lock()
 class Driving:
     """One pipeline while it runs, in the driver's process."""
 
-    def __init__(self, pipeline: Pipeline, c: Custody, spark: SparkSession, settings: RunSettings) -> None:
+    def __init__(
+        self, pipeline: Pipeline, shape: Shape, c: Custody, spark: SparkSession, settings: RunSettings
+    ) -> None:
         self.pipeline, self._c, self._spark, self._settings = pipeline, c, spark, settings
         self._stop, self._checkpoint = settings.stop, settings.checkpoint
         policy = c.group(pipeline.source, pipeline.group).policy
         assert policy is not None
         self._policy = policy
         self._visibility = seconds(policy.visibility_timeout)
-        self._schema = parsed(pipeline.schema)
-        self._narrow = pipeline.transform is not None and frame.check(
-            spark, pipeline.transform, self._schema, published=bool(pipeline.sinks), keeps=bool(pipeline.outside)
-        )
+        self._shape = shape
         self._fenced: PipelineFenced | None = None
         self._in_batch = threading.Lock()
         self._ending = threading.Event()
@@ -122,8 +120,7 @@ class Driving:
             spark=self._spark,
             drive=drive,
             job=job,
-            schema=self._schema,
-            narrow=self._narrow,
+            shape=self._shape,
             kept=CachedRows(next(iter(self.pipeline.sinks), None)),
             stopping=self._stop.is_set,
             trouble=self._trouble,
@@ -161,7 +158,7 @@ class Driving:
             on_dead=policy.on_dead,
             handler_timeout=seconds_or_none(policy.handler_timeout),
             sinks={name: drive.sink(name) for name in self.pipeline.sinks},
-            schema=None if self._schema is None else self._schema.jsonValue(),
+            schema=None if self._shape.schema is None else self._shape.schema.jsonValue(),
             priorities=self._c.topic(self.pipeline.source).priorities,
             keeps=bool(self.pipeline.outside),
         )

@@ -1,27 +1,24 @@
 """Pipelines written as DataFrame in, DataFrame out: typed columns, failures as a column, and the message's identity.
 
-A frame's rows keep `_partition` and `_offset`, so every output row has its source. What would lose them is refused.
+A frame's rows keep `_partition` and `_offset`, so every output row has its source. What would lose them is refused
+(see `driver/frame_check`), except where a function of the user's makes rows: those are looked at here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
 from custody.outcomes import Kind, Outcome
 from custody.policy import Duration, did_you_mean, seconds_or_none
-from custody.spark.faults import described
-from custody.spark.tasks.events import EVENTS
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 from custody.tasks import Stage
 
@@ -30,21 +27,6 @@ Frame = Callable[[DataFrame], DataFrame]
 _CORRUPT = "_corrupt"
 _FAILURE = "_failure"
 _UTC = {"timeZone": "UTC"}  # what a payload means does not depend on the zone of the session
-_REMEDY = (
-    "Use spark.readStream.format('custody') for aggregations and stateful work: it reads the topic by offset, without "
-    "a lifecycle."
-)
-# operators of which a result row comes from many messages, or that depend on what else is in the batch
-_MANY = {"GlobalLimit", "LocalLimit", "Limit", "Offset", "Tail", "Sample", "Window", "EventTimeWatermark", "Pivot",
-         "Intersect", "Except", "CollectMetrics"}  # fmt: skip
-_GROUPING = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "FlatMapGroupsInPandas",
-             "FlatMapGroupsInArrow",
-             "FlatMapCoGroupsInPandas", "FlatMapCoGroupsInArrow", "FlatMapGroupsInPandasWithState",
-             "TransformWithState", "TransformWithStateInPySpark", "TransformWithStateInPandas",
-             "FlatMapGroupsWithState", "Distinct"}  # fmt: skip
-# operators that keep the rows of a task in their task
-_NARROW = {"Project", "Filter", "Generate", "SubqueryAlias", "MapInArrow", "MapInPandas", "LogicalRDD", "LocalRelation",
-           "RDDScan", "ExternalRDD", "TypedFilter"}  # fmt: skip
 
 
 def fail_when(
@@ -122,6 +104,7 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
             table = pa.Table.from_batches(rows)
             # a task of a join has its rows in another order; among rows of one message it stays as it is
             table = table.take(pc.sort_indices(table, [("_partition", "ascending"), ("_offset", "ascending")]))
+            _require_messages(table)
             if job.keeps:
                 made_by = table.column(MADE_BY).to_pylist()
                 table = table.filter(pc.is_valid(table.column("_partition")))
@@ -134,6 +117,16 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
         yield report.batch()
 
     return stage
+
+
+def _require_messages(table: pa.Table) -> None:
+    """Refuses rows that name no message, which only a function of the user's can make. A task's mark has no kind."""
+    without = pc.or_(pc.is_null(table.column("_partition")), pc.is_null(table.column("_offset")))
+    if pc.any(pc.and_(without, pc.is_valid(table.column("kind")))).as_py():
+        raise PipelineRefused(
+            "the frame made a row whose _partition or _offset is null, and a row without a message belongs to none",
+            "Let mapInPandas, mapInArrow and applyInPandas pass on both columns of the message.",
+        )
 
 
 def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
@@ -172,88 +165,3 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
             report.failed(partition, offset, Outcome("nack", error=f"InvalidPayload: {error}"), None)
             continue
         staged.add(topic, place, (partition, offset), (key, kind.encode(), payload, encoded))
-
-
-def check(
-    spark: SparkSession, frame: Frame, schema: StructType | None, *, published: bool, keeps: bool = False
-) -> bool:
-    """Runs on the driver, before anything is claimed: refuses a frame that loses the identity of its messages.
-
-    True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
-    """
-    empty = spark.createDataFrame([], EVENTS)
-    try:
-        messages = typed(empty, schema)
-    except AnalysisException as error:
-        raise PipelineRefused(
-            f"the fields of the schema cannot be columns here: {described(error)}",
-            "Two names that differ only in case need spark.sql.caseSensitive.",
-        ) from error
-    result = frame(messages)
-    if not isinstance(result, DataFrame):
-        raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame")
-    _check_columns(result)
-    nodes = list(_nodes(result._jdf.queryExecution().analyzed()))
-    for name, node in nodes:
-        if name in _MANY or (name in _GROUPING and not _by_message(name, node)):
-            raise PipelineRefused(f"the frame has an operator ({name}) in which messages lose their identity", _REMEDY)
-    if published and "_key" not in result.columns:
-        raise PipelineRefused(
-            "the frame's result has no column _key, and outputs without a key have no order",
-            "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
-        )
-    try:
-        outputs(result, published=published, keeps=keeps)
-    except AnalysisException as error:
-        raise PipelineRefused(f"the frame's columns cannot be published: {error}") from error
-    return all(name in _NARROW for name, _ in nodes)
-
-
-def _check_columns(result: DataFrame) -> None:
-    wanted: Mapping[str, DataType] = {"_partition": IntegerType(), "_offset": LongType()}
-    types: Mapping[str, DataType] = {"_key": StringType(), "_topic": StringType(), "_payload": BinaryType(),
-                                     "_headers": MapType(StringType(), StringType())}  # fmt: skip
-    found = {field.name: field.dataType for field in result.schema.fields}
-    for name, kind in wanted.items():
-        if name not in found:
-            raise PipelineRefused(f"the frame's result has no column {name}, so nobody knows its messages", _REMEDY)
-        if found[name] != kind:
-            raise PipelineRefused(f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}")
-    for name, kind in types.items():
-        if name in found and found[name].simpleString() != kind.simpleString():
-            raise PipelineRefused(
-                f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}", "Cast it."
-            )
-
-
-def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
-    """The operators that messages pass through: not those that make the static side of a join."""
-    if not _has_messages(plan):
-        return
-    yield plan.nodeName(), plan
-    children = plan.children()
-    for number in range(children.size()):
-        yield from _nodes(children.apply(number))
-
-
-def _has_messages(plan: Any) -> bool:
-    leaves = plan.collectLeaves()
-    for number in range(leaves.size()):
-        output = leaves.apply(number).output()
-        if "_published_at" in {output.apply(n).name() for n in range(output.size())}:
-            return True
-    return False
-
-
-def _by_message(name: str, node: Any) -> bool:
-    """Whether a grouping has the identity among its keys: then each message stays by itself."""
-    if name == "Distinct":
-        keys = node.output()
-    elif name == "Aggregate":
-        keys = node.groupingExpressions()
-    elif name == "Deduplicate":
-        keys = node.keys()
-    else:
-        return False
-    names = {keys.apply(number).toString().split("#")[0] for number in range(keys.size())}
-    return {"_partition", "_offset"} <= names
