@@ -1,5 +1,7 @@
 """A relay that ends itself with -9 at a chosen moment; its publisher fails at random.
 
+Moment `event` N: the process dies of the event with the payload N, whenever it is published, and nothing else fails.
+
 Arguments: database URL, name, what to publish to (`ledger`, or a topic), the moment, and after how many batches.
 Moments: `claimed` (before the first publish of a batch), `published` (after one), `settling` (with a batch published
 and not settled), `never`. Ends when nothing is left.
@@ -62,6 +64,24 @@ class Ledger(Publisher):
         self._moments.reached("published")
 
 
+class Deadly(Ledger):
+    """Dies of one event."""
+
+    def __init__(self, url: str, name: str, event: int) -> None:
+        super().__init__(url, name, Moments("never", 0))
+        self._event, self._dice = event, Unfailing()
+
+    def publish(self, event: Claimed) -> None:
+        if event.payload == self._event:
+            die()
+        super().publish(event)
+
+
+class Unfailing(random.Random):
+    def random(self) -> float:
+        return 1.0
+
+
 class Elsewhere(CustodyPublisher):
     def __init__(self, url: str, name: str, moments: Moments) -> None:
         super().__init__(url)
@@ -77,13 +97,20 @@ class Elsewhere(CustodyPublisher):
 
 def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
     moments = Moments(moment, int(batches))
-    publisher = (Ledger if target == "ledger" else Elsewhere)(url, name, moments)
+    deadly = moment == "event"
+    publisher = (
+        Deadly(url, name, int(batches))
+        if deadly
+        else Ledger(url, name, moments)
+        if target == "ledger"
+        else Elsewhere(url, name, moments)
+    )
 
     class Mortal(Claims):
         def claim(self, most: int, **given: Any) -> Any:
-            batch, scanned = super().claim(most, **given)
-            moments.batch += batch is not None
-            return batch, scanned
+            found = super().claim(most, **given)
+            moments.batch += found.batch is not None
+            return found
 
         def settle(self, batch: Any, results: Any) -> Any:
             moments.reached("settling")
@@ -94,9 +121,9 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
         url,
         {"chaos": publisher},
         name=name,
-        batch=40,
-        lease="2s",
-        max_attempts=100,
+        batch=100 if deadly else 40,
+        lease="1s" if deadly else "2s",
+        max_attempts=3 if deadly else 100,
         backoff=custody.Exponential("5ms", cap="50ms", jitter=0.5),
         outage_backoff=custody.Constant("20ms"),
         poll="10ms",

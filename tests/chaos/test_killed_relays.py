@@ -97,3 +97,31 @@ def test_into_another_custody_each_event_arrives_once(
         assert got == sorted(got), f"{key} is out of order"
     with Outbox(database_url) as outbox:
         assert outbox.events(states=["PENDING", "CLAIMED", "DEAD"]) == []
+
+
+@pytest.mark.req("X4", "O6", "O8", "O10")
+def test_an_event_that_kills_its_relay_dies_alone(
+    database_url: str, db: psycopg.Connection[Any], ledger: Ledger, spawn: Spawn
+) -> None:
+    """99 others were in its batch, some of them of its key."""
+    keys = written(database_url, 300, "chaos:")
+    killer = 150
+
+    def relayed() -> int:
+        process = spawn("mortal_relay.py", database_url, "relay", "ledger", "event", killer)
+        code = process.wait(60)
+        assert code in (0, -signal.SIGKILL), f"a relay failed with {code}"
+        return code
+
+    deaths = 0
+    while relayed() != 0:
+        deaths += 1
+        assert deaths <= 2 + 3, "a claim of 100, one of 10, and three of the event alone should have been enough"
+    assert deaths == 5
+    left = db.execute(
+        "SELECT convert_from(payload, 'UTF8')::int, status, crashes FROM custody.outbox WHERE status <> 'PUBLISHED'"
+    ).fetchall()
+    assert left == [(killer, "DEAD", 3)]
+    effects = ledger.effects()
+    assert {n for n, _, _, _ in effects} == set(keys) - {killer}
+    assert out_of_order(effects, {killer}, keys) == []

@@ -130,3 +130,48 @@ def test_what_lies_behind_a_locked_event_of_its_key_is_settled_with_it(
     run_function(mine, "outbox_settle", settle)
     mine.commit()
     assert {event.status for event in outbox.events()} == {State.PUBLISHED}
+
+
+@pytest.mark.req("X4", "O6", "O10")
+def test_after_an_expiry_claims_are_a_tenth_the_size_and_only_the_last_event_is_charged(
+    outbox: Outbox, mine: psycopg.Connection[Any], clock: Clock, claim: Claim
+) -> None:
+    for payload in range(1, 51):
+        add(mine, clock, payload, ordering_key="k" if payload in (2, 4) else None)
+    assert claim(max=50) == list(range(1, 51))
+    clock.move(31)
+    add(mine, clock, 51)
+    assert claim(max=60, alone=False) == [1, 2, 3, 4, 5], "suspects come first, and among themselves"
+    assert claim(max=60, alone=False) == [6, 7, 8, 9, 10]
+    assert claim(max=60, after=50, alone=False) == [51], "others go on beside them"
+    clock.move(31)
+    assert claim(max=60, alone=False) == [11, 12, 13, 14, 15], "a busy relay got what has to be alone"
+    assert [claim(max=60), claim(max=60), claim(max=60)] == [[1], [2], [3]]
+    assert claim(max=60) == [5], "the key was overtaken"
+    clock.move(31)
+    assert claim(max=60) == [1]
+    found = mine.execute("SELECT convert_from(payload, 'UTF8')::int, crashes, attempts FROM custody.outbox").fetchall()
+    assert {payload: attempts for payload, crashes, attempts in found if crashes} == {1: 3, 2: 3, 3: 3, 5: 3}
+    clock.move(31)
+    assert claim(max=60) == [1]
+    clock.move(31)
+    assert claim(max=60) == [2], "the third crash was not the last"
+    assert [event.payload for event in outbox.events(states=["DEAD"])] == [1]
+
+
+@pytest.mark.req("X4")
+def test_what_is_released_stays_a_suspect_and_what_was_tried_does_not(
+    mine: psycopg.Connection[Any], clock: Clock, claim: Claim
+) -> None:
+    for payload in range(1, 21):
+        add(mine, clock, payload)
+    assert len(claim(max=20)) == 20
+    clock.move(31)
+    given = {"relay": "r", "max": 20, "lease": "30 s", "max_attempts": 3, "now": clock()}
+    _, first, second = run_function(mine, "outbox_claim", given)
+    assert (first[15], second[15]) == (2, 2)
+    settle = {"claim": first[12], "ids": [first[0], second[0]], "outcomes": ["released", "failed"], "errors": None}
+    run_function(mine, "outbox_settle", {**settle, "delays": None, "max_attempts": 3, "now": clock()})
+    mine.commit()
+    suspects = mine.execute("SELECT suspect FROM custody.outbox ORDER BY id LIMIT 2").fetchall()
+    assert suspects == [(2,), (None,)]

@@ -14,7 +14,7 @@ import custody
 from custody.errors import PublisherUnavailable
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Publisher, Relay, loop
-from custody.relay.claims import Claims
+from custody.relay.claims import Claims, Found
 
 pytestmark = pytest.mark.core
 
@@ -89,7 +89,7 @@ def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
         if step == 20:
             looked.set()
             leave.set()
-        return None, step if step < 20 else None
+        return Found(None, step if step < 20 else None, False)
 
     def publish(_: Claimed) -> None:
         entered.set()

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conftest import Clock
 from tests.outbox.conftest import Collector
 from tests.waiting import wait_for
 
@@ -358,3 +359,40 @@ def test_an_event_that_alone_gets_no_answer_is_charged(alone_url: str, write: An
     relay.close()
     assert relay.outages.down == []
     assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: (State.PENDING, 1), 3: PUBLISHED}
+
+
+class Counting(Publisher):
+    """Says with how many others an event was under way."""
+
+    def __init__(self) -> None:
+        self._guard, self._wait = threading.Lock(), threading.Event()
+        self._active: set[int] = set()
+        self.with_others: dict[int, int] = {}
+
+    def publish(self, event: Claimed) -> None:
+        with self._guard:
+            self._active.add(event.id)
+            for each in self._active:
+                self.with_others[each] = max(self.with_others.get(each, 0), len(self._active) - 1)
+        self._wait.wait(0.05)  # the work of a publisher takes a while
+        with self._guard:
+            self._active.discard(event.id)
+
+
+@pytest.mark.req("X4")
+def test_what_may_have_killed_a_relay_is_published_with_nothing_beside_it(
+    alone_url: str, write: Any, clock: Clock
+) -> None:
+    """Else a slow and innocent event could be charged as often as one that kills its relays."""
+    write(1, 2)
+    with psycopg.connect(alone_url) as other:
+        claim = "SELECT id FROM custody.outbox_claim('dead', 10, '30 s', 3, p_now => %s) WHERE id IS NOT NULL"
+        suspects = {id for (id,) in other.execute(claim, [clock()]).fetchall()}
+    assert len(suspects) == 2
+    clock.move(31)
+    write(*range(3, 40))
+    publisher = Counting()
+    relay = Relay(alone_url, {"test": publisher}, batch=4, clock=clock, poll="10ms")
+    assert relay.drain("60s").published == 39
+    assert {id for id, others in publisher.with_others.items() if others == 0} >= suspects
+    assert max(publisher.with_others.values()) > 0, "nothing was published side by side"

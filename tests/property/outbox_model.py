@@ -29,10 +29,18 @@ class Modelled:
     expires_at: datetime | None = None
     ended_at: datetime | None = None
     replays: int = 0
+    claimed_with: int | None = None
+    suspect: int | None = None
+    crashes: int = 0
+
+    @property
+    def size(self) -> int | None:
+        """How many suspects it may be claimed with; of one whose claim has expired, how many after that."""
+        return self.suspect if self.claimed_with is None else max(1, self.claimed_with // 10)
 
     def become(self, status: State, now: datetime) -> None:
         assert self.status.may_become(status), f"{self.status} to {status}"
-        self.status, self.claim, self.expires_at = status, None, None
+        self.status, self.claim, self.expires_at, self.claimed_with = status, None, None, None
         self.ended_at = None if status in OPEN else now
 
 
@@ -42,8 +50,10 @@ class Model:
     `hold`: for relays a dead event holds its key; past `max_age` they give an event up.
     """
 
-    def __init__(self, clock: Callable[[], datetime], *, hold: bool, max_age: timedelta | None) -> None:
-        self.clock, self.hold, self.max_age = clock, hold, max_age
+    def __init__(
+        self, clock: Callable[[], datetime], *, hold: bool, max_age: timedelta | None, max_attempts: int
+    ) -> None:
+        self.clock, self.hold, self.max_age, self.max_attempts = clock, hold, max_age, max_attempts
         self.events: dict[UUID, Modelled] = {}
         self.log: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
 
@@ -75,6 +85,33 @@ class Model:
         first = self.first_of_key(event)
         waits = (first.status is State.CLAIMED and not self.expired(first)) or first.available_at > self.clock()
         return event.partition is None and self.due(event) and not waits
+
+    def dies(self, event: Modelled) -> bool:
+        """Whether its claim, which has expired, was its last one."""
+        return self.expired(event) and event.suspect == 1 and event.crashes + 1 >= self.max_attempts
+
+    def expire(self, event: Modelled) -> None:
+        dead, size = self.dies(event), event.size
+        event.attempts += 1
+        event.crashes += event.suspect == 1
+        event.become(State.DEAD if dead else State.PENDING, self.clock())
+        event.suspect = size
+
+    def apart(self, wanted: list[UUID], alone: bool) -> list[UUID]:
+        """Suspects and others are not claimed together, nor more suspects than one of them may be with."""
+        left = [i for i in wanted if alone or self.events[i].size != 1]
+        if not left or self.events[left[0]].size is None:
+            return [i for i in left if self.events[i].size is None]
+        taken: list[UUID] = []
+        most = len(left)
+        for event_id in left:
+            size = self.events[event_id].size
+            if size is not None:
+                most = min(most, size)
+                if len(taken) >= most:
+                    break
+                taken.append(event_id)
+        return taken
 
     def move(self, partition: int) -> int:
         """What is due for a partition goes into the log, a key only as far as nothing of it has to wait."""

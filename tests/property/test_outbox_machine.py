@@ -56,7 +56,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(hold=st.booleans(), max_age=st.sampled_from((None, MAX_AGE)))
     def create(self, hold: bool, max_age: timedelta | None) -> None:
-        self.model = Model(self.clock, hold=hold, max_age=max_age)
+        self.model = Model(self.clock, hold=hold, max_age=max_age, max_attempts=MAX_ATTEMPTS)
         self.c.create_topic(self.topic, partitions=2)
         self.c.create_group(self.topic, "g")
         self.topic_id, self.after = self.connection.execute(
@@ -134,8 +134,8 @@ class Machine(RuleBasedStateMachine):
             assert moved == self.model.move(partition)
 
     @precondition(lambda self: self.model.events)
-    @rule(most=st.integers(1, 6), crash=st.sampled_from((False, False, False, True)))
-    def claim(self, most: int, crash: bool) -> None:
+    @rule(most=st.integers(1, 40), crash=st.sampled_from((False, False, False, True)), alone=st.booleans())
+    def claim(self, most: int, crash: bool, alone: bool) -> None:
         """By a relay. What has expired is found on the way, and counts as an attempt."""
         rows = self.call(
             "outbox_claim",
@@ -148,17 +148,20 @@ class Machine(RuleBasedStateMachine):
             hold=self.model.hold,
             only=[f"{self.topic}:"],
             after=self.after,
+            alone=alone,
         )[1:]
         if crash:
             return
         claimable = [
             i for i, event in self.model.events.items() if self.model.expired(event) or self.model.ready(event)
         ][:most]
-        wanted = [event_id for event_id in claimable if self.model.ready(self.model.events[event_id])]
+        wanted = [
+            i for i in claimable if self.model.ready(self.model.events[i]) and not self.model.dies(self.model.events[i])
+        ]
+        wanted = self.model.apart(wanted, alone)
         for event in map(self.model.events.__getitem__, claimable):
             if event.status is State.CLAIMED:
-                event.attempts += 1
-                event.become(State.DEAD if event.attempts >= MAX_ATTEMPTS else State.PENDING, self.clock())
+                self.model.expire(event)
         for event in map(self.model.events.__getitem__, wanted):
             if event.status is State.PENDING and self.model.too_old(event):
                 event.status = State.CLAIMED  # there is no other way
@@ -170,6 +173,7 @@ class Machine(RuleBasedStateMachine):
             event = self.model.events[row[1]]
             assert (row[0], row[10], row[11]) == (event.id, event.attempts, event.replays)
             event.status, event.claim, event.expires_at = State.CLAIMED, row[12], self.clock() + LEASE
+            event.claimed_with = len(rows)
         if rows:
             self.claims[rows[0][12]] = expected
 
@@ -218,6 +222,8 @@ class Machine(RuleBasedStateMachine):
                     event.become(State.DEAD, self.clock())
                 else:
                     event.become(State.PENDING, self.clock())
+                if outcome != "released":
+                    event.suspect = None
                 if outcome == "failed":
                     event.available_at = self.clock() + timedelta(seconds=BACKOFF)
                 expected[event.id] = event.status.value
@@ -232,7 +238,7 @@ class Machine(RuleBasedStateMachine):
     def relay_round(self, most: int, outcomes: list[str], after: int) -> None:
         """A whole round of a relay, which may be too slow: by chance alone claim and settle would seldom meet."""
         before = len(self.claims)
-        self.claim(most=most, crash=False)
+        self.claim(most=most, crash=False, alone=True)
         if len(self.claims) > before:
             self.settle(which=0, outcomes=outcomes, after=after, crash=False)
 
@@ -266,6 +272,7 @@ class Machine(RuleBasedStateMachine):
             event.become(State.PENDING, self.clock())
             event.attempts, event.available_at, event.ages_from = 0, self.clock(), self.clock()
             event.replays += state is State.PUBLISHED
+            event.crashes, event.suspect = 0, None
 
     @rule(age=st.sampled_from((3, 30)), dead=st.booleans())
     def prune(self, age: int, dead: bool) -> None:
@@ -280,12 +287,22 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_table_says_the_same(self) -> None:
         rows = self.connection.execute(
-            "SELECT event_id, status, attempts, claimed_by, expires_at, available_at, replays FROM custody.outbox "
-            "WHERE destination = ANY (%s)",
+            "SELECT event_id, status, attempts, claimed_by, expires_at, available_at, replays, claimed_with, suspect, "
+            "crashes FROM custody.outbox WHERE destination = ANY (%s)",
             [[self.topic, f"{self.topic}:"]],
         ).fetchall()
         assert {row[0]: row[1:] for row in rows} == {
-            event_id: (e.status.value, e.attempts, e.claim, e.expires_at, e.available_at, e.replays)
+            event_id: (
+                e.status.value,
+                e.attempts,
+                e.claim,
+                e.expires_at,
+                e.available_at,
+                e.replays,
+                e.claimed_with,
+                e.suspect,
+                e.crashes,
+            )
             for event_id, e in self.model.events.items()
         }
 

@@ -120,7 +120,7 @@ class Trial:
         """A new event in that state, by the legal way."""
         event_id = self.write()
         if state is not State.PENDING:
-            claimed = self.claim()[event_id]
+            claimed = self.claim(after=self.row(event_id, "id")[0] - 1)[event_id]
             if state is not State.CLAIMED:
                 self.settle(claimed, {State.PUBLISHED: "published", State.DEAD: "dead"}[state], "an error")
         assert self.state(event_id) == state

@@ -17,7 +17,7 @@ def _crashed(trial: Trial) -> None:
     events = [trial.write() for _ in range(3)]
     assert list(trial.claim(relay="one")) == events
     trial.move(LEASE.total_seconds())
-    assert list(trial.claim(relay="two")) == events
+    assert [event for _ in events for event in trial.claim(relay="two")] == events
     assert {trial.state(event) for event in events} == {"CLAIMED"}
 
 

@@ -33,10 +33,12 @@ Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
 class Batch:
     """The events of one claim. `waiting` are those of which nothing was heard, `untold` what is not settled yet.
 
-    `probe` is the destination that is tried with this batch, if it is one that was down.
+    `probe` is the destination that is tried with this batch, if it is one that was down. `alone`: its one event may be
+    what killed relays before, and nothing is begun beside it.
     """
 
     probe: str | None = None
+    alone = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from custody.errors import CustodyError, Transient
 from custody.policy import Backoff
@@ -22,6 +22,15 @@ from custody.store.postgres import Database
 logger = logging.getLogger(__name__)
 
 LONGEST_ERROR = 10_000  # characters
+
+
+class Found(NamedTuple):
+    """What a claim has found: a batch of what is due, if anything is; the id to go on behind, None at the end; and
+    whether an event was held back that is to be tried alone."""
+
+    batch: Batch | None
+    scanned: int | None
+    held_back: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +51,13 @@ class Claims:
     counts: Counter[str] = field(default_factory=Counter)
 
     def claim(
-        self, most: int, *, after: int, excepted: Sequence[str] = (), only: Sequence[str] | None = None
-    ) -> tuple[Batch | None, int | None]:
-        """A batch of what is due behind an id, if anything is; and the id to go on behind, None at the end.
+        self, most: int, *, after: int, alone: bool, excepted: Sequence[str] = (), only: Sequence[str] | None = None
+    ) -> Found:
+        """Claims what is due behind an id. `alone`: the relay has nothing else in hand.
 
         `only`, for destinations that are down: there no event is suspected to be the reason."""
         began = time.monotonic()
-        (*_, scanned), *rows = self.db.call(
+        (*_, scanned, held_back), *rows = self.db.call(
             "outbox_claim",
             relay=self.relay,
             max=most,
@@ -61,9 +70,10 @@ class Claims:
             hold=self.hold,
             after=after,
             now=self._now(),
+            alone=alone,
         )
         if not rows:
-            return None, scanned
+            return Found(None, scanned, held_back is not None)
         batch = Batch(
             rows[0][12],
             [_claimed(row) for row in rows],
@@ -72,7 +82,8 @@ class Claims:
             stopping=self.stopping,
             suspects=self.suspects if only is None else (),
         )
-        return batch, scanned
+        batch.alone = rows[0][15] == 1
+        return Found(batch, scanned, held_back is not None)
 
     def extend(self, batch: Batch) -> None:
         """Keeps what is not settled yet. What the claim no longer holds is not begun; if nothing could be kept, the

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from custody.config import this_process
 from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.outbox import moving
 from custody.outbox.events import shown
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
+from custody.relay.batch import Batch
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
 from custody.relay.registry import Publishers, Registry
@@ -217,18 +218,27 @@ class Relay:
         began = time.monotonic()
         if not self._further and began >= self._restart_at:
             self._after, self._from_start = 0, True  # retries lie behind what was scanned
-        batch, scanned = self._claims.claim(self._batch, after=self._after, excepted=self._running.excepted)
+        batch, scanned = self._claimed(self._batch, after=self._after, excepted=self._running.excepted)
         self._searched += time.monotonic() - began
         waits = batch is None and self._running.ahead  # for the batch before: it lies here, and is next
         if scanned is not None and not waits:
             self._after = scanned
         self._further = batch is None and scanned is not None and not waits
-        if not self._further:
+        if not self._further or self._running.held_back:
             self._search_ended()
+        if self._running.held_back:  # looked for from the beginning, when nothing else is in hand
+            self._further, self._restart_at = False, 0.0
         if batch is None:
             return 0
         self._running.begin(batch)
         return len(batch.events)
+
+    def _claimed(self, most: int, **which: Any) -> tuple[Batch | None, int | None]:
+        """A batch, if there is one, and the id to go on behind. If an event is to be tried alone, nothing more is begun
+        until what is in hand has ended."""
+        found = self._claims.claim(most, alone=not self._running, **which)
+        self._running.held_back = found.held_back
+        return found.batch, found.scanned
 
     def _search_ended(self) -> None:
         """It has found something, or nothing is left. After one that took long the next goes on from there for a while:
@@ -255,9 +265,9 @@ class Relay:
         for first, end in ((last, None), (0, last)) if last else ((0, None),):
             after: int | None = first
             while after is not None and (end is None or after < end):
-                if not self._meanwhile():
+                if not self._meanwhile() or self._running.closed:
                     return 0
-                batch, after = self._claims.claim(1, after=after, only=[destination])
+                batch, after = self._claimed(1, after=after, only=[destination])
                 if batch is not None:
                     self._running.begin(batch, probe=destination)
                     return 1

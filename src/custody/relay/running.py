@@ -33,6 +33,7 @@ class Running:
         self._batches: list[Batch] = []
         self._heard: Heard = queue.SimpleQueue()
         self._quick = False
+        self.held_back = False  # an event that is to be tried alone waits until nothing is in hand
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -49,6 +50,15 @@ class Running:
             if event.id in batch.waiting
         }
         return [*self._outages.down, *slow.intersection(self._threads.full())]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing may begin: an event is tried alone, or is to be as soon as what is in hand has ended. One
+        that takes longer than a lease is no longer alone: it would hold up all destinations."""
+        if self.held_back and self._batches:
+            return True
+        now = time.monotonic()
+        return any(batch.alone and now - batch.began < self._claims.lease for batch in self._batches)
 
     @property
     def unprobed(self) -> list[str]:
@@ -69,6 +79,8 @@ class Running:
         Of full and quick batches two are in hand, so that both databases work side by side. Of others there would be
         nothing to be had, or it would wait here while another relay could have it.
         """
+        if self.closed:
+            return False
         fresh = self._fresh()
         if not fresh:
             return not self._batches or self._threads.idle

@@ -20,6 +20,9 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     claimed_at    timestamptz CHECK ((claimed_at IS NOT NULL) = (status = 'CLAIMED')),
     claimed_by    text CHECK ((claimed_by IS NOT NULL) = (status = 'CLAIMED')),
     expires_at    timestamptz CHECK ((expires_at IS NOT NULL) = (status = 'CLAIMED')),
+    claimed_with  int,                            -- how many events this claim took, this one included
+    suspect       int,                            -- its last claim expired: so many such events, at most, are claimed together
+    crashes       int NOT NULL DEFAULT 0,         -- how many claims expired of which this was the only event
     published_at  timestamptz CHECK ((published_at IS NOT NULL) = (status = 'PUBLISHED')),
     updated_at    timestamptz NOT NULL,
     last_error    text,

@@ -1,8 +1,9 @@
 -- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still holds
 -- it settles.
 
--- Ends claims that have expired: each counts as an attempt, and at the limit the event is dead. The deadline decides,
--- whoever reads; this only writes it down.
+-- Ends claims that have expired: each counts as an attempt. The deadline decides, whoever reads; this only writes it down. One of the
+-- events may have killed its relay. Which one is found out by smaller claims, a tenth each time. Only an event that was claimed alone, as a
+-- suspect, is charged: it is dead when that has happened p_max_attempts times.
 CREATE FUNCTION custody.outbox_expire(p_ids bigint[], p_max_attempts int, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
     WITH expired AS (
@@ -10,10 +11,37 @@ LANGUAGE sql AS $$
         ORDER BY o.id FOR UPDATE SKIP LOCKED
     )
     UPDATE custody.outbox o
-    SET status = CASE WHEN o.attempts + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END, attempts = o.attempts + 1,
+    SET status = CASE WHEN o.suspect = 1 AND o.crashes + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END, attempts = o.attempts + 1,
+        crashes = o.crashes + coalesce(o.suspect = 1, false)::int, suspect = custody.outbox_next_size(o.claimed_with),
         last_error = format('the claim of %s expired', o.claimed_by), claimed_at = NULL, claimed_by = NULL, expires_at = NULL,
-        updated_at = p_now
+        claimed_with = NULL, updated_at = p_now
     FROM expired e WHERE o.id = e.id
+$$;
+
+-- How many events are claimed together at most after a claim of so many has expired.
+CREATE FUNCTION custody.outbox_next_size(p_size int) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(1, p_size / 10)
+$$;
+
+-- Suspects are not claimed with other events, nor more of them than the smallest of their sizes; one that is to be claimed alone only by a
+-- relay that has nothing else in hand (p_alone). Of these events (p_sizes: null for those that are no suspects), in the order of their
+-- ids, those to be claimed now: of the kind that comes first. `left_out` is the first of the others; `held_back`: one waits to be alone.
+CREATE FUNCTION custody.outbox_apart(p_ids bigint[], p_sizes int[], p_alone boolean, OUT ids bigint[], OUT left_out bigint, OUT held_back boolean)
+LANGUAGE sql IMMUTABLE AS $$
+    WITH given AS (
+        SELECT e.id, e.size, e.size = 1 AND NOT p_alone AS held_back FROM unnest(p_ids, p_sizes) e (id, size)
+    ), placed AS (
+        SELECT g.id, g.size, first_value(g.size) OVER (ORDER BY g.id) IS NOT NULL AS suspects,
+               row_number() OVER w AS place, min(g.size) OVER w AS most
+        FROM given g WHERE g.held_back IS NOT TRUE
+        WINDOW w AS (PARTITION BY g.size IS NULL ORDER BY g.id)
+    ), judged AS (
+        SELECT p.id, (p.size IS NOT NULL) = p.suspects AND (p.size IS NULL OR p.place <= p.most) AS taken FROM placed p
+    )
+    SELECT coalesce(array_agg(j.id ORDER BY j.id) FILTER (WHERE j.taken), '{}'), min(j.id) FILTER (WHERE NOT j.taken),
+           coalesce((SELECT bool_or(g.held_back) FROM given g), false)
+    FROM judged j
 $$;
 
 -- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is one of
@@ -22,13 +50,15 @@ $$;
 -- expired are found on the way: what is claimed lies among what is pending. Those of other names are left to a relay that serves them,
 -- whose limit counts.
 -- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too.
+-- p_alone: the relay has nothing else in hand. What it gets may be an event that has to be alone (its `suspect` is 1): then it takes nothing
+-- more until that one is settled. If such an event is held back because the relay is busy, the first row says so (`suspect` is 1).
 CREATE FUNCTION custody.outbox_claim(
     p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL, p_names text[] DEFAULT NULL,
     p_excepted text[] DEFAULT NULL, p_only text[] DEFAULT NULL, p_hold boolean DEFAULT false, p_after bigint DEFAULT 0,
-    p_window int DEFAULT 5000, p_now timestamptz DEFAULT NULL
+    p_window int DEFAULT 5000, p_now timestamptz DEFAULT NULL, p_alone boolean DEFAULT true
 ) RETURNS TABLE (
     id bigint, event_id uuid, event_type text, destination text, kind "char", payload bytea, headers jsonb, partition_key text,
-    ordering_key text, created_at timestamptz, attempts int, replays int, claimed_by text, expires_at timestamptz, scanned bigint
+    ordering_key text, created_at timestamptz, attempts int, replays int, claimed_by text, expires_at timestamptz, scanned bigint, suspect int
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -38,6 +68,8 @@ DECLARE
     v_ended bigint[];
     v_found bigint;
     v_old   bigint[];
+    v_sizes int[];      -- of suspects; null if there are none
+    v_apart record;
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_max IS NULL OR p_max < 1 THEN
@@ -48,11 +80,14 @@ BEGIN
 
     -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys compared as rows: else
     -- a plan may take the primary key, and walk through all that has been published
-    SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'), array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id)
-    INTO v_ids, v_ended, v_found, scanned
+    SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'), array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id),
+           CASE WHEN bool_or(c.size IS NOT NULL) FILTER (WHERE c.wanted) THEN array_agg(c.size ORDER BY c.id) FILTER (WHERE c.wanted) END
+    INTO v_ids, v_ended, v_found, scanned, v_sizes
     FROM (
-        SELECT w.id, w.expired AND n.served AS expired, x.wanted
-        FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at, o.claimed_by IS NOT NULL AS expired
+        SELECT w.id, w.expired AND n.served AS expired, x.wanted, w.size
+        FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at, o.claimed_by IS NOT NULL AS expired,
+                     CASE WHEN o.claimed_by IS NULL THEN o.suspect ELSE custody.outbox_next_size(o.claimed_with) END AS size,
+                     o.claimed_by IS NOT NULL AND o.suspect = 1 AND o.crashes + 1 >= p_max_attempts AS dies
               FROM custody.outbox o
               WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
               ORDER BY o.topic_id, o.id LIMIT p_window) w
@@ -64,7 +99,7 @@ BEGIN
             ORDER BY h.ordering_key, h.destination, h.id LIMIT 1) first ON true
         CROSS JOIN LATERAL (SELECT p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names) AS served) n
         CROSS JOIN LATERAL (
-            SELECT n.served AND w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
+            SELECT n.served AND w.dies IS NOT TRUE AND w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
                AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted)) AS wanted) x
         WHERE w.expired AND n.served OR x.wanted
         LIMIT p_max) c;
@@ -77,11 +112,14 @@ BEGIN
     IF v_ended IS NOT NULL THEN
         PERFORM custody.outbox_expire(v_ended, p_max_attempts, v_now);
     END IF;
+    IF v_sizes IS NOT NULL THEN
+        v_apart := custody.outbox_apart(v_ids, v_sizes, p_alone);
+        v_ids := v_apart.ids;
+        suspect := CASE WHEN v_apart.held_back THEN 1 END;
+    END IF;
     v_ids := ARRAY(
         SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING' AND o.available_at <= v_now
         ORDER BY o.id FOR UPDATE SKIP LOCKED);
-    RETURN NEXT;
-
     IF p_max_age IS NOT NULL THEN
         SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'), coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
         FROM custody.outbox o CROSS JOIN LATERAL (SELECT custody.outbox_waits_since(o) <= v_now - p_max_age AS old) x
@@ -89,11 +127,16 @@ BEGIN
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
     END IF;
     v_ids := custody.outbox_in_order(v_ids, p_hold);
+    IF v_sizes IS NOT NULL AND cardinality(v_ids) > 0 THEN
+        scanned := least(scanned, v_apart.left_out - 1);
+    END IF;
+    RETURN NEXT;
     RETURN QUERY
-    UPDATE custody.outbox o SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, updated_at = v_now
+    UPDATE custody.outbox o
+    SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, claimed_with = cardinality(v_ids), updated_at = v_now
     WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
     RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key, o.ordering_key, o.created_at,
-              o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint;
+              o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint, o.suspect;
 END $$;
 
 -- Ends events without another attempt: what is PENDING is claimed first, for there is no other way.
@@ -104,7 +147,8 @@ DECLARE
 BEGIN
     UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = p_by, expires_at = p_now + interval '1 min', updated_at = p_now
     WHERE id = ANY (p_ids) AND status = 'PENDING';
-    UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = p_now
+    UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL,
+        updated_at = p_now
     WHERE id = ANY (p_ids) AND status = 'CLAIMED';
     GET DIAGNOSTICS v_buried = ROW_COUNT;
     RETURN v_buried;
@@ -156,7 +200,8 @@ BEGIN
     v_published := ARRAY(SELECT s.id FROM unnest(p_ids, p_outcomes) s (id, outcome) WHERE s.outcome = 'published');
     RETURN QUERY
     UPDATE custody.outbox o
-    SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
+    SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL, suspect = NULL,
+        updated_at = v_now
     WHERE o.id = ANY (v_published) AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
     IF cardinality(v_published) = cardinality(p_ids) THEN
@@ -170,7 +215,9 @@ BEGIN
         attempts = o.attempts + (s.outcome <> 'released')::int,
         last_error = coalesce(s.error, o.last_error),
         available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
-        claimed_at = NULL, claimed_by = NULL, expires_at = NULL, updated_at = v_now
+        -- who was tried and left its relay alive is no suspect
+        claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL, suspect = CASE WHEN s.outcome = 'released' THEN o.suspect END,
+        updated_at = v_now
     FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay)
     WHERE s.outcome <> 'published' AND o.id = s.id AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
