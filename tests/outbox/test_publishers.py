@@ -215,6 +215,15 @@ def everything(c: custody.Custody) -> list[Any]:
     return [m for p in range(3) for m in c.read("orders", p, max_messages=10_000)]
 
 
+def unsaid(outbox: psycopg.Connection[Any]) -> None:
+    """All is as after the lease of a relay that published everything and never said so. The table refuses that."""
+    with outbox.transaction():
+        outbox.execute("SELECT custody.outbox_replay('{PUBLISHED}')")
+        outbox.execute("ALTER TABLE custody.outbox DISABLE TRIGGER outbox_moves")
+        outbox.execute("UPDATE custody.outbox SET replays = 0")
+        outbox.execute("ALTER TABLE custody.outbox ENABLE TRIGGER outbox_moves")
+
+
 @pytest.mark.core
 @pytest.mark.req("O8")
 def test_what_is_brought_twice_to_another_custody_arrives_once(alone_url: str, target: custody.Custody) -> None:
@@ -225,9 +234,7 @@ def test_what_is_brought_twice_to_another_custody_arrives_once(alone_url: str, t
             relay = Relay(alone_url, {"elsewhere": CustodyPublisher(target.database_url)}, batch=7, lease="1h")
             rounds(relay)
             relay.close()
-            # as it would be after the lease of a relay that published and never said so
-            outbox.execute("SELECT custody.outbox_replay('{PUBLISHED}')")
-            outbox.execute("UPDATE custody.outbox SET replays = 0")
+            unsaid(outbox)
     messages = everything(target)
     assert sorted(m.payload["n"] for m in messages) == list(range(20))
     for m in messages:
@@ -375,8 +382,7 @@ def test_what_is_brought_twice_to_a_server_arrives_once(alone_url: str, target: 
             relay = Relay(alone_url, {"elsewhere": f"custody+{server.url}"}, batch=7, lease="1h")
             rounds(relay)
             relay.close()
-            outbox.execute("SELECT custody.outbox_replay('{PUBLISHED}')")
-            outbox.execute("UPDATE custody.outbox SET replays = 0")
+            unsaid(outbox)
     messages = everything(target)
     assert sorted(m.payload["n"] for m in messages) == list(range(20))
     for key in range(5):

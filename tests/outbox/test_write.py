@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import RFC_4122, UUID, uuid4
 
@@ -259,6 +259,39 @@ def test_a_forbidden_update_by_hand_is_refused_with_a_reason(mine: psycopg.Conne
     with pytest.raises(psycopg.Error, match="cannot go from PENDING") as refused:
         mine.execute("UPDATE custody.outbox SET status = 'PUBLISHED', published_at = now()")
     assert refused.value.diag.message_detail == "outbox_refused"
+
+
+@pytest.mark.req("O3")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            "status = 'CLAIMED', claimed_at = now() - interval '1 h', claimed_by = 'x', expires_at = now()",
+            "current time",
+        ),
+        ("status = 'CLAIMED', claimed_at = now(), claimed_by = 'x', expires_at = now()", "cannot be claimed"),
+        ("status = 'PENDING', attempts = 1", "does not change"),
+    ],
+)
+def test_a_claim_by_hand_is_refused_with_a_remedy(mine: psycopg.Connection[Any], changes: str, said: str) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1) if said == "cannot be claimed" else None
+    custody.outbox.write(mine, event_type="e", payload=1, destination="test:", available_at=later)
+    with pytest.raises(psycopg.Error, match=said):
+        mine.execute(f"UPDATE custody.outbox SET {changes}".encode())
+
+
+@pytest.mark.req("O3", "O11")
+def test_a_replay_by_hand_is_refused_with_a_remedy(mine: psycopg.Connection[Any]) -> None:
+    """A target that remembers events would take it for a repetition, and leave it out."""
+    custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    free = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL"
+    for changes in (
+        "status = 'CLAIMED', claimed_at = clock_timestamp(), claimed_by = 'x', expires_at = now() + interval '1 min'",
+        f"status = 'PUBLISHED', published_at = now(), {free}",
+    ):
+        mine.execute(f"UPDATE custody.outbox SET {changes}".encode())
+    with pytest.raises(psycopg.Error, match="outbox_replay"):
+        mine.execute("UPDATE custody.outbox SET status = 'PENDING', published_at = NULL, attempts = 0")
 
 
 @pytest.mark.req("O3")

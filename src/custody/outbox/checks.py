@@ -32,20 +32,32 @@ def _immutable(trial: Trial) -> None:
 
 
 _FREE = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL"
+_CLAIM = (
+    "status = 'CLAIMED', claimed_by = 'x', expires_at = now() + interval '1 min', published_at = NULL, claimed_at = "
+)
+_AGAIN = f"status = 'PENDING', {_FREE}, published_at = NULL"
+_REPLAY = f"{_AGAIN}, attempts = 0, crashes = 0, replayed_at = now(), replays = replays"
 _SET = {
-    State.PENDING: f"status = 'PENDING', attempts = 0, {_FREE}, published_at = NULL",
-    State.CLAIMED: "status = 'CLAIMED', claimed_at = now(), claimed_by = 'x', expires_at = now(), published_at = NULL",
+    State.PENDING: f"{_AGAIN}, attempts = attempts + 1",
+    State.CLAIMED: f"{_CLAIM} now()",
     State.PUBLISHED: f"status = 'PUBLISHED', published_at = now(), {_FREE}",
     State.DEAD: f"status = 'DEAD', {_FREE}, published_at = NULL",
 }
+_REPLAYED = {State.PUBLISHED: f"{_REPLAY} + 1", State.DEAD: _REPLAY}
+
+
+def _updated(changes: str) -> str:
+    return f"UPDATE custody.outbox SET {changes} WHERE event_id = %s"
 
 
 @must("O3.1", "The table accepts the six moves and refuses every other")
 def _six_moves(trial: Trial) -> None:
+    trial.at_present()
     accepted = 0
     for old, new in moves():
         event = trial.in_state(old)
-        refused = trial.refused(f"UPDATE custody.outbox SET {_SET[new]} WHERE event_id = %s", event)
+        changes = _REPLAYED[old] if new is State.PENDING and old in _REPLAYED else _SET[new]
+        refused = trial.refused(_updated(changes), event)
         assert refused != old.may_become(new), f"{old} to {new} was {'refused' if refused else 'accepted'}"
         accepted += not refused
     assert accepted == 6, f"{accepted} moves were accepted"
@@ -85,6 +97,16 @@ def _begins(trial: Trial) -> None:
     assert truncates is not None, "nothing keeps open events from a TRUNCATE"
 
 
+@must("O3.5", "The id of an event is at least 1: a relay would not find it")
+def _id(trial: Trial) -> None:
+    for number in (0, -1):
+        assert trial.refused(
+            "INSERT INTO custody.outbox (id, event_id, event_type, kind, payload, created_at, available_at, "
+            "updated_at) OVERRIDING SYSTEM VALUE VALUES (%s, gen_random_uuid(), 'x', 'j', '{}', now(), now(), now())",
+            number,
+        ), f"an event got the id {number}"
+
+
 @must("O4.1", "A claim sets claimed_at and claimed_by, and takes no more than its limit")
 def _claims(trial: Trial) -> None:
     events = [trial.write() for _ in range(5)]
@@ -113,6 +135,17 @@ def _available(trial: Trial) -> None:
 def _named(trial: Trial) -> None:
     event = trial.write()
     assert trial.claim(relay="relay-7")[event][1].startswith("relay-7")
+
+
+@must("O4.5", "The table refuses a claim before available_at, and a claimed_at that is not the current time")
+def _claimed_by_hand(trial: Trial) -> None:
+    trial.at_present()
+    later, due = trial.write(available_at=trial.now + LEASE), trial.write(now=trial.now - 10 * LEASE)
+    for claimed_at in ("now()", "now() + interval '1 min'"):
+        assert trial.refused(_updated(_CLAIM + claimed_at), later), f"at {claimed_at} it was claimed too early"
+    for claimed_at in ("now() - interval '1 min'", "now() + interval '1 min'", "NULL"):
+        assert trial.refused(_updated(_CLAIM + claimed_at), due), f"it was claimed at {claimed_at}"
+    assert not trial.refused(_updated(_CLAIM + "now()"), due), "what is due could not be claimed"
 
 
 @must("O5.1", "A failure adds an attempt, clears the claim and may move available_at")
@@ -148,6 +181,19 @@ def _seen(trial: Trial) -> None:
         "SELECT status, attempts, claimed_by FROM custody.outbox_events WHERE event_id = %s", [event]
     ).fetchone()
     assert found == ("PENDING", 1, None), f"it reads as {found}"
+
+
+@must("O5.5", "The table refuses CLAIMED to PENDING without one more attempt, unless it is marked as a release")
+def _counted(trial: Trial) -> None:
+    for attempts in ("attempts", "attempts + 2", "attempts - 1", "0"):
+        event = trial.in_state(State.CLAIMED)
+        assert trial.refused(_updated(f"{_AGAIN}, attempts = {attempts}"), event), f"with attempts = {attempts}"
+    for changes in ("attempts = attempts + 1", "releases = releases + 1"):
+        event = trial.in_state(State.CLAIMED)
+        assert not trial.refused(_updated(f"{_AGAIN}, {changes}"), event), f"{changes} was refused"
+    event = trial.in_state(State.CLAIMED)
+    both = f"{_AGAIN}, attempts = attempts + 1, releases = releases + 1"
+    assert trial.refused(_updated(both), event), "an attempt was a release, too"
 
 
 @must("O6.1", "At the last attempt an event is DEAD, and its claim is cleared")
@@ -227,3 +273,16 @@ def _lost(trial: Trial) -> None:
         assert trial.settle(first, outcome) == [], f"it was {outcome}"
     assert trial.settle(second, "published") == ["PUBLISHED"]
     assert trial.row(event, "published_at") == (trial.now,)
+
+
+@must("O7.3", "The table refuses PUBLISHED from a claim that has expired, and to extend such a claim")
+def _expired_by_hand(trial: Trial) -> None:
+    expired = trial.in_state(State.CLAIMED)  # a day ago
+    trial.at_present()
+    held = trial.in_state(State.CLAIMED)
+    for published_at in ("now()", "claimed_at"):
+        changes = f"status = 'PUBLISHED', published_at = {published_at}, {_FREE}"
+        assert trial.refused(_updated(changes), expired), f"it was published with published_at = {published_at}"
+    assert trial.refused(_updated("expires_at = now() + interval '1 h'"), expired), "an expired claim was extended"
+    assert not trial.refused(_updated("expires_at = now() + interval '1 h'"), held), "a claim could not be extended"
+    assert not trial.refused(_updated(_SET[State.PUBLISHED]), held), "it could not be published"

@@ -150,6 +150,19 @@ def _inspection(trial: Trial) -> None:
         raise AssertionError("looking writes something") from error
 
 
+@must("O11.6", "The table refuses a replay by UPDATE that would not be delivered again, or would be DEAD at once")
+def _replayed_by_hand(trial: Trial) -> None:
+    free = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL, published_at = NULL"
+    changes = f"UPDATE custody.outbox SET status = 'PENDING', attempts = 0, crashes = 0, {free}"
+    for state, by in ((State.DEAD, 0), (State.PUBLISHED, 1)):
+        event = trial.in_state(state)
+        for wrong in ("", f", replays = replays + {by}", ", replayed_at = now(), replays = replays + 2",
+                      f", replayed_at = created_at, replays = replays + {by}"):  # fmt: skip
+            assert trial.refused(f"{changes}{wrong} WHERE event_id = %s", event), f"{state}: accepted with {wrong!r}"
+        right = f", replayed_at = now(), replays = replays + {by}"
+        assert not trial.refused(f"{changes}{right} WHERE event_id = %s", event), f"{state}: refused with {right!r}"
+
+
 @must("O12.1", "Backlog, the age of the oldest, claimed, dead and published are counted for each destination")
 def _figures(trial: Trial) -> None:
     begun = trial.now
@@ -166,7 +179,7 @@ def _figures(trial: Trial) -> None:
 def _released(trial: Trial) -> None:
     event = trial.write()
     trial.settle(trial.claim()[event], "released", "down")
-    assert trial.row(event, "status", "attempts", "last_error") == ("PENDING", 0, "down")
+    assert trial.row(event, "status", "attempts", "releases", "last_error") == ("PENDING", 0, 1, "down")
 
 
 @must("O12.3", "A relay can pause for a destination: it is left alone, or probed with one event")

@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     last_error    text,
     replays       int NOT NULL DEFAULT 0 CHECK (replays >= 0),    -- how often it was sent again after it had been published
     replayed_at   timestamptz,
+    releases      int NOT NULL DEFAULT 0,         -- how often a claim gave it back without an attempt
     CHECK ((topic_id IS NULL) = (partition IS NULL))
 );
 

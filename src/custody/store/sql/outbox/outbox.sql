@@ -4,9 +4,13 @@
 CREATE FUNCTION custody.outbox_refused() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'INSERT' AND (octet_length(NEW.partition_key) > 2000 OR octet_length(NEW.ordering_key) > 2000) THEN
-        PERFORM custody.refuse('invalid_payload', 'a key has at most 2,000 bytes', 'Shorten it, or take a hash of it.');
-    ELSIF TG_OP = 'INSERT' THEN
+    IF TG_OP = 'INSERT' THEN
+        IF octet_length(NEW.partition_key) > 2000 OR octet_length(NEW.ordering_key) > 2000 THEN
+            PERFORM custody.refuse('invalid_payload', 'a key has at most 2,000 bytes', 'Shorten it, or take a hash of it.');
+        ELSIF NEW.id < 1 THEN
+            PERFORM custody.refuse('outbox_refused', format('the id of an event is at least 1, not %s: no relay would find it', NEW.id),
+                'Leave the id out.');
+        END IF;
         PERFORM custody.refuse('outbox_refused', format('an event begins as PENDING without attempts, not as %s', NEW.status),
             'Write it with outbox_write.');
     ELSIF TG_OP = 'TRUNCATE' THEN
@@ -18,18 +22,32 @@ BEGIN
     ELSIF TG_OP = 'DELETE' THEN
         PERFORM custody.refuse('outbox_refused', format('event %s is %s and would be lost', OLD.event_id, OLD.status),
             'Only what is PUBLISHED or DEAD can be removed: see outbox_prune and outbox_kill.');
+    ELSIF OLD.status = 'PENDING' AND NEW.status = 'CLAIMED' AND OLD.attempts = NEW.attempts THEN
+        PERFORM custody.refuse('outbox_refused', format('event %s, available at %s, cannot be claimed at %s', OLD.event_id, OLD.available_at,
+                                                        NEW.claimed_at),
+            'An event is claimed when it is available, with the current time as claimed_at: see outbox_claim.');
+    ELSIF OLD.status = 'CLAIMED' AND NEW.status = 'PUBLISHED' AND OLD.attempts = NEW.attempts THEN
+        PERFORM custody.refuse('outbox_refused', format('the claim of event %s expired at %s', OLD.event_id, OLD.expires_at),
+            'Another relay may have the event: claim it again.');
+    ELSIF OLD.status = 'CLAIMED' AND NEW.status = 'PENDING' THEN
+        PERFORM custody.refuse('outbox_refused', format('event %s cannot go back to PENDING with %s attempts instead of %s', OLD.event_id,
+                                                        NEW.attempts, OLD.attempts + 1),
+            'A failure and an expiry add one to attempts. If no attempt was made, add one to releases instead.');
+    ELSIF OLD.status IN ('PUBLISHED', 'DEAD') AND NEW.status = 'PENDING' THEN
+        PERFORM custody.refuse('outbox_refused', format('event %s, which is %s, is not replayed by this', OLD.event_id, OLD.status),
+            'Use outbox_replay: it counts the delivery, without which a target that knows the event would leave it out.');
     ELSIF OLD.status <> NEW.status THEN
         PERFORM custody.refuse('outbox_refused', format('event %s cannot go from %s with %s attempts to %s with %s', OLD.event_id,
                                                         OLD.status, OLD.attempts, NEW.status, NEW.attempts),
             'The moves are PENDING to CLAIMED; CLAIMED to PUBLISHED, PENDING or DEAD; and back to PENDING by outbox_replay.');
     END IF;
     PERFORM custody.refuse('outbox_refused', format('event %s: what was changed does not change in a life as %s', OLD.event_id, OLD.status),
-        'What an event says never changes; who claimed it does not change while it is CLAIMED.');
+        'What an event says never changes; who claimed it does not change while it is CLAIMED, and an expired claim is not extended.');
     RETURN NULL;
 END $$;
 
 CREATE TRIGGER outbox_begins BEFORE INSERT ON custody.outbox FOR EACH ROW
-    WHEN (NEW.status <> 'PENDING' OR NEW.attempts <> 0 OR NEW.replays <> 0
+    WHEN (NEW.status <> 'PENDING' OR NEW.attempts <> 0 OR NEW.replays <> 0 OR NEW.releases <> 0 OR NEW.crashes <> 0 OR NEW.id < 1
           OR octet_length(NEW.partition_key) > 2000 OR octet_length(NEW.ordering_key) > 2000)
     EXECUTE FUNCTION custody.outbox_refused();
 
@@ -49,17 +67,36 @@ CREATE TRIGGER outbox_says BEFORE UPDATE OF id, event_id, event_type, destinatio
           OR OLD.created_at <> NEW.created_at OR OLD.first_due IS DISTINCT FROM NEW.first_due)
     EXECUTE FUNCTION custody.outbox_refused();
 
--- The six moves. A release gives an event back that no attempt was made for; a failure and an expiry count one.
+-- The six moves. A failure and an expiry count an attempt; a release gives an event back that no attempt was made for, and counts as such.
+-- What is published again is counted by `replays`, or a target that remembers events would take it for a repetition.
+-- Times are compared with those of the server: a claim is made now, and one that had expired when the transaction began publishes nothing.
+-- Who gives a time of its own (p_now) says so in custody.given_time, for its transaction. IS NOT TRUE: what is null is refused.
 CREATE TRIGGER outbox_moves BEFORE UPDATE ON custody.outbox FOR EACH ROW
-    WHEN (NOT CASE
+    WHEN ((CASE
         WHEN OLD.status = NEW.status THEN
-            OLD.attempts = NEW.attempts AND OLD.claimed_by IS NOT DISTINCT FROM NEW.claimed_by
-            AND OLD.claimed_at IS NOT DISTINCT FROM NEW.claimed_at AND OLD.published_at IS NOT DISTINCT FROM NEW.published_at
-        WHEN OLD.status = 'PENDING' THEN NEW.status = 'CLAIMED' AND OLD.attempts = NEW.attempts
-        WHEN OLD.status = 'CLAIMED' AND NEW.status = 'PUBLISHED' THEN OLD.attempts = NEW.attempts
-        WHEN OLD.status = 'CLAIMED' THEN NEW.attempts BETWEEN OLD.attempts AND OLD.attempts + 1
-        ELSE NEW.status = 'PENDING' AND NEW.attempts = 0
-    END)
+            OLD.attempts = NEW.attempts AND OLD.crashes = NEW.crashes AND OLD.releases = NEW.releases AND OLD.replays = NEW.replays
+            AND OLD.claimed_by IS NOT DISTINCT FROM NEW.claimed_by AND OLD.claimed_at IS NOT DISTINCT FROM NEW.claimed_at
+            AND OLD.published_at IS NOT DISTINCT FROM NEW.published_at
+            AND (OLD.expires_at IS NOT DISTINCT FROM NEW.expires_at OR OLD.expires_at > now()
+                 OR current_setting('custody.given_time', true) = 'on')
+        WHEN OLD.status = 'PENDING' THEN
+            NEW.status = 'CLAIMED' AND OLD.attempts = NEW.attempts AND OLD.crashes = NEW.crashes AND OLD.releases = NEW.releases
+            AND OLD.replays = NEW.replays AND OLD.available_at <= NEW.claimed_at
+            AND (NEW.claimed_at BETWEEN now() - interval '1 s' AND clock_timestamp() + interval '1 s'
+                 OR current_setting('custody.given_time', true) = 'on')
+        WHEN OLD.status = 'CLAIMED' AND NEW.status = 'PUBLISHED' THEN
+            OLD.attempts = NEW.attempts AND OLD.crashes = NEW.crashes AND OLD.releases = NEW.releases AND OLD.replays = NEW.replays
+            AND (OLD.expires_at > now() OR current_setting('custody.given_time', true) = 'on' AND OLD.expires_at > NEW.published_at)
+        WHEN OLD.status = 'CLAIMED' THEN
+            OLD.replays = NEW.replays AND NEW.crashes BETWEEN OLD.crashes AND OLD.crashes + 1
+            AND CASE NEW.status
+                WHEN 'PENDING' THEN (NEW.attempts - OLD.attempts, NEW.releases - OLD.releases) IN ((1, 0), (0, 1))
+                ELSE NEW.attempts BETWEEN OLD.attempts AND OLD.attempts + 1 AND OLD.releases = NEW.releases END
+        ELSE
+            NEW.status = 'PENDING' AND NEW.attempts = 0 AND NEW.crashes = 0 AND OLD.releases = NEW.releases
+            AND NEW.replays = OLD.replays + (OLD.status = 'PUBLISHED')::int AND NEW.replayed_at IS NOT NULL
+            AND (NEW.replayed_at > now() - interval '1 s' OR current_setting('custody.given_time', true) = 'on')
+    END) IS NOT TRUE)
     EXECUTE FUNCTION custody.outbox_refused();
 
 -- A UUID of version 7: the time in milliseconds, and 74 random bits. Such ids lie side by side in their indexes, here and where they

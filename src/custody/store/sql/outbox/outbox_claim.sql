@@ -77,6 +77,9 @@ BEGIN
     ELSIF coalesce(p_lease, '0') <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the lease must be positive');
     END IF;
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
+    END IF;
 
     -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys compared as rows: else
     -- a plan may take the primary key, and walk through all that has been published
@@ -145,6 +148,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_buried bigint;
 BEGIN
+    UPDATE custody.outbox SET available_at = p_now, updated_at = p_now WHERE id = ANY (p_ids) AND status = 'PENDING' AND available_at > p_now;
     UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = p_by, expires_at = p_now + interval '1 min', updated_at = p_now
     WHERE id = ANY (p_ids) AND status = 'PENDING';
     UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL,
@@ -185,6 +189,9 @@ BEGIN
     IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'dead', 'released')) THEN
         PERFORM custody.refuse('invalid_argument', 'an event is published, failed, dead or released');
     END IF;
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
+    END IF;
     -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
@@ -212,7 +219,7 @@ BEGIN
     SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
                           o.attempts + 1 >= p_max_attempts OR custody.outbox_waits_since(o) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
-        attempts = o.attempts + (s.outcome <> 'released')::int,
+        attempts = o.attempts + (s.outcome <> 'released')::int, releases = o.releases + (s.outcome = 'released')::int,
         last_error = coalesce(s.error, o.last_error),
         available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
         -- who was tried and left its relay alive is no suspect
@@ -233,6 +240,9 @@ DECLARE
 BEGIN
     IF cardinality(v_ids) < cardinality(p_ids) THEN
         v_ids := custody.outbox_unhindered(p_claim, p_ids, v_ids);
+    END IF;
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
     END IF;
     RETURN QUERY
     UPDATE custody.outbox o SET expires_at = v_now + p_lease, updated_at = v_now

@@ -79,6 +79,9 @@ BEGIN
         RETURN QUERY SELECT o.event_id FROM custody.outbox o WHERE o.id = ANY (v_ids) ORDER BY o.id;
         RETURN;
     END IF;
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
+    END IF;
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = ANY (p_states) ORDER BY o.id FOR UPDATE);
     FOR v_event IN SELECT o.id, o.event_id, o.destination, coalesce(o.ordering_key, o.partition_key) AS key FROM custody.outbox o
                    WHERE o.id = ANY (v_ids) ORDER BY o.id
@@ -109,6 +112,9 @@ BEGIN
     IF p_dry_run THEN
         RETURN QUERY SELECT o.event_id FROM custody.outbox o WHERE o.event_id = ANY (p_ids) AND o.status IN ('PENDING', 'CLAIMED') ORDER BY o.id;
         RETURN;
+    END IF;
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
     END IF;
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.event_id = ANY (p_ids) AND o.status IN ('PENDING', 'CLAIMED') ORDER BY o.id FOR UPDATE);
     PERFORM custody.outbox_bury(v_ids, coalesce(p_actor, 'operator'), coalesce('given up: ' || p_reason, 'given up by the operator'), v_now);

@@ -93,11 +93,15 @@ DECLARE
     v_waiting text[];
     v_found record;
     v_ids   bigint[];
+    v_at    timestamptz;
     v_moved int;
 BEGIN
     SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
+    END IF;
+    IF p_now NOT BETWEEN now() AND clock_timestamp() THEN
+        PERFORM set_config('custody.given_time', 'on', true);
     END IF;
     v_tail := custody.tail(v_head);
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
@@ -147,7 +151,10 @@ BEGIN
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
-    UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = p_now, updated_at = p_now WHERE id = ANY (v_ids);
+    v_at := greatest(p_now, v_tail.newest);
+    UPDATE custody.outbox
+    SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = v_at + interval '1 min', updated_at = p_now
+    WHERE id = ANY (v_ids);
     EXECUTE format(
         'WITH moved AS (
              UPDATE custody.outbox SET status = ''PUBLISHED'', published_at = $2, claimed_at = NULL, claimed_by = NULL, expires_at = NULL
@@ -157,7 +164,7 @@ BEGIN
          SELECT %1$s, $3, $4 - 1 + row_number() OVER (ORDER BY m.id), $2, m.key, m.kind, m.payload,
                 coalesce(m.headers, ''{}'') || jsonb_build_object(''x-custody-event-id'', m.event_id, ''x-custody-event-type'', m.event_type)
          FROM moved m ORDER BY m.id', v_head.segment_id)
-    USING v_ids, greatest(p_now, v_tail.newest), v_head.partition, v_tail.next_offset;
+    USING v_ids, v_at, v_head.partition, v_tail.next_offset;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
 END $$;
@@ -195,6 +202,9 @@ DECLARE
     v_head custody.heads;
 BEGIN
     PERFORM custody.require_read_committed();
+    IF p_now IS NOT NULL THEN
+        PERFORM set_config('custody.given_time', 'on', true);
+    END IF;
     SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = p_topic_id AND h.partition = p_partition;
     IF FOUND THEN
         RETURN custody.take_outbox(v_head, v_now, p_max);
