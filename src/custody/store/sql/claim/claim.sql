@@ -51,10 +51,11 @@ END $$;
 -- breaker_open or the cap that was reached), and has the priority in place of a key; the rows after it are its messages, by
 -- offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
 -- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease
--- ends with the message that reaches so much payload.
+-- ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or published before.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
-    p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
+    p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
+    p_heads_held boolean DEFAULT false
 ) RETURNS TABLE (
     lease_id uuid, partition int, deadline timestamptz, reason text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -70,13 +71,12 @@ DECLARE
     v_tried      boolean := false;
     v_claim      record;
     v_reason     text := 'empty';
-    v_died       custody.death[];
     v_binding    int;
     v_look       bigint := greatest(10000, p_max);
     v_passed     boolean := false;
 BEGIN
     PERFORM custody.require_read_committed();
-    SELECT NULL::custody.leases AS lease, 0 AS parts, 'empty' AS reason INTO v_claim;
+    SELECT p_heads_held AS heads_held, NULL::custody.death[] AS died, 'empty' AS reason INTO v_claim;
     IF p_max IS NULL OR p_max < 1 THEN
         PERFORM custody.refuse('invalid_argument', 'max_messages must be at least 1');
     ELSIF p_visibility <= '0' THEN
@@ -138,14 +138,8 @@ BEGIN
                 FROM custody.groups g WHERE g.group_id = v_group.group_id;
             END IF;
             SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
-            IF v_head.delayed_from IS NOT NULL THEN
-                v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
-            END IF;
             v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
-                                               coalesce(p_now, clock_timestamp()), p_look => v_look);
-            IF v_claim.died IS NOT NULL THEN
-                v_died := v_died || v_claim.died;
-            END IF;
+                                               coalesce(p_now, clock_timestamp()), p_look => v_look, heads_held => v_claim.heads_held, died => v_claim.died);
             EXIT WHEN v_claim.reason IS NULL;
             IF v_claim.reason <> 'empty' THEN
                 v_reason := v_claim.reason;
@@ -157,8 +151,8 @@ BEGIN
         EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
     END LOOP;
 
-    IF v_died IS NOT NULL THEN
-        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    IF v_claim.died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
     END IF;
     IF v_claim.reason IS NOT NULL THEN
         IF v_passed THEN
@@ -183,9 +177,9 @@ BEGIN
         key := custody.lane(v_partition);
     END IF;
     RETURN NEXT;
-    IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_head, lease_id)) AND v_claim.parts = 1 THEN
-        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no);
+    IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_claim.head, lease_id)) AND v_claim.parts = 1 THEN
+        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no);
     ELSE
-        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_head, (v_claim.lease).claim_no) m ORDER BY m."offset";
+        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m ORDER BY m."offset";
     END IF;
 END $$;

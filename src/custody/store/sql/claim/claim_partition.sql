@@ -3,10 +3,14 @@
 -- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
 -- caller holds its cursor, and copies what has died by it when it needs no other lock. Of a bound group at most p_look messages
 -- are looked at; the reason is `passed` if none of those could be handed out, and there may be more to find behind them.
+-- `died` and `heads_held` (this transaction may hold heads) go from one call to the next: who waits for the heads of copies
+-- must hold no other, since publishers take theirs in one order. So after a death nothing is delivered into the partition, and
+-- while heads are held, leases of which a message could die and be copied are left to a later claim.
 CREATE FUNCTION custody.claim_partition(
-    p_group custody.groups, p_head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
+    p_group custody.groups, INOUT head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
     p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_look bigint DEFAULT 10000,
-    OUT lease custody.leases, OUT parts int, OUT reason text, OUT died custody.death[], OUT looked bigint
+    INOUT heads_held boolean DEFAULT false, INOUT died custody.death[] DEFAULT NULL,
+    OUT lease custody.leases, OUT parts int, OUT reason text, OUT looked bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -15,12 +19,14 @@ DECLARE
     v_ordered    boolean := (p_group).ordering = 'key';
     v_fair       boolean := (p_group).fairness IS NOT NULL;
     v_bound      boolean := (p_group).matcher IS NOT NULL;
-    v_at         custody.frontiers := custody.position((p_group).group_id, (p_head).partition);
+    v_at         custody.frontiers := custody.position((p_group).group_id, head.partition);
     v_live       record;
+    v_outbox     boolean;
+    v_delayed    boolean;
     v_exceptions record;
     v_returned   record;
     v_due        record;
-    v_tail       bigint := least((custody.tail(p_head)).next_offset, p_until);
+    v_tail       bigint;
     v_fresh      record;
     v_ready      text[] := '{}';
     v_want       bigint;
@@ -32,16 +38,25 @@ BEGIN
     parts := 0;
     reason := 'empty';
     looked := 0;
-    SELECT l.*, EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition
+    SELECT l.*, EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = head.topic_id AND o.partition = head.partition
                         AND o.ended_at IS NULL AND o.available_at <= p_now) AS outbox
     INTO v_live FROM custody.live_leases(v_at.group_id, v_at.partition, v_at.oldest_claim, p_now) l;
-    IF v_live.outbox AND custody.take_outbox(p_head, p_now) > 0 THEN
-        v_tail := least((custody.tail(p_head)).next_offset, p_until);
-    END IF;
+    v_outbox := v_live.outbox;
     IF v_live.expired THEN
-        died := custody.fold_expired(p_group, p_head, v_at.oldest_claim, p_now);
+        died := died || custody.fold_expired(p_group, head, v_at.oldest_claim, p_now, p_copied => NOT heads_held);
         SELECT l.* INTO v_live FROM custody.live_leases(v_at.group_id, v_at.partition, v_at.oldest_claim, p_now) l;
     END IF;
+    v_delayed := head.delayed_from IS NOT NULL AND coalesce(custody.next_delivery(head) <= p_now, false);
+    IF died IS NULL AND (v_delayed OR v_outbox) THEN
+        heads_held := true;
+        IF v_delayed THEN
+            head := custody.deliver_due(head, p_now);
+        END IF;
+        IF v_outbox THEN
+            PERFORM custody.take_outbox(head, p_now);
+        END IF;
+    END IF;
+    v_tail := least((custody.tail(head)).next_offset, p_until);
     IF v_ordered AND v_live.messages > v_exclusive THEN
         reason := 'busy';
         RETURN;
@@ -68,10 +83,10 @@ BEGIN
         v_want := p_max;
         LOOP
             IF v_bound THEN
-                looked := looked + custody.sift_rewound(p_group, p_head, v_want, p_look - looked, p_worker, p_now);
+                looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_worker, p_now);
                 v_want := v_want * 4 + 16;
             END IF;
-            v_returned := custody.take_returned(p_group, p_head, v_live.held, p_max, p_now);
+            v_returned := custody.take_returned(p_group, head, v_live.held, p_max, p_now);
             -- if all of it was passed over or parked, there may be more to look at behind it
             EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
                 SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
@@ -85,10 +100,10 @@ BEGIN
             v_retries := greatest(1, v_retries / 2);
         END IF;
         IF v_exceptions.hints THEN
-            v_ready := custody.wake(p_group, p_head, v_live.held, p_now);
+            v_ready := custody.wake(p_group, head, v_live.held, p_now);
         END IF;
         IF v_exceptions.next_due <= least(p_now, p_due) OR v_exceptions.hints THEN
-            v_due := custody.take_due(p_group, p_head, v_live.held,
+            v_due := custody.take_due(p_group, head, v_live.held,
                                       CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
                                       v_returned.taken > 0, p_worker, p_now, least(p_now, p_due));
         END IF;
@@ -113,19 +128,19 @@ BEGIN
                 END IF;
                 v_room := least(p_max, (p_group).max_in_flight - v_live.messages) - v_retries;
                 IF v_fair AND reason <> 'max_in_flight' THEN
-                    v_fresh := custody.take_fairly(p_group, p_head, v_live.held, v_ready, v_at,
+                    v_fresh := custody.take_fairly(p_group, head, v_live.held, v_ready, v_at,
                                                    CASE WHEN reason IN ('empty', 'max_parked') THEN v_tail END, v_room::int, p_now);
                 ELSIF reason <> 'empty' THEN
                     NULL;
                 ELSIF v_bound THEN
                     SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
-                    FROM custody.take_bound(p_group, p_head, v_live.held, v_at.frontier, v_tail, v_room::int, p_look - looked,
+                    FROM custody.take_bound(p_group, head, v_live.held, v_at.frontier, v_tail, v_room::int, p_look - looked,
                                             v_exceptions.blocking OR v_ordered AND (v_returned.taken > 0 OR cardinality(v_due.taken) > 0),
                                             p_worker, p_now) f;
                     looked := looked + v_fresh.frontier - v_at.frontier;
                 ELSIF v_exceptions.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
                     SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
-                    FROM custody.take_fresh(p_group, p_head, v_live.held, v_at.frontier, v_tail, v_room::int, p_now) f;
+                    FROM custody.take_fresh(p_group, head, v_live.held, v_at.frontier, v_tail, v_room::int, p_now) f;
                 ELSE
                     v_fresh.frontier := least(v_tail, v_at.frontier + v_room);
                     v_fresh.taken := v_fresh.taken + int8multirange(int8range(v_at.frontier, v_fresh.frontier));
@@ -141,6 +156,8 @@ BEGIN
     IF isempty(v_all) AND v_fresh.frontier = v_at.frontier THEN
         IF v_bound AND looked >= p_look THEN
             reason := 'passed';
+        ELSIF died IS NOT NULL AND (v_delayed OR v_outbox) THEN
+            reason := 'busy';       -- there is more to deliver: the next claim finds it
         END IF;
         RETURN;
     END IF;

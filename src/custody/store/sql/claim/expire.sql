@@ -4,9 +4,11 @@
 -- (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
 -- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size. A
 -- pipeline's lease (size 0) charges nobody, and comes back whole: which message ends its process is found out by its tasks.
--- Returns the deaths to be copied (see dead_letter.sql), or null.
-CREATE FUNCTION custody.fold_expired(p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz)
-RETURNS custody.death[]
+-- Returns the deaths to be copied (see dead_letter.sql), or null. Without p_copied no lease is folded of which that may come:
+-- it counts as live, too.
+CREATE FUNCTION custody.fold_expired(
+    p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz, p_copied boolean DEFAULT true
+) RETURNS custody.death[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_gone     record;
@@ -18,6 +20,7 @@ BEGIN
         WITH locked AS (
             SELECT claim_no, part FROM custody.leases
             WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND claim_no >= p_oldest AND deadline <= p_now
+              AND (p_copied OR size <> 1 OR (p_group).dead_letter <> 'topic')
             ORDER BY claim_no, part FOR UPDATE SKIP LOCKED
         ), gone AS (
             DELETE FROM custody.leases l USING locked k

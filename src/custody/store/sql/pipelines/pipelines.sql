@@ -94,7 +94,6 @@ DECLARE
     v_share      int;
     v_head       custody.heads;
     v_found      record;
-    v_died       custody.death[];
     v_binding    int;
     v_look       bigint := greatest(10000, p_max);
     v_passed     boolean := false;
@@ -133,6 +132,7 @@ BEGIN
               FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
     END IF;
     reason := 'empty';
+    SELECT false AS heads_held, NULL::custody.death[] AS died INTO v_found;
     v_left := cardinality(v_candidates);
     FOREACH v_partition IN ARRAY coalesce(v_candidates, '{}') LOOP
         SELECT c.binding_no INTO v_binding FROM custody.cursors c
@@ -147,19 +147,13 @@ BEGIN
                 FROM custody.groups g WHERE g.group_id = v_group.group_id;
         END IF;
         SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
-        IF v_head.delayed_from IS NOT NULL THEN
-            v_head := custody.deliver_due(v_head, v_now);
-        END IF;
         -- a partition that was added since has nothing to give to a pass that began before
         v_share := CASE WHEN v_shares IS NULL THEN (p_max - messages) / v_left
                         ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
         v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
                                            CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due,
-                                           greatest(1, v_look / v_left));
+                                           greatest(1, v_look / v_left), v_found.heads_held, v_found.died);
         v_left := v_left - 1;
-        IF v_found.died IS NOT NULL THEN
-            v_died := v_died || v_found.died;
-        END IF;
         v_look := v_look - v_found.looked;
         v_passed := v_passed OR v_found.reason = 'passed';
         IF v_found.reason IS NOT NULL THEN
@@ -182,8 +176,8 @@ BEGIN
         END IF;
         EXIT WHEN messages >= p_max;
     END LOOP;
-    IF v_died IS NOT NULL THEN
-        PERFORM custody.copy_dead(v_group, v_died, p_now);
+    IF v_found.died IS NOT NULL THEN
+        PERFORM custody.copy_dead(v_group, v_found.died, p_now);
     END IF;
     IF claim IS NOT NULL THEN
         reason := NULL;

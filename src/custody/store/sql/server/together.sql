@@ -230,7 +230,8 @@ BEGIN
         v_rows := 0;
         FOR caller, lease_id, partition, deadline, reason, "offset", published_at, key, kind, payload, headers,
             attempt, first_delivery, last_error IN
-            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes) c
+            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes,
+                                        i > 1) c
         LOOP
             v_rows := v_rows + 1;
             v_bytes := v_bytes + coalesce(octet_length(payload), 0);
