@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -201,6 +202,77 @@ def test_retries_take_at_most_half_while_fresh_messages_wait(c: Custody, clock: 
     assert sorted(offsets(lease)) == [*range(5), *range(20, 25)]
     rest = drain(c, max_messages=10)
     assert sorted(offsets(rest)) == [*range(5, 20), *range(25, 40)]
+
+
+TURNS = {1: 12, 2: 8, 3: 8}
+"""By the most messages of a claim: how many claims in a row no kind of message may go without."""
+
+
+@pytest.mark.req("C5")
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("most", TURNS)
+def test_retries_fresh_returned_and_parked_messages_take_turns_in_small_claims(
+    c: Custody, clock: Clock, ordering: Literal["none", "key"], most: int
+) -> None:
+    """No kind ends: some messages fail each time, some are given back each time, and others are published."""
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering=ordering, max_attempts=10_000, backoff=Constant(0)))
+    kinds = ["failing", "failing", "released", "released", "hot"]
+    c.publish_many(TOPIC, [Outgoing(kind, key=f"{kind}-{n}") for n, kind in enumerate(kinds)])
+    if ordering == "key":
+        c.publish_many(TOPIC, [Outgoing("parked", key="hot-4")] * 700)
+
+    def settle(lease: custody.Lease) -> Counter[str]:
+        again = [m for m in lease if m.payload == "failing"]
+        back = [m for m in lease if m.payload == "released"]
+        lease.nack(again)
+        lease.release(back)
+        lease.ack([m for m in lease if m not in again and m not in back])
+        return Counter(m.payload for m in lease)
+
+    first = c.claim(TOPIC, GROUP, max_messages=5)
+    assert not c.claim(TOPIC, GROUP, max_messages=1000), "all others are behind the hot key"
+    settle(first)
+    assert c.stats(TOPIC, GROUP).lag == 0
+    seen = dict.fromkeys(["failing", "released", "fresh", *(["parked"] if ordering == "key" else [])], 0)
+    for n in range(200):
+        c.publish_many(TOPIC, [Outgoing("fresh", key=f"fresh-{n}-{i}") for i in range(most)])
+        clock.move(0.01)
+        lease = c.claim(TOPIC, GROUP, max_messages=most)
+        assert lease, lease.reason
+        seen |= dict.fromkeys(settle(lease), n)
+        waited = {kind: n - last for kind, last in seen.items()}
+        assert max(waited.values()) <= TURNS[most], waited
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_few_failing_messages_take_about_half_of_small_claims(c: Custody, clock: Clock, most: int) -> None:
+    start(c, 1000, Policy(backoff=Constant(0), max_attempts=10_000))
+    c.claim(TOPIC, GROUP, max_messages=4).nack()
+    attempts = Counter[bool]()
+    for _ in range(100):
+        clock.move(0.01)
+        lease = c.claim(TOPIC, GROUP, max_messages=most)
+        attempts.update(message.attempt > 1 for message in lease)
+        lease.nack([m for m in lease if m.offset < 4])
+        lease.ack([m for m in lease if m.offset >= 4])
+    assert attempts[True] == attempts[False] == 50 * most
+
+
+def test_a_turn_that_has_nothing_to_give_goes_to_the_others(c: Custody, clock: Clock) -> None:
+    """Fresh messages wait, but a cap holds them back: every claim has a retry."""
+    start(c, 10, Policy(backoff=Constant(0), max_attempts=10_000, max_in_flight=1))
+    failing = c.claim(TOPIC, GROUP)
+    failing.nack(delay=1)
+    held = c.claim(TOPIC, GROUP)
+    clock.move(1)
+    for _ in range(8):
+        clock.move(0.01)
+        lease = c.claim(TOPIC, GROUP)
+        assert lease, lease.reason
+        assert offsets(lease) == [0]
+        lease.nack()
+    held.ack()
 
 
 def test_messages_of_one_lease_come_in_the_order_of_the_log(c: Custody, clock: Clock) -> None:

@@ -3,6 +3,9 @@
 -- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
 -- caller holds its cursor, and copies what has died by it when it needs no other lock. Of a bound group at most p_look messages
 -- are looked at; the reason is `passed` if none of those could be handed out, and there may be more to find behind them.
+-- What came back, retries, parked and fresh messages take turns by the number of the claim where a lease cannot have a part of
+-- each: what came back has two of four claims, of the others retries and fresh messages every second one, and of the retries
+-- due and parked ones. No step waits for ever for another that never ends.
 -- `died` and `heads_held` (this transaction may hold heads) go from one call to the next: who waits for the heads of copies
 -- must hold no other, since publishers take theirs in one order. So after a death nothing is delivered into the partition, and
 -- while heads are held, leases of which a message could die and be copied are left to a later claim.
@@ -31,6 +34,13 @@ DECLARE
     v_ready      text[] := '{}';
     v_want       bigint;
     v_retries    int;
+    v_held       int8multirange;         -- in flight, or to be treated so
+    v_back       record;
+    v_waiting    boolean;
+    v_turns      boolean := true;
+    v_left       boolean := false;       -- what came back has to wait for this claim
+    v_share      boolean := false;
+    v_turn       custody.frontiers;
     v_room       bigint;
     v_oldest     bigint;
     v_all        int8multirange;
@@ -79,75 +89,100 @@ BEGIN
     SELECT '{}'::int8multirange AS taken, v_at.frontier AS frontier INTO v_fresh;
     SELECT '{}'::custody.leases[] AS parts, 0 AS taken, false AS chunked INTO v_returned;
     SELECT '{}'::bigint[] AS taken, false AS capped INTO v_due;
-    IF v_exceptions.returned THEN
-        v_want := p_max;
-        LOOP
-            IF v_bound THEN
-                looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_worker, p_now);
-                v_want := v_want * 4 + 16;
-            END IF;
-            v_returned := custody.take_returned(p_group, head, v_live.held, p_max, p_now);
-            -- if all of it was passed over or parked, there may be more to look at behind it
-            EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
-                SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
-        END LOOP;
-        v_exceptions.returned := v_ordered AND EXISTS (
-            SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition);
+    v_waiting := v_exceptions.hints OR coalesce(v_exceptions.next_due <= least(p_now, p_due), false);
+    v_held := v_live.held;
+    IF v_exceptions.returned AND v_at.claim_no / 2 % 2 = 1 AND (v_waiting OR v_tail > v_at.frontier) THEN
+        SELECT custody.cardinality(range_agg(r.ranges)) AS messages, range_agg(r.ranges) AS ranges, bool_or(r.chunk IS NOT NULL) AS chunked
+        INTO v_back FROM custody.returned r WHERE r.group_id = v_at.group_id AND r.partition = v_at.partition;
+        -- what has a chunk comes to an end by itself; and in an ordered group leaving it costs rows for what is behind its keys
+        v_left := v_back.messages >= p_max AND NOT v_back.chunked AND (NOT v_ordered OR v_back.messages <= 100);
+        IF v_left AND v_ordered THEN
+            v_held := coalesce(v_held, '{}') + v_back.ranges;       -- it blocks its keys, as if it were in flight
+            v_exceptions.blocking := true;
+        END IF;
     END IF;
-    IF NOT v_returned.chunked AND NOT v_exceptions.returned AND v_returned.taken < p_max THEN
-        v_retries := p_max - v_returned.taken;
-        IF v_tail > v_at.frontier THEN
-            v_retries := greatest(1, v_retries / 2);
+    LOOP
+        IF v_exceptions.returned AND NOT v_left THEN
+            v_want := p_max;
+            LOOP
+                IF v_bound THEN
+                    looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_worker, p_now);
+                    v_want := v_want * 4 + 16;
+                END IF;
+                v_returned := custody.take_returned(p_group, head, v_held, p_max, p_now);
+                -- if all of it was passed over or parked, there may be more to look at behind it
+                EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
+                    SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
+            END LOOP;
+            v_exceptions.returned := v_ordered AND EXISTS (
+                SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition);
         END IF;
-        IF v_exceptions.hints THEN
-            v_ready := custody.wake(p_group, head, v_live.held, p_now);
-        END IF;
-        IF v_exceptions.next_due <= least(p_now, p_due) OR v_exceptions.hints THEN
-            v_due := custody.take_due(p_group, head, v_live.held,
-                                      CASE WHEN cardinality(v_ready) > 0 THEN greatest(1, v_retries / 2) ELSE v_retries END,
-                                      v_returned.taken > 0, p_worker, p_now, least(p_now, p_due));
-        END IF;
-        IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
-            IF v_fair THEN
-                NULL;       -- what is parked takes its turn with what is fresh
-            ELSIF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
-                v_fresh.taken := custody.take_parked(p_group, v_at.partition, v_ready, v_retries - cardinality(v_due.taken));
+        IF NOT v_returned.chunked AND (v_left OR NOT v_exceptions.returned) AND v_returned.taken < p_max THEN
+            IF v_exceptions.hints AND v_turns THEN
+                v_ready := custody.wake(p_group, head, v_held, p_now);
             END IF;
-            v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
-            IF (v_tail > v_at.frontier OR v_fair AND cardinality(v_ready) > 0) AND v_retries < p_max THEN
-                -- without caps, or with fewer messages in flight than any cap and nothing waiting, there is nothing to count
-                IF (p_group).max_in_flight IS NOT NULL OR (p_group).max_parked IS NOT NULL
-                    OR v_exceptions.next_due IS NOT NULL OR v_exceptions.returned OR v_live.messages + v_retries >= (p_group).max_ack_holes
-                THEN
-                    v_all := coalesce(v_live.held, '{}');
-                    IF v_retries > 0 THEN
-                        SELECT v_all + v_fresh.taken + custody.offsets_set(v_due.taken) + coalesce(range_agg(r.held), '{}')
-                        INTO v_all FROM unnest(v_returned.parts) r;
+            v_retries := p_max - v_returned.taken;
+            v_share := v_turns AND (v_tail > v_at.frontier OR v_fair AND cardinality(v_ready) > 0);
+            IF v_share THEN
+                v_retries := (v_retries + 1 - v_at.claim_no % 2) / 2;
+            END IF;
+            IF v_waiting THEN
+                v_due := custody.take_due(p_group, head, v_held,
+                                          CASE WHEN v_turns AND NOT v_fair AND cardinality(v_ready) > 0
+                                               THEN (v_retries + 1 - (v_at.claim_no / 4 % 2)::int) / 2 ELSE v_retries END,
+                                          v_returned.taken > 0 OR v_share AND v_at.claim_no % 2 = 1, p_worker, p_now, least(p_now, p_due));
+            END IF;
+            IF NOT (v_due.capped AND cardinality(v_due.taken) > 0) THEN
+                IF v_fair THEN
+                    NULL;       -- what is parked takes its turn with what is fresh
+                ELSIF cardinality(v_ready) > 0 AND v_retries > cardinality(v_due.taken) THEN
+                    v_fresh.taken := custody.take_parked(p_group, v_at.partition, v_ready, v_retries - cardinality(v_due.taken));
+                END IF;
+                v_retries := v_returned.taken + cardinality(v_due.taken) + custody.cardinality(v_fresh.taken);
+                IF (v_tail > v_at.frontier OR v_fair AND cardinality(v_ready) > 0) AND v_retries < p_max AND v_fresh.frontier = v_at.frontier THEN
+                    -- without caps, or with fewer messages in flight than any cap and nothing waiting, there is nothing to count
+                    IF (p_group).max_in_flight IS NOT NULL OR (p_group).max_parked IS NOT NULL
+                        OR v_exceptions.next_due IS NOT NULL OR v_exceptions.returned OR v_live.messages + v_retries >= (p_group).max_ack_holes
+                    THEN
+                        v_all := coalesce(v_live.held, '{}');
+                        IF v_retries > 0 THEN
+                            SELECT v_all + v_fresh.taken + custody.offsets_set(v_due.taken) + coalesce(range_agg(r.held), '{}')
+                            INTO v_all FROM unnest(v_returned.parts) r;
+                        END IF;
+                        reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
                     END IF;
-                    reason := coalesce(custody.cap_reached(p_group, v_at, v_all, v_live.messages + v_retries), 'empty');
-                END IF;
-                v_room := least(p_max, (p_group).max_in_flight - v_live.messages) - v_retries;
-                IF v_fair AND reason <> 'max_in_flight' THEN
-                    v_fresh := custody.take_fairly(p_group, head, v_live.held, v_ready, v_at,
-                                                   CASE WHEN reason IN ('empty', 'max_parked') THEN v_tail END, v_room::int, p_now);
-                ELSIF reason <> 'empty' THEN
-                    NULL;
-                ELSIF v_bound THEN
-                    SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
-                    FROM custody.take_bound(p_group, head, v_live.held, v_at.frontier, v_tail, v_room::int, p_look - looked,
-                                            v_exceptions.blocking OR v_ordered AND (v_returned.taken > 0 OR cardinality(v_due.taken) > 0),
-                                            p_worker, p_now) f;
-                    looked := looked + v_fresh.frontier - v_at.frontier;
-                ELSIF v_exceptions.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
-                    SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
-                    FROM custody.take_fresh(p_group, head, v_live.held, v_at.frontier, v_tail, v_room::int, p_now) f;
-                ELSE
-                    v_fresh.frontier := least(v_tail, v_at.frontier + v_room);
-                    v_fresh.taken := v_fresh.taken + int8multirange(int8range(v_at.frontier, v_fresh.frontier));
+                    v_room := least(p_max, (p_group).max_in_flight - v_live.messages) - v_retries;
+                    IF v_fair AND reason <> 'max_in_flight' THEN
+                        v_turn := v_at;
+                        v_turn.claim_no := v_at.claim_no / CASE WHEN v_left THEN 4 WHEN v_exceptions.next_due <= least(p_now, p_due) THEN 2 ELSE 1 END;
+                        v_fresh := custody.take_fairly(p_group, head, v_held, v_ready, v_turn,
+                                                       CASE WHEN reason IN ('empty', 'max_parked') THEN v_tail END, v_room::int, p_now);
+                    ELSIF reason <> 'empty' THEN
+                        NULL;
+                    ELSIF v_bound THEN
+                        SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
+                        FROM custody.take_bound(p_group, head, v_held, v_at.frontier, v_tail, v_room::int, p_look - looked,
+                                                v_exceptions.blocking OR v_ordered AND (v_returned.taken > 0 OR cardinality(v_due.taken) > 0),
+                                                p_worker, p_now) f;
+                        looked := looked + v_fresh.frontier - v_at.frontier;
+                    ELSIF v_exceptions.blocking OR v_returned.taken > 0 AND v_ordered OR cardinality(v_due.taken) > 0 AND v_ordered THEN
+                        SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
+                        FROM custody.take_fresh(p_group, head, v_held, v_at.frontier, v_tail, v_room::int, p_now) f;
+                    ELSE
+                        v_fresh.frontier := least(v_tail, v_at.frontier + v_room);
+                        v_fresh.taken := v_fresh.taken + int8multirange(int8range(v_at.frontier, v_fresh.frontier));
+                    END IF;
                 END IF;
             END IF;
         END IF;
-    END IF;
+        -- those whose turn it is may have nothing to give: then the others have theirs
+        EXIT WHEN NOT v_turns OR v_returned.taken > 0 OR cardinality(v_due.taken) > 0 OR NOT isempty(v_fresh.taken)
+            OR NOT (v_left OR v_waiting AND v_share);
+        v_turns := false;
+        v_left := false;
+        v_held := v_live.held;
+        reason := 'empty';
+    END LOOP;
 
     v_all := v_fresh.taken + custody.offsets_set(v_due.taken);
     IF v_returned.taken > 0 THEN
