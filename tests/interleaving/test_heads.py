@@ -81,7 +81,7 @@ def test_after_a_delivery_the_same_claim_leaves_what_could_die_to_the_next(
     clock.move(31)
     seed_for_order(one, db, clock, [1, 0])
     two.connection.execute(HEAD, [DLQ, 0])
-    assert one.start(one.claim).result(10).reason == "max_in_flight", "it does not wait: it holds the head of partition 1"
+    assert one.start(one.claim).result(10).reason == "max_in_flight", "it holds a head, and does not wait"
     assert not free(c, TOPIC, 1)
     one.commit()
     two.rollback()
