@@ -57,12 +57,13 @@ def publish(
         return []
     for message in messages:
         require_time(message)
+    encoded = [encode_message(message) for message in messages]
     producer_id, epoch, sequence = producer or (None, None, None)
     rows = db.call(
         "publish_delayed",
         topic=topic,
         partitions=place(messages, layout),
-        **arrays([encode_message(message) for message in messages]),
+        **arrays(encoded),
         deliver_at=[message.deliver_at for message in messages],
         delays=[seconds_or_none(message.delay) for message in messages],
         producer=producer_id,

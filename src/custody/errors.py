@@ -23,6 +23,7 @@ CustodyError
     │   │   └── KeysNeeded        keys_needed
     │   ├── InvalidJson           invalid_json
     │   ├── NoPriorities          no_priorities
+    │   ├── KeySplit              key_split
     │   └── InvalidPayload        invalid_payload
     ├── Unauthorized              unauthorized
     ├── Forbidden                 forbidden
@@ -207,6 +208,12 @@ class NoPriorities(InvalidArgument):
     """The topic has no priorities."""
 
     code = "no_priorities"
+
+
+class KeySplit(InvalidArgument):
+    """The partition that is named is not the one of the key."""
+
+    code = "key_split"
 
 
 class InvalidConfig(InvalidArgument):

@@ -32,6 +32,9 @@ class Outgoing:
     """One message to publish. A key picks the partition and is the unit of order; groups are bound by routing keys; a
     priority (normal, if none is given) needs a topic that has priorities.
 
+    A partition beside a key has to be the key's own, because a key in two partitions has no order. `allow_split` lets
+    it be another one.
+
     With `delay` or `deliver_at` it is a delayed one: nobody sees it before its time.
     """
 
@@ -43,6 +46,12 @@ class Outgoing:
     routing_key: str | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
     deliver_at: datetime | None = field(default=None, kw_only=True)
+    allow_split: bool = field(default=False, kw_only=True)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it stays in the partition that is named when its topic grows; else it goes where its key goes."""
+        return self.partition is not None and (self.key is None or self.allow_split)
 
     @property
     def delayed(self) -> bool:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from custody import lanes
+from custody.errors import KeySplit, NoPriorities, TopicChanged
 from custody.model import Outgoing
 
 
@@ -17,6 +18,10 @@ def partition_for(key: str, partitions: int) -> int:
     """The partition of a key: the first eight bytes of its SHA-256, without the sign bit, modulo the partitions."""
     digest = hashlib.sha256(key.encode()).digest()
     return (int.from_bytes(digest[:8], "big") & 0x7FFF_FFFF_FFFF_FFFF) % partitions
+
+
+PLACED_WRONGLY = (TopicChanged, NoPriorities, KeySplit)
+"""What refuses messages that were placed by a layout of yesterday. It may be so by the one of today, too."""
 
 
 class Layout(NamedTuple):
@@ -41,12 +46,23 @@ class Layout(NamedTuple):
             lanes.require_none(priority)
         return turn % self.partitions
 
-    def require(self, partition: int, priority: lanes.Priority | None) -> None:
-        """Refuses a priority beside a partition that is not of it."""
+    def require(
+        self, partition: int, priority: lanes.Priority | None, key: str | None = None, *, allow_split: bool = False
+    ) -> None:
+        """Refuses a priority, or a key, beside a partition that is not of it."""
         if self.priorities:
             lanes.require_lane(priority, partition)
         elif priority is not None:
             lanes.require_none(priority)
+        if key is None or allow_split:
+            return
+        own = self.place_key(key, lanes.priority_of(partition) if self.priorities else None)
+        if own != partition and 0 <= partition < self.partitions:  # the database refuses one that is not there
+            raise KeySplit(
+                f"the key {key!r} belongs to partition {own}, and the message names partition {partition}:"
+                " a key in two partitions has no order",
+                "Leave the partition out, or say allow_split if the key needs no order.",
+            )
 
 
 def place(messages: Sequence[Outgoing], layout: Layout) -> list[int]:
@@ -55,7 +71,7 @@ def place(messages: Sequence[Outgoing], layout: Layout) -> list[int]:
     placed = []
     for message in messages:
         if message.partition is not None:
-            layout.require(message.partition, message.priority)
+            layout.require(message.partition, message.priority, message.key, allow_split=message.allow_split)
             placed.append(message.partition)
         elif message.key is not None:
             placed.append(layout.place_key(message.key, message.priority))

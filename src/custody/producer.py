@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from custody.errors import DatabaseUnavailable, InvalidArgument
+from custody.errors import DatabaseUnavailable, InvalidArgument, KeySplit
 from custody.model import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
 from custody.policy import Duration
 from custody.store.postgres import Database
@@ -111,14 +111,17 @@ class IdempotentProducer:
             return self._send(topic, batch)
 
     def _send(self, topic: str, batch: list[Outgoing]) -> list[Any]:
+        repeated = self._unknown is not None
         self._unknown = (topic, batch)  # an interrupt, too, leaves it open whether the messages arrived
         publish = self._publish_delayed if batch and batch[0].delayed else self._publish
         try:
             receipts = publish(topic, batch, producer_id=self.producer_id, epoch=self.epoch, sequence=self._next)
         except DatabaseUnavailable:
             raise
-        except Exception:
-            self._unknown = None
+        except Exception as error:
+            # a topic that has grown refuses a repeat before anybody looks whether the first attempt arrived
+            if not (repeated and isinstance(error, KeySplit)):
+                self._unknown = None
             raise
         self._unknown = None
         self._next += len(batch)

@@ -13,10 +13,10 @@ from uuid import UUID
 from custody.claim import Lease, Which, offsets_of
 from custody.codec import Encoded, arrays, encode_message
 from custody.delays import require_time
-from custody.errors import CustodyError, DatabaseUnavailable, NoPriorities, TopicChanged
+from custody.errors import CustodyError, DatabaseUnavailable
 from custody.lanes import Priority
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
-from custody.placement import Layout, place
+from custody.placement import PLACED_WRONGLY, Layout, place
 from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced, traced_each
@@ -49,13 +49,23 @@ class Transactions:
         )[0]
         return row["transaction_id"], row["expires_at"]
 
+    def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
+        """Refuses a topic that is not there, and messages that cannot go where they say."""
+        layout = self.layout_of(topic)
+        named = [message for message in messages if message.partition is not None or message.priority is not None]
+        try:
+            place(named, layout)
+        except PLACED_WRONGLY:
+            self.forget(topic)
+            place(named, self.layout_of(topic))
+
     def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
         """Adds messages, and says how many there are now. `first` numbers them, so that a repeat adds nothing."""
         messages = traced(messages)
         encoded = [_encode(message) for message in messages]
         try:
             return self._add(transaction_id, topic, messages, encoded, first)
-        except (TopicChanged, NoPriorities):  # since we last looked
+        except PLACED_WRONGLY:  # the topic may have changed since we last looked
             self.forget(topic)
             return self._add(transaction_id, topic, messages, encoded, first)
 
@@ -67,7 +77,7 @@ class Transactions:
         encoded = [_encode(message) for _, message in messages]
         try:
             return self._add_all(transaction_id, messages, encoded, first)
-        except (TopicChanged, NoPriorities):
+        except PLACED_WRONGLY:
             for topic in {topic for topic, _ in messages}:
                 self.forget(topic)
             return self._add_all(transaction_id, messages, encoded, first)
@@ -105,7 +115,7 @@ class Transactions:
             first=first,
             topic=topic,
             partitions=place(messages, layout),
-            named=[message.partition is not None for message in messages],
+            named=[message.fixed for message in messages],
             of=layout.partitions,
             **arrays(encoded),
             deliver_at=[message.deliver_at for message in messages],
@@ -187,8 +197,10 @@ class Transaction:
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
         priority: Priority | None = None,
+        routing_key: str | None = None,
         delay: Duration | None = None,
         deliver_at: datetime | None = None,
+        allow_split: bool = False,
     ) -> None:
         """Adds one message. Bad input is refused now; where the message went is known after the commit."""
         message = Outgoing(
@@ -197,17 +209,19 @@ class Transaction:
             headers=headers,
             partition=partition,
             priority=priority,
+            routing_key=routing_key,
             delay=delay,
             deliver_at=deliver_at,
+            allow_split=allow_split,
         )
         self.publish_many(topic, [message])
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
         # now, not when they are sent: that may be after the span has ended
         batch = traced(batch_of(messages))
-        self._verbs.layout_of(topic)  # refuses a topic that is not there
         for message in batch:
             _encode(message)
+        self._verbs.require_places(topic, batch)
         self._pending += [(topic, message) for message in batch]
         if len(self._pending) >= FLUSH_AT:
             self._flush()

@@ -32,7 +32,9 @@ def everything(live: Custody, topic: str = "orders") -> list[Message]:
 
 
 def test_payloads_as_arguments(cli: Run, quick: Run, live: Custody, explained) -> None:
-    one = cli("publish", "orders", '{"n": 1}', "--key", "a", "-H", "source=shell", "-H", "x=a=b", "--partition", "1")
+    split = ("publish", "orders", '{"n": 1}', "--key", "a", "-H", "source=shell", "-H", "x=a=b", "--partition", "1")
+    assert "the key 'a' belongs to partition 0, and the message names partition 1" in quick(*split, code=1).err
+    one = cli(*split, "--allow-split")
     assert one.out == "published 1 message to orders/1/0\n"
     (message,) = everything(live)
     assert (message.payload, message.key, message.headers) == ({"n": 1}, "a", {"source": "shell", "x": "a=b"})
@@ -63,7 +65,7 @@ def test_lines_of_stdin_in_batches(cli: Run, live: Custody) -> None:
 
 def test_a_file_of_envelopes(cli: Run, quick: Run, live: Custody, tmp_path: Path) -> None:
     envelopes = [
-        {"payload": {"n": 1}, "key": "a", "headers": {"h": "1"}, "partition": 1},
+        {"payload": {"n": 1}, "key": "a", "headers": {"h": "1"}, "partition": 1, "allow_split": True},
         {"payload_base64": "AAE=", "partition": 1},
     ]
     (tmp_path / "messages.ndjson").write_text("\n".join(map(json.dumps, envelopes)))

@@ -57,7 +57,7 @@ class Surroundings:
         c.create_group("orders", "ordered", custody.Policy(ordering="key", on_dead="hold"))
         c.create_group("orders", "bare", bare=True)
         for number in range(6):
-            c.publish("orders", {"number": number}, key=f"key-{number % 3}", partition=0)
+            c.publish("orders", {"number": number}, key=f"key-{number % 3}", partition=0, allow_split=True)
         later = c.publish("orders", b"\x00\xff", delay=timedelta(days=1))
         for group in ("ordered", "default"):
             lease = c.claim("orders", group, partition=0, max_messages=4, visibility_timeout="1h")

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.core, pytest.mark.req("G4")]
 
 def test_a_lease_has_an_id_a_deadline_and_messages_with_receipts(http_: Http) -> None:
     make(http_, partitions=2)
-    publish(http_, "a", "b", key="k", headers={"h": "1"}, partition=1)
+    publish(http_, "a", "b", key="k", headers={"h": "1"}, partition=1, allow_split=True)
     lease = http_.get("/messages/orders/1?max=5").json
     UUID(lease["lease_id"])
     assert lease["deadline"] == "2030-01-01T00:00:30Z"

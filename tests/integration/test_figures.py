@@ -47,7 +47,9 @@ def test_all_groups_at_once_are_as_each_by_itself(c: Custody, clock: Clock) -> N
     for topic in ("orders", "invoices"):
         c.create_topic(topic, partitions=3)
         clock.move(10)
-        c.publish_many(topic, [Outgoing(n, key=f"k{n // 3 % 12}", partition=n % 3) for n in range(120)])
+        c.publish_many(
+            topic, [Outgoing(n, key=f"k{n // 3 % 12}", partition=n % 3, allow_split=True) for n in range(120)]
+        )
         trouble(c, topic, "plain", Policy(backoff=Constant("1h")))
         trouble(c, topic, "ordered", Policy(ordering="key", on_dead="hold", backoff=Constant("1h")))
         c.create_group(topic, "bare", bare=True)

@@ -381,7 +381,9 @@ def test_what_a_dead_driver_held_costs_the_next_claim_next_to_nothing(
     for first in range(0, leased // 2, 15_000):
         numbers = range(first, min(first + 15_000, leased // 2))
         for partition in range(2):
-            c.publish_many("in", [custody.Outgoing(b"", key=f"k{n % 999}", partition=partition) for n in numbers])
+            c.publish_many(
+                "in", [custody.Outgoing(b"", key=f"k{n % 999}", partition=partition, allow_split=True) for n in numbers]
+            )
     drive, _ = c.drive("in", "g")
     assert drive.claim(leased).messages == leased
     clock.move(60)

@@ -22,7 +22,7 @@ def dead(c: Custody, clock: Clock) -> Custody:
     c.create_topic(TOPIC, partitions=2)
     c.create_group(TOPIC, GROUP, Policy(max_attempts=1))
     for n in range(6):
-        c.publish(TOPIC, n, key="ab"[n % 2], partition=n // 3)
+        c.publish(TOPIC, n, key="ab"[n % 2], partition=n // 3, allow_split=True)
         c.claim(TOPIC, GROUP).nack(error=["timeout: 5%", "timeout \\ 'x'", "bad, {json}"][n % 3])
         clock.move(60)
     return c

@@ -149,6 +149,7 @@ class Session:
             kinds=["j"] * len(keys),
             payloads=[b"1"] * len(keys),
             headers=[None] * len(keys),
+            allow_split=True,
             now=self._clock(),
         )
         return [(partition, offset) for partition, offset, _ in rows]

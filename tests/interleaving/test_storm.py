@@ -45,7 +45,10 @@ class Storm:
 
     def publish(self, dice: random.Random) -> None:
         count = dice.choice([1, 3, 5, 8, 8, 8, 8, 70])
-        messages = [custody.Outgoing(n, key=dice.choice(KEYS), partition=dice.randrange(2)) for n in range(count)]
+        messages = [
+            custody.Outgoing(n, key=dice.choice(KEYS), partition=dice.randrange(2), allow_split=True)
+            for n in range(count)
+        ]
         producer = self.producers[threading.get_ident()]
         publish: Callable[..., list[custody.Receipt]] = dice.choice([self.c.publish_many, producer.publish_many])
         for message, receipt in zip(messages, publish(TOPIC, messages), strict=True):

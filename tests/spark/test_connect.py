@@ -89,7 +89,9 @@ def test_the_source_and_the_sink_work_through_connect_and_pipelines_are_refused(
     with custody.connect(database_url) as c:
         for topic in ("orders", "copies"):
             c.create_topic(topic, partitions=2)
-        c.publish_many("orders", [custody.Outgoing({"n": n}, partition=n % 2, key=f"k{n}") for n in range(12)])
+        c.publish_many(
+            "orders", [custody.Outgoing({"n": n}, partition=n % 2, key=f"k{n}", allow_split=True) for n in range(12)]
+        )
         url = with_password(database_url)
         program = documented("connect.py").replace("sc://spark.example:15002", server) + CLIENT
         done = subprocess.run(

@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from tests.spark.test_source import assert_hidden, with_password
 
 from custody import Custody, CustodyError, Outgoing, sinks
-from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, TopicChanged, TopicNotFound
+from custody.errors import InvalidArgument, InvalidPayload, KeySplit, PartitionNotFound, TopicChanged, TopicNotFound
+from custody.placement import partition_for
 from custody.spark.format import sink
 from custody.spark.format.sink import Attempt, Target
 
@@ -300,6 +301,23 @@ def test_bad_rows_are_named(
     rows = pa.RecordBatch.from_arrays(columns, StructType.fromDDL(WIDE).names)
     with pytest.raises(error, match=message):
         Attempt(target(database_url, WIDE), "staged_sink_x").run(iter([rows]))
+
+
+KEYED = "key string, payload string, partition int"
+
+
+@pytest.mark.req("K2")
+def test_a_key_stays_whole_unless_an_option_lets_it_be_split(orders: Custody, database_url: str) -> None:
+    own = partition_for("k", 3)
+    columns = [pa.array(["k"]), pa.array(["1"]), pa.array([(own + 1) % 3], pa.int32())]
+    rows = pa.RecordBatch.from_arrays(columns, StructType.fromDDL(KEYED).names)
+    with pytest.raises(KeySplit, match=f"'k' belongs to partition {own}"):
+        Attempt(target(database_url, KEYED, topic="orders"), "staged_sink_x").run(iter([rows]))
+    placed = Attempt(target(database_url, KEYED, topic="orders", allowSplit="true"), "staged_sink_x").run(iter([rows]))
+    assert [place.partition for place in placed] == [(own + 1) % 3]
+    with pytest.raises(InvalidArgument, match="allowSplit cannot be 'yes'"):
+        target(database_url, KEYED, topic="orders", allowSplit="yes")
+    sinks.drop_stage(database_url, "staged_sink_x")
 
 
 FRESH = """

@@ -38,7 +38,9 @@ def orders(c: Custody, clock: Clock) -> Custody:
     c.create_topic("orders", partitions=2)
     for ten in range(10):
         numbers = range(ten * 20, ten * 20 + 20)
-        c.publish_many("orders", [Outgoing({"n": n}, partition=n % 2, key=f"k{n % 6}") for n in numbers])
+        c.publish_many(
+            "orders", [Outgoing({"n": n}, partition=n % 2, key=f"k{n % 6}", allow_split=True) for n in numbers]
+        )
         clock.move(60)
     return c
 

@@ -20,7 +20,7 @@ from custody.policy import did_you_mean
 
 ENVELOPE = [
     *("payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"),
-    *("priority", "routing_key"),
+    *("priority", "routing_key", "allow_split"),
 ]
 _CHUNK = 1 << 16
 _QUIET = 0.1  # seconds without input after which what has arrived is published
@@ -63,6 +63,7 @@ class Reading:
     deliver_at: datetime | None = None
     priority: Priority | None = None
     routing_key: str | None = None
+    allow_split: bool = False
 
     def messages(self, lines: list[Line]) -> list[Outgoing]:
         """The messages of a batch; blank lines are none, unless they are text or bytes."""
@@ -98,6 +99,7 @@ class Reading:
             deliver_at=self.deliver_at,
             priority=self.priority,
             routing_key=self.routing_key,
+            allow_split=self.allow_split,
         )
 
     def _key(self, value: Any, where: str) -> str | None:
@@ -138,6 +140,7 @@ class Reading:
             **self._time(value, where),
             priority=value.get("priority", self.priority),
             routing_key=value.get("routing_key", self.routing_key),
+            allow_split=value.get("allow_split", self.allow_split) is True,
         )
 
     def _time(self, value: dict[str, Any], where: str) -> dict[str, Any]:

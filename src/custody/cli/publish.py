@@ -147,6 +147,9 @@ def publish(
     routing_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="What groups are bound by: orders.eu.created.")
     ] = None,
+    allow_split: Annotated[
+        bool, typer.Option("--allow-split", help="Let --partition be another one than the key's: it has no order then.")
+    ] = False,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
     envelope: Annotated[
@@ -171,6 +174,7 @@ def publish(
         deliver_at=deliver_at,
         priority=priority,
         routing_key=routing_key,
+        allow_split=allow_split,
     )
     done = _publish(door, topic, reading, payloads, file)
     if door.json:

@@ -11,9 +11,10 @@ from uuid import UUID
 from custody import delays, log, topics
 from custody.codec import arrays, encode_message
 from custody.engine.base import Base
-from custody.errors import InvalidArgument, NoPriorities, TopicChanged
+from custody.errors import InvalidArgument
 from custody.lanes import Priority
 from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
+from custody.placement import PLACED_WRONGLY
 from custody.policy import Duration
 from custody.producer import producer_identity
 from custody.retention import Retention
@@ -75,6 +76,7 @@ class Publishing(Base):
         partition: int | None = ...,
         priority: Priority | None = ...,
         routing_key: str | None = ...,
+        allow_split: bool = ...,
         expected_offset: int | None = ...,
     ) -> Receipt: ...
 
@@ -89,6 +91,7 @@ class Publishing(Base):
         partition: int | None = ...,
         priority: Priority | None = ...,
         routing_key: str | None = ...,
+        allow_split: bool = ...,
         delay: Duration | None = ...,
         deliver_at: datetime | None = ...,
     ) -> Delayed: ...
@@ -103,7 +106,8 @@ class Publishing(Base):
     ) -> Receipt | Delayed:
         """Appends one message; it is durable when this returns. `expected_offset` refuses if the partition moved on.
 
-        With `delay` or `deliver_at` it waits beside the log until then; it can be cancelled by its `delay_id`.
+        With `delay` or `deliver_at` it waits beside the log until then; it can be cancelled by its `delay_id`. A
+        partition beside a key has to be the key's own (`key_split`), unless `allow_split` gives up the key's order.
         """
         message = Outgoing(payload, **rest)
         if not message.delayed:
@@ -166,7 +170,7 @@ class Publishing(Base):
     def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
         try:
             return publish(layout=self._layout_of(topic), now=self._now())
-        except (TopicChanged, NoPriorities):  # since we last looked
+        except PLACED_WRONGLY:  # the topic may have changed since we last looked
             self._forget(topic)
             return publish(layout=self._layout_of(topic), now=self._now())
 

@@ -73,7 +73,8 @@ async def publish(call: Call) -> Answer:
 def _require_many(body: PublishIn) -> None:
     """Refuses beside `messages` what belongs to each of them: it would be of no effect."""
     for name in MessageIn.__struct_fields__:
-        if name != "topic" and getattr(body, name) not in (UNSET, None):
+        value = getattr(body, name)
+        if name != "topic" and not (value is UNSET or value is None or value is False):
             raise InvalidArgument(f"{name} belongs to one message, and there are many", path=f"$.{name}")
 
 
@@ -109,6 +110,7 @@ def outgoing(message: MessageIn, path: str = "$") -> Outgoing:
         routing_key=message.routing_key,
         delay=message.delay,
         deliver_at=message.deliver_at,
+        allow_split=message.allow_split,
     )
 
 

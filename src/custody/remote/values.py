@@ -35,6 +35,7 @@ def outgoing(message: Outgoing, topic: str | None = None) -> MessageIn:
         priority=message.priority,
         delay=Duration.of(message.delay),
         deliver_at=message.deliver_at,
+        allow_split=message.allow_split,
     )
 
 

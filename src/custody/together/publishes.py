@@ -12,13 +12,13 @@ from custody import delays
 from custody.codec import Encoded, arrays, encode_message
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
 from custody.model import Delayed, Outgoing, Receipt
-from custody.placement import Layout, place
+from custody.placement import PLACED_WRONGLY, Layout, place
 from custody.policy import seconds_or_none
 from custody.store.postgres import Database, Row
 from custody.together.blocking import BLOCKED
 
 _ERRORS = by_code()
-_PLACED_WRONGLY = {"topic_changed", "no_priorities"}
+_PLACED_WRONGLY = {error.code for error in PLACED_WRONGLY}
 Placed = list[Receipt | Delayed]
 
 
@@ -117,18 +117,28 @@ class Publishes:
             if delayed:
                 for message in messages:
                     delays.require_time(message)
-            layout = self._layout_of(topic)
+            encoded = [encode_message(message) for message in messages]
+            layout, placed = self._place(topic, messages)
             yield _Unit(
                 topic=topic,
                 delayed=delayed,
                 layout=layout,
                 producer=(producer_id, epoch, sequence),
                 expected=caller.expected_offset,
-                placed=place(messages, layout),
-                encoded=[encode_message(message) for message in messages],
+                placed=placed,
+                encoded=encoded,
                 messages=messages,
             )
             sequence = None if sequence is None else sequence + len(messages)
+
+    def _place(self, topic: str, messages: Sequence[Outgoing]) -> tuple[Layout, list[int]]:
+        layout = self._layout_of(topic)
+        try:
+            return layout, place(messages, layout)
+        except PLACED_WRONGLY:
+            self._forget(topic)
+            layout = self._layout_of(topic)
+            return layout, place(messages, layout)
 
     def _publish(self, bundles: list[_Bundle], *, wait: bool, again: bool = True) -> None:
         if not bundles:

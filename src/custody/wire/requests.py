@@ -71,7 +71,9 @@ class Element(Shape):
 
 
 class MessageIn(Element):
-    """A message to publish: `payload` is any JSON value, `payload_base64` bytes."""
+    """A message to publish: `payload` is any JSON value, `payload_base64` bytes.
+
+    A `partition` beside a `key` has to be the key's own, unless `allow_split` gives up the key's order."""
 
     topic: Name | None = None
     payload: msgspec.Raw | UnsetType = UNSET
@@ -83,6 +85,7 @@ class MessageIn(Element):
     routing_key: Annotated[str, Meta(max_length=1000, pattern=ROUTING_KEY)] | None = None
     delay: Duration | None = None
     deliver_at: When | None = None
+    allow_split: bool = False
 
 
 class PublishIn(MessageIn):

@@ -72,7 +72,7 @@ class ReadOptions:
             starting=_position(values, "starting", "earliest"),
             ending=_position(values, "ending", "latest"),
             max_rows=_max_rows(values),
-            fail_on_data_loss=_boolean("failOnDataLoss", values.get("failondataloss", "true")),
+            fail_on_data_loss=boolean("failOnDataLoss", values.get("failondataloss", "true")),
         )
 
 
@@ -131,7 +131,7 @@ def _max_rows(values: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _boolean(name: str, text: str) -> bool:
+def boolean(name: str, text: str) -> bool:
     word = text.strip().lower()
     if word not in ("true", "false"):
         raise InvalidArgument(f"{name} cannot be {text!r}", "Give true or false.")

@@ -40,12 +40,13 @@ from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, S
 from custody.model import Outgoing
 from custody.pipelines import Placed, Sink
 from custody.policy import did_you_mean
+from custody.spark.format.options import boolean
 from custody.tasks import Stage
 
 FLUSH = 64 * 2**20
 """So many bytes a task collects before it stages them."""
 
-_OPTIONS = ["url", "topic", "payloadKind"]
+_OPTIONS = ["url", "topic", "payloadKind", "allowSplit"]
 _OF_SPARK = ["checkpointlocation", "queryname"]  # what Spark itself tells the sink of a stream
 _KINDS = {"json": b"j", "text": b"t", "bytes": b"b"}
 _TEXT, _WHOLE = (StringType, NullType), (ByteType, ShortType, IntegerType, LongType, NullType)
@@ -68,6 +69,7 @@ class Target:
     topic: str | None
     kind: str
     columns: tuple[str, ...]
+    allow_split: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
@@ -86,7 +88,13 @@ class Target:
         usual = "bytes" if isinstance(schema["payload"].dataType, BinaryType) else "json"
         kind = values.get("payloadkind", usual).lower()
         _require_kind(kind)
-        return cls(url=arrow.locate(values.get("url")), topic=topic or None, kind=kind, columns=columns)
+        return cls(
+            url=arrow.locate(values.get("url")),
+            topic=topic or None,
+            kind=kind,
+            columns=columns,
+            allow_split=boolean("allowSplit", values.get("allowsplit", "false")),
+        )
 
 
 def _check_columns(schema: StructType) -> None:
@@ -239,8 +247,8 @@ class Attempt:
             there = self._topics.get(name)
             if there is None:
                 there = self._topics[name] = sinks.topic(self._target.url, name)
-            where = self._place(name, there, partition, key)
-            self._stage.add(there, where, (0, 0), self._encode(key, payload, kind, headers))
+            encoded = self._encode(key, payload, kind, headers)
+            self._stage.add(there, self._place(name, there, partition, key), (0, 0), encoded)
 
     def _place(self, name: str, topic: Sink, partition: int | None, key: str | None) -> int:
         if partition is not None:
@@ -248,6 +256,7 @@ class Attempt:
                 raise PartitionNotFound(
                     f"{name} has no partition {partition}", f"It has {topic.partitions}, from 0 on."
                 )
+            topic.layout.require(partition, None, key, allow_split=self._target.allow_split)
             return partition
         if key is not None:
             return topic.layout.place_key(key)

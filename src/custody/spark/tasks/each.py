@@ -182,8 +182,9 @@ class Handling:
         return [self._placed(message, returned)]
 
     def _placed(self, message: Message, returned: object) -> Placing:
-        """Where one output goes. It has the key of its message unless it names another."""
-        key, topic, partition, priority, waits = message.key, self.first, None, None, False
+        """Where one output goes. It has the key of its message unless it names another; a partition has to be the
+        key's own, unless the output allows a split."""
+        key, topic, partition, priority, waits, split = message.key, self.first, None, None, False, False
         if not isinstance(returned, Outgoing):
             encoded: codec.Encoded = (key, *codec.encode(returned), None)
         else:
@@ -193,7 +194,7 @@ class Handling:
                 if topic is None:
                     raise self._unknown(name)
             key, partition = key if returned.key is None else returned.key, returned.partition
-            priority, waits = returned.priority, returned.delayed
+            priority, waits, split = returned.priority, returned.delayed, returned.allow_split
             headers, routing_key = delays.marked(returned), returned.routing_key
             encoded = codec.encode_message(
                 Outgoing(returned.payload, key=key, headers=headers, routing_key=routing_key)
@@ -207,7 +208,7 @@ class Handling:
                 raise InvalidArgument(
                     f"the topic has no partition {partition}", f"It has {topic.partitions}, counted from 0."
                 )
-            topic.layout.require(partition, priority)
+            topic.layout.require(partition, priority, key, allow_split=split)
         elif key is None:
             self._turn += 1
             partition = topic.layout.place_turn(self._turn, priority)

@@ -6,7 +6,7 @@ CREATE FUNCTION custody.publish_delayed(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_deliver_at timestamptz[], p_delays double precision[],
     p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
-    p_of int DEFAULT NULL
+    p_of int DEFAULT NULL, p_allow_split boolean DEFAULT false
 ) RETURNS TABLE (partition int, delay_id bigint, deliver_at timestamptz, duplicate boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -30,6 +30,9 @@ BEGIN
         END IF;
     END IF;
     PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+    IF p_of IS NULL AND NOT p_allow_split THEN
+        p_of := custody.require_whole_keys(p_topic, p_partitions[v_known + 1:], p_keys[v_known + 1:]);
+    END IF;
     -- what waits may be due earlier than anything that waited before; what is past due already is due now
     PERFORM custody.lock_heads(v_topic, p_partitions[v_known + 1:], p_of);
     UPDATE custody.heads h SET delayed_from = least(h.delayed_from, w.earliest)

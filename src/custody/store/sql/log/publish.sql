@@ -67,11 +67,36 @@ BEGIN
     END IF;
 END $$;
 
--- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads.
+-- Refuses a key beside a partition that is not its own: a key in two partitions has no order. Returns the number of
+-- partitions for which that holds.
+CREATE FUNCTION custody.require_whole_keys(p_topic text, p_partitions int[], p_keys text[]) RETURNS int
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_split record;
+BEGIN
+    SELECT m.key, m.partition, x.own INTO v_split
+    FROM unnest(p_keys, p_partitions) m (key, partition)
+    CROSS JOIN LATERAL (SELECT CASE WHEN v_topic.starvation_limit IS NULL THEN custody.partition_for(m.key, v_topic.partitions)
+                                    ELSE custody.partition_for(m.key, v_topic.partitions / 5) * 5 + m.partition % 5 END AS own) x
+    WHERE m.partition >= 0 AND m.partition < v_topic.partitions AND x.own <> m.partition LIMIT 1;
+    IF FOUND THEN
+        PERFORM custody.refuse('key_split',
+            format('the key %L belongs to partition %s, and the message names partition %s: a key in two partitions has no order',
+                   v_split.key, v_split.own, v_split.partition),
+            'Name the partition that custody.partition_for gives, or say p_allow_split if the key needs no order.');
+    END IF;
+    RETURN v_topic.partitions;
+END $$;
+
+-- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads. With p_of
+-- the caller says among how many partitions it has placed its keys; without it a key has to be in its own partition, unless
+-- p_allow_split.
 CREATE FUNCTION custody.publish(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
-    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
+    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL,
+    p_allow_split boolean DEFAULT false
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -88,6 +113,9 @@ BEGIN
             RETURN;
         END IF;
         v_where := p_partitions[v_known + 1:];
+    END IF;
+    IF p_of IS NULL AND NOT p_allow_split THEN
+        p_of := custody.require_whole_keys(p_topic, v_where, p_keys[v_known + 1:]);
     END IF;
     SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, min(r.segment_id) AS segment_id,
            array_agg(r.published_at) AS times

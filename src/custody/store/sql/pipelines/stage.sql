@@ -146,7 +146,8 @@ BEGIN
           FROM unnest(v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, v_batch.times, v_batch.delays, v_batch.taken)
                WITH ORDINALITY m (p, k, x, d, h, t, s, taken, n)
           WHERE m.taken) b,
-         custody.publish_delayed((p_topic).name, b.partitions, b.keys, b.kinds, b.payloads, b.headers, b.times, b.delays, p_now => v_now) r;
+         custody.publish_delayed((p_topic).name, b.partitions, b.keys, b.kinds, b.payloads, b.headers, b.times, b.delays, p_now => v_now,
+                                 p_of => (p_topic).partitions) r;
 END $$;
 
 CREATE FUNCTION custody.publish_sorted(
