@@ -51,6 +51,15 @@ class Claim(NamedTuple):
     due_in: float | None
 
 
+class Overdue(NamedTuple):
+    """A message whose handler has been running for so many seconds; `stopped`: its process was killed for it."""
+
+    partition: int
+    offset: int
+    seconds: float
+    stopped: bool
+
+
 class Part(NamedTuple):
     """What a claim took of one partition."""
 
@@ -184,6 +193,11 @@ class Drive:
         """What a claim took of each partition; nothing if it is not in flight."""
         rows = self._db.call("claimed", group_id=self.driver.group_id, claim=number)
         return [Part(partition, ranges_of(ranges), messages) for partition, ranges, messages in rows]
+
+    def overdue(self) -> list[Overdue]:
+        """Messages of the claim in flight whose handler has been running for long, the longest first."""
+        rows = self._db.call("overdue", group_id=self.driver.group_id, now=self._now())
+        return [Overdue(*row) for row in rows]
 
     def by_key(self, number: int) -> list[tuple[int, int]]:
         """The (partition, offset) of a claim's messages, those of a key beside one another and in order."""

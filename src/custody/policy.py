@@ -189,7 +189,7 @@ class Policy:
     max_attempts: int = 3
     backoff: Backoff = Exponential("100ms")
     visibility_timeout: Duration = "30s"
-    handler_timeout: Duration | None = None
+    handler_timeout: Duration | None = "5m"
     on_dead: Literal["release", "hold"] = "release"
     dead_letter: Literal["keep", "topic"] = "keep"
     max_in_flight: int | None = None

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from custody.elapsed import elapsed, holds_until
-from custody.pipelines import Placed, Ranges, Sink, ranges_of, stage_of
+from custody.pipelines import Overdue, Placed, Ranges, Sink, ranges_of, stage_of
 from custody.store import staging
 from custody.store.append import row_tail
 from custody.store.postgres import Row
@@ -69,6 +69,15 @@ class TaskClaim:
     def note_suspect(self, attempt: int, partition: int, offset: int, size: int) -> None:
         """What a careful attempt is about to run; size 0 says that it has come to its end."""
         self._call("note_suspect", attempt=attempt, partition=partition, offset=offset, size=size)
+
+    def note_overdue(self, partition: int, offset: int, seconds: float | None, *, stopped: bool) -> None:
+        """A handler has been running for so long on this message (None: it does no more); `stopped`: its process is
+        killed for it now."""
+        self._call("note_overdue", partition=partition, offset=offset, seconds=seconds, stopped=stopped)
+
+    def overdue(self) -> list[Overdue]:
+        """The messages of the claim that have been running for long, the longest first."""
+        return [Overdue(*row) for row in self._call("overdue")]
 
     def stage(self) -> Stage:
         """For the outputs of one attempt of a task."""

@@ -57,7 +57,7 @@ def test_a_group_has_the_defaults(http_: Http) -> None:
             "max_attempts": 3,
             "backoff": {"kind": "exponential", "initial": 0.1, "cap": 30.0, "jitter": 0.0, "multiplier": 2.0},
             "visibility_timeout": 30.0,
-            "handler_timeout": None,
+            "handler_timeout": 300.0,
             "on_dead": "release",
             "dead_letter": "keep",
             "max_in_flight": None,

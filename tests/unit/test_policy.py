@@ -53,7 +53,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         max_attempts=3,
         backoff=Exponential("100ms", multiplier=2, cap="30s"),
         visibility_timeout="30s",
-        handler_timeout=None,
+        handler_timeout="5m",
         on_dead="release",
         dead_letter="keep",
         max_in_flight=None,

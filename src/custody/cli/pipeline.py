@@ -58,8 +58,19 @@ def run(
             help="How long a batch may take (default: 10s): it has fewer messages if they are slow.",
         ),
     ] = None,
+    grace: Annotated[
+        Any,
+        typer.Option(
+            parser=arguments.duration,
+            metavar="DURATION",
+            help="How long a stop waits for the batch that runs (default: 20s); then it is cancelled.",
+        ),
+    ] = None,
 ) -> None:
-    """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished."""
+    """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished.
+
+    A second signal ends at once.
+    """
     from custody.cli.pipeline_file import pipelines_of, spark_extra
     from custody.cli.pipeline_progress import Progress
     from custody.config import this_process
@@ -68,7 +79,7 @@ def run(
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
-        from custody.spark.settings import BATCH_TIME, MAX_PER_BATCH, RunSettings
+        from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
     with door.connect(worker=this_process()) as c:
         stop = threading.Event()
         progress = Progress(door, c, pipelines, stop)
@@ -78,6 +89,7 @@ def run(
                 drain=drain,
                 max_per_batch=max_per_batch or MAX_PER_BATCH,
                 batch_time=BATCH_TIME if batch_time is None else batch_time,
+                grace=GRACE if grace is None else grace,
                 on_batch=progress.batch,
                 on_trouble=progress.trouble,
                 stop=stop,

@@ -6,7 +6,10 @@ Otherwise every new worker, and each that replaces one that a handler has killed
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import signal
+import sys
 from typing import Any
 
 import adbc_driver_postgresql.dbapi  # noqa: F401
@@ -21,8 +24,16 @@ import custody.spark.tasks.frame  # noqa: F401
 _worker = daemon.worker
 
 
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
 def worker(*arguments: Any) -> int:
-    """Spark's own, but for the traceback when a failed task has left its pipe: the failure is reported without it."""
+    """Spark's own, but for the traceback when a failed task has left its pipe: the failure is reported without it.
+
+    It ends with the daemon even if a handler blocks signals: at the end of Spark the daemon sends one, and is gone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         return int(_worker(*arguments))
     except BrokenPipeError:

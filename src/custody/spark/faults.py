@@ -63,6 +63,10 @@ class NotTheRows(Exception):
     """The frame fails whatever the messages are."""
 
 
+class TookTooLong(Exception):
+    """A job over messages was cancelled, because it took longer than they may take."""
+
+
 class SecondTry(Exception):
     """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
 
@@ -71,6 +75,8 @@ def fault(error: BaseException) -> Fault:
     """Whose fault it is that this job failed."""
     if isinstance(error, AnalysisException | ParseException):
         return "pipeline"
+    if isinstance(error, TookTooLong):
+        return "row"
     if isinstance(error, CustodyError | NotTheRows) or ours(error) is not None:
         return "infrastructure"
     raised = _raised(error)
@@ -96,6 +102,8 @@ def worker_died(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
+    if isinstance(error, TookTooLong):
+        return str(error)
     raised = _raised(error)
     if raised is not None and raised.startswith(f"{SecondTry.__module__}.{SecondTry.__qualname__}"):
         return "one of its tasks failed"

@@ -11,7 +11,7 @@ from custody.errors import InvalidArgument, PipelineRefused
 from custody.policy import Duration, Policy
 from custody.routing import Binding, bindings_of
 from custody.spark.outside.sinks import Files, Function, Outside
-from custody.spark.settings import BATCH_TIME, MAX_PER_BATCH, RunSettings
+from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,6 +132,7 @@ class Pipeline:
         drain: Duration | None = None,
         max_per_batch: int = MAX_PER_BATCH,
         batch_time: Duration = BATCH_TIME,
+        grace: Duration = GRACE,
         checkpoint: str | None = None,
         on_batch: Callable[[Batch], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
@@ -140,7 +141,8 @@ class Pipeline:
         """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`), or with `available_now` once over what is due now.
 
         `drain` makes it one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`
-        messages, and fewer if so many would take longer than `batch_time`. A failed query is started again; a newer
+        messages, and fewer if so many would take longer than `batch_time`. A stop waits for the batch that runs for
+        `grace`, and cancels it then. A failed query is started again; a newer
         driver of the same pipeline ends this one with `pipeline_fenced`. No checkpoint has to be kept.
         """
         from custody.spark.running import run
@@ -150,6 +152,7 @@ class Pipeline:
             drain=drain,
             max_per_batch=max_per_batch,
             batch_time=batch_time,
+            grace=grace,
             checkpoint=checkpoint,
             on_batch=on_batch,
             on_trouble=on_trouble,

@@ -12,7 +12,8 @@ import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument
 from custody.spark.driver.batch_jobs import shape_of
-from custody.spark.driver.driving import Driving
+from custody.spark.driver.driving import ENDING, Driving
+from custody.spark.driver.watching import within
 from custody.spark.environment.own_session import require_fit
 from custody.spark.environment.probe import require_able
 from custody.spark.environment.shipping import ship
@@ -46,7 +47,12 @@ def run(
             Driving(pipeline, shape, c, shared, settings) for pipeline, shape in zip(pipelines, shapes, strict=True)
         ]
         with stopped_by_signals(settings.stop.set):
-            _side_by_side(runs, settings.stop)
+            try:
+                _side_by_side(runs, settings.stop)
+            except KeyboardInterrupt:  # a second one: nothing is waited for any more
+                for one in runs:
+                    one.abandon()
+                raise
         return [one.summary() for one in runs]
 
 
@@ -61,7 +67,9 @@ def _side_by_side(runs: Sequence[Driving], stop: threading.Event) -> None:
             errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=guarded, args=[one], name=f"custody {one.pipeline.name}") for one in runs]
+    threads = [
+        threading.Thread(target=guarded, args=[one], name=f"custody {one.pipeline.name}", daemon=True) for one in runs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -115,7 +123,7 @@ def session_for(spark: SparkSession | None, master: str | None) -> Iterator[Spar
         raise
     finally:
         if mine:
-            made.stop()
+            within(ENDING, made.stop, "custody spark stop")  # the JVM ends with this process anyway
 
 
 def prepare(pipeline: Pipeline, c: Custody) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_PER_BATCH = 100_000
 BATCH_TIME: Duration = "10s"
+GRACE: Duration = "20s"
+"""Less than the 30 s that Kubernetes gives a container: Spark needs some of them to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class RunSettings:
     drain: Duration | None = None
     max_per_batch: int = MAX_PER_BATCH
     batch_time: Duration = BATCH_TIME
+    grace: Duration = GRACE
     checkpoint: str | None = None
     on_batch: Callable[[Batch], None] | None = None
     on_trouble: Callable[[str], None] | None = None
@@ -35,6 +38,8 @@ class RunSettings:
             raise InvalidArgument("max_per_batch must be at least 1")
         if self.batch_seconds <= 0:
             raise InvalidArgument("batch_time must be more than nothing")
+        if self.grace_seconds < 0:
+            raise InvalidArgument("grace cannot be less than nothing")
         _ = self.drain_seconds  # a duration that is none is refused before anything is started
 
     @property
@@ -45,6 +50,11 @@ class RunSettings:
     def drain_seconds(self) -> float | None:
         """How long a pass waits for retries; None if it does not."""
         return seconds_or_none(self.drain)
+
+    @property
+    def grace_seconds(self) -> float:
+        """How long a stop waits for the batch that runs."""
+        return seconds(self.grace)
 
     @property
     def batch_seconds(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,10 @@ from custody.lanes import priority_of
 from custody.model import Message
 from custody.outcomes import outcome_of
 from custody.pipelines import Sink
+from custody.policy import Policy, seconds_or_none
 from custody.spark.driver import frame_check
 from custody.spark.driver.batch_jobs import parsed
+from custody.spark.driver.watching import Watch
 from custody.spark.faults import described, fault
 from custody.spark.outside.cached_rows import misfit
 from custody.spark.pipeline import Pipeline
@@ -28,6 +32,9 @@ from custody.spark.tasks.each import Handling
 from custody.spark.tasks.events import EVENTS
 from custody.spark.tasks.job import Job
 from custody.spark.tasks.schema import decoder
+from custody.spark.tasks.watchdog import margin
+
+logger = logging.getLogger(__name__)
 
 _LOOKED = 100_000  # messages of a partition that are looked at for bound ones
 _RESULT = "partition int, offset bigint, outcome string, error string, topic string, key string, payload binary"
@@ -77,7 +84,7 @@ def try_out(
         if not messages:
             return []
         with session_for(spark, master) as shared:
-            schema = parsed(pipeline.schema)
+            schema, timeout = parsed(pipeline.schema), _timeout(pipeline, c)
             job = Job(
                 url=c.database_url,
                 topic=pipeline.source,
@@ -85,7 +92,7 @@ def try_out(
                 group_id=0,
                 ordered=False,
                 on_dead="release",
-                handler_timeout=None,
+                handler_timeout=timeout,
                 sinks={
                     name: Sink(number, topic.partitions, topic.priorities)
                     for number, name in enumerate(pipeline.sinks)
@@ -110,7 +117,23 @@ def try_out(
                     result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]
                     return _framed(frame.outputs(result, published=published), pipeline)
 
-            return _trials(messages, job, run)
+            watch = Watch(shared, trouble=logger.warning)
+
+            def watched(some: list[Message]) -> list[dict[str, Any]]:
+                with watch.job("it", None if timeout is None else timeout + margin(timeout)):
+                    return run(some)
+
+            with watch.batch("it"):
+                return _trials(messages, job, watched)
+
+
+def _timeout(pipeline: Pipeline, c: Custody) -> float | None:
+    """What the policy would allow a handler: the pipeline's, or that of the group that is there."""
+    policy = pipeline.policy
+    if policy is None:
+        with suppress(GroupNotFound):
+            policy = c.group(pipeline.source, pipeline.group).policy
+    return seconds_or_none((policy or Policy()).handler_timeout)
 
 
 def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
@@ -206,6 +229,12 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handling = Handling(job, handler)
+        try:
+            yield from handled(batches, handling)
+        finally:
+            handling.rest()
+
+    def handled(batches: Iterator[pa.RecordBatch], handling: Handling) -> Iterator[pa.RecordBatch]:
         names = {topic: name for name, topic in job.sinks.items()}
         for batch in batches:
             rows = []

@@ -15,6 +15,7 @@ from custody.pipelines import Drive, Work
 from custody.spark.driver.frame_check import check
 from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference
+from custody.spark.driver.watching import Watch, limit_of_part
 from custody.spark.environment.shipping import runs_here
 from custody.spark.faults import NotTheRows, described, fault
 from custody.spark.outside.cached_rows import CachedRows
@@ -69,6 +70,7 @@ class BatchJobs:
     shape: Shape
     kept: CachedRows
     """The rows of the batch for sinks outside: the caller clears them when they are written."""
+    watch: Watch
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
@@ -91,7 +93,8 @@ class BatchJobs:
             return None
         number = int(first["_claim"])
         try:
-            work = self._framed(batch, number, once=True)
+            with self.watch.job("the frame", self.job.handler_timeout):
+                work = self._framed(batch, number, once=True)
         except Exception as error:
             if fault(error) != "row":
                 raise
@@ -130,4 +133,11 @@ class BatchJobs:
 
     def _part(self, number: int, part: list[Reference]) -> Work:
         rows = self.spark.createDataFrame(references(number, sorted(part))).coalesce(1)
-        return self._framed(rows, number, once=len(part) > 1)
+        with self.watch.job(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
+            return self._framed(rows, number, once=len(part) > 1)
+
+
+def _named(part: list[Reference]) -> str:
+    if len(part) != 1:
+        return f"the frame over {len(part)} messages"
+    return f"the frame over partition {part[0][0]}, offset {part[0][1]}"

@@ -27,6 +27,7 @@ from custody.policy import seconds, seconds_or_none
 from custody.spark.driver.batch_jobs import BatchJobs, Shape
 from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
 from custody.spark.driver.settlement import Epoch, Settlement
+from custody.spark.driver.watching import Watch, within
 from custody.spark.faults import GONE, described, ours
 from custody.spark.figures import Summary, outlook
 from custody.spark.outside.cached_rows import CachedRows
@@ -38,6 +39,8 @@ from custody.upkeep import keep_up
 
 logger = logging.getLogger(__name__)
 
+ENDING = 10.0
+"""Seconds that Spark has to end what was cancelled, or a query that was stopped."""
 _REGISTERING = threading.Lock()
 
 
@@ -57,6 +60,8 @@ class Driving:
         self._fenced: PipelineFenced | None = None
         self._in_batch = threading.Lock()
         self._ending = threading.Event()
+        self._grace = settings.grace_seconds
+        self._watch = Watch(spark, trouble=self._trouble, overdue=lambda: self._epoch.drive.overdue())
         self._settlement = Settlement(pipeline.name, c, settings, ending=self._ending, trouble=self._trouble)
         self._last_epoch: int | None = None
         self._restarts = 0
@@ -103,6 +108,11 @@ class Driving:
             self._restarts += 1
             self._stop.wait(pause)
 
+    def abandon(self) -> None:
+        """Cancels the batch that runs, and waits for nothing."""
+        with suppress(Py4JError, *GONE):
+            self._watch.cancel()
+
     def _take_over(self) -> Epoch:
         """A new epoch: whoever drove the pipeline before is fenced, and what it had in flight is ours."""
         # once we have driven, only after ourselves: whoever came meanwhile is newer
@@ -122,11 +132,18 @@ class Driving:
             job=job,
             shape=self._shape,
             kept=CachedRows(next(iter(self.pipeline.sinks), None)),
+            watch=self._watch,
             stopping=self._stop.is_set,
             trouble=self._trouble,
         )
         writes = StagedWrites(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self._trouble)
         return Epoch(drive=drive, job=job, jobs=jobs, writes=writes)
+
+    @property
+    def _doing(self) -> str:
+        """What a batch runs, for people."""
+        handler = self.pipeline.handler
+        return "the frame" if handler is None else f"the handler {getattr(handler, '__name__', 'of the pipeline')}"
 
     def summary(self) -> Summary:
         totals = self._settlement.totals
@@ -199,15 +216,31 @@ class Driving:
             return error
         finally:
             self._ending.set()
-            with self._in_batch:
-                pass  # a batch that runs is finished and committed; none begins any more
+            self._end_batch()
             if query is not None:
-                with suppress(PySparkException, *GONE):
-                    query.stop()
+                within(ENDING, partial(_stop_query, query), "custody stop")
             ended.set()
             self._give_back()
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def _end_batch(self) -> None:
+        """A batch that runs is finished and committed, within the grace period; none begins any more."""
+        if self._batch_ended(self._grace):
+            return
+        self._trouble(f"the batch that runs has not ended within {self._grace:g} s and is cancelled")
+        until = time.monotonic() + ENDING
+        while time.monotonic() < until:
+            self.abandon()
+            if self._batch_ended(0.5):
+                return
+        self._trouble("the batch cannot be ended, and is left behind: what it would still commit is refused")
+
+    def _batch_ended(self, timeout: float) -> bool:
+        if not self._in_batch.acquire(timeout=timeout):
+            return False
+        self._in_batch.release()
+        return True
 
     def _start(self, claims: Claims, checkpoint: str) -> StreamingQuery:
         name = f"{ClaimSource.name()}_{claims.group_id}_{claims.epoch}"
@@ -259,7 +292,12 @@ class Driving:
 
     def _batch(self, references: DataFrame, batch_id: int) -> None:
         """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""
-        with self._in_batch:
+        with self._in_batch, self._watch.batch(self._doing):
             self._settlement.settle(self._epoch, references, batch_id)
             if self.pipeline.outside:
                 self._epoch.writes.finish()  # if this fails the query does, and its next start does it
+
+
+def _stop_query(query: StreamingQuery) -> None:
+    with suppress(PySparkException, *GONE):
+        query.stop()

@@ -113,6 +113,8 @@ class Settlement:
                 self.max_per_batch = error.fitting
                 raise
             except Exception as error:
+                if self._stop.is_set() or self._ending.is_set():
+                    raise InterruptedError("stopped before its commit") from error
                 known = ours(error)
                 if isinstance(known, ClaimLost):
                     logger.debug("%s: %s", self._name, known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -31,11 +32,14 @@ from custody.policy import did_you_mean, seconds_or_none
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
+from custody.spark.tasks.watchdog import Watchdog, margin
 from custody.tasks import Holding, TaskClaim
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
+TOO_LONG = "the handler took longer than its handler_timeout"
+HUNG = f"{TOO_LONG} and could not be interrupted: the Python process it ran in was killed"
 
 Handler = Callable[[Message], object]
 Placing = tuple[Sink | None, int, codec.Encoded, bool]
@@ -77,6 +81,9 @@ def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Ite
             if attempt is not None:
                 attempt.give_up()
             raise
+        finally:
+            if attempt is not None:
+                attempt.rest()
 
     return run
 
@@ -95,6 +102,8 @@ class Attempt:
         self._stopped: set[tuple[int, str | None]] = set()
         self._holds = Holding(job.claim(claim))
         self._notes: Notes | None = None
+        self._watchdog = Watchdog.of_this_process()
+        self._watchdog.begin(job, claim)
         if job.careful or (context is not None and context.attemptNumber() > 0):
             self._notes = Notes(job.claim(claim), self._stage.attempt)
 
@@ -103,6 +112,7 @@ class Attempt:
         handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
+        runs, idle = self._watchdog.runs, self._watchdog.idle
         for message, malformed in _messages(self._job, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
             if (ordered and (partition, key) in stopped) or not self._holds(partition):
@@ -111,15 +121,19 @@ class Attempt:
                     notes.passed()
                 continue
             outcome: Outcome | None = None
-            if notes is not None and not notes.about_to_run(partition, offset):
-                outcome = Outcome("nack", error=KILLED)
+            ended = None if notes is None else notes.about_to_run(partition, offset)
+            if ended is not None:
+                outcome = Outcome("nack", error=ended)
             elif malformed is not None:
                 outcome = Outcome("dead", error=malformed)
             else:
+                runs(partition, offset)
                 try:
                     outputs = handling.outputs(message)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
                     outcome = outcome_of(error)
+                finally:
+                    idle()
             if outcome is None:
                 self._ran += 1
                 for topic, place, encoded, waits in outputs:
@@ -149,6 +163,11 @@ class Attempt:
             with suppress(CustodyError):
                 self._notes.finished()
 
+    def rest(self) -> None:
+        """No message of this attempt is run any more."""
+        self._watchdog.idle()
+        self._handling.rest()
+
 
 class Handling:
     """Calls the handler on a message, and makes rows of what it returns."""
@@ -161,20 +180,31 @@ class Handling:
         self._keeps = job.keeps
         self.decode = plain if job.schema is None else decoder(job.schema)
         self._turn = random.randrange(1 << 16)
-        self._timeout = job.handler_timeout
+        self._timeout, self._since = job.handler_timeout, 0.0
         if self._timeout is not None:
-            signal.signal(signal.SIGALRM, _took_too_long)
+            # it ticks for the whole task: a timer that is set for each message costs more than many a handler
+            tick = min(margin(self._timeout) / 2, self._timeout / 4)
+            signal.signal(signal.SIGALRM, self._tick)
+            signal.setitimer(signal.ITIMER_REAL, tick, tick)
+
+    def _tick(self, _signal: int, _frame: FrameType | None) -> None:
+        assert self._timeout is not None
+        if self._since and time.monotonic() - self._since > self._timeout:
+            self._since = 0.0  # once: what the handler does with it is its own affair, until its process is killed
+            raise TimeoutError(TOO_LONG)
+
+    def rest(self) -> None:
+        """No message follows."""
+        if self._timeout is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def outputs(self, message: Message) -> list[Placing]:
         """Where each output goes. Raises what the handler raises."""
-        if self._timeout is None:
+        self._since = time.monotonic()
+        try:
             returned = self._handler(message)
-        else:
-            signal.setitimer(signal.ITIMER_REAL, self._timeout)
-            try:
-                returned = self._handler(message)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            self._since = 0.0
         if returned is None:
             return []
         if isinstance(returned, list):
@@ -244,14 +274,16 @@ class Notes:
             seen[partition, offset] += size == 1
             self._found[partition, offset] = max(size, self._found.get((partition, offset), size), 2)
         self._found |= {where: 1 for where, times in seen.items() if times > 1}
+        self._hung = {(late.partition, late.offset) for late in claim.overdue() if late.stopped}
         self._block = self._singly = 0
 
-    def about_to_run(self, partition: int, offset: int) -> bool:
-        """False if this one ended a process before: it is not run again."""
+    def about_to_run(self, partition: int, offset: int) -> str | None:
+        """What to say of a message that ended a process before, and is not run again; None: it is run."""
         size = self._found.get((partition, offset), 0)
-        if size == 1:
+        hung = (partition, offset) in self._hung
+        if hung or size == 1:
             self.passed()
-            return False
+            return HUNG if hung else KILLED
         if size > 1:
             self._singly, self._block = max(self._singly, size), 0
         if self._singly > 0:
@@ -260,7 +292,7 @@ class Notes:
             self._block = BLOCK
             self._claim.note_suspect(self._attempt, partition, offset, BLOCK)
         self.passed()
-        return True
+        return None
 
     def passed(self) -> None:
         self._singly = max(0, self._singly - 1)
@@ -317,7 +349,3 @@ def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> 
             ),
             malformed,
         )
-
-
-def _took_too_long(_signal: int, _frame: FrameType | None) -> Any:
-    raise TimeoutError("the handler took longer than its handler_timeout")

@@ -61,6 +61,18 @@ CREATE UNLOGGED TABLE custody.suspects (
 );
 CREATE INDEX suspects_by_claim ON custody.suspects (group_id, claim);
 
+-- Messages of the claim in flight whose handler has been running for long, as the watchdog of their process sees it. stopped:
+-- it was about to kill the process for it. Unlogged: after a crash of the database it is merely found out again.
+CREATE UNLOGGED TABLE custody.overdue (
+    group_id    int NOT NULL,
+    claim       bigint NOT NULL,
+    partition   int NOT NULL,
+    "offset"    bigint NOT NULL,
+    since       timestamptz NOT NULL,
+    stopped     boolean NOT NULL,
+    PRIMARY KEY (group_id, claim, partition, "offset")
+);
+
 -- Messages of the claim in flight that do not fit the schema of their pipeline, as found by the task that read them.
 CREATE TABLE custody.malformed (
     group_id    int NOT NULL,

@@ -196,6 +196,7 @@ DECLARE
 BEGIN
     DELETE FROM custody.pipeline_claims WHERE group_id = p_group_id RETURNING * INTO v_claim;
     DELETE FROM custody.suspects WHERE group_id = p_group_id AND claim = v_claim.claim;
+    DELETE FROM custody.overdue WHERE group_id = p_group_id AND claim = v_claim.claim;
     DELETE FROM custody.malformed WHERE group_id = p_group_id AND claim = v_claim.claim;
 END $$;
 
@@ -316,6 +317,29 @@ LANGUAGE sql STABLE AS $$
     FROM (SELECT DISTINCT ON (s.attempt) s.* FROM custody.suspects s
           WHERE s.group_id = p_group_id AND s.claim = p_claim ORDER BY s.attempt, s.suspect_id DESC) x
     WHERE x.size > 0
+$$;
+
+-- A handler has been running for so many seconds on this message; null: it has ended by itself. p_stopped: its process is about
+-- to be killed for it, and the message fails when the claim is run again.
+CREATE FUNCTION custody.note_overdue(
+    p_group_id int, p_claim bigint, p_partition int, p_offset bigint, p_seconds double precision, p_stopped boolean,
+    p_now timestamptz DEFAULT NULL
+) RETURNS void
+LANGUAGE sql AS $$
+    DELETE FROM custody.overdue o
+    WHERE p_seconds IS NULL AND NOT o.stopped AND (o.group_id, o.claim, o.partition, o."offset") = (p_group_id, p_claim, p_partition, p_offset);
+    INSERT INTO custody.overdue AS o
+    SELECT p_group_id, p_claim, p_partition, p_offset, coalesce(p_now, clock_timestamp()) - make_interval(secs => p_seconds), p_stopped
+    WHERE p_seconds IS NOT NULL AND EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = p_group_id AND c.claim = p_claim)
+    ON CONFLICT (group_id, claim, partition, "offset") DO UPDATE SET since = excluded.since, stopped = o.stopped OR excluded.stopped
+$$;
+
+-- What the watchdogs have noted of a claim, the longest first; of the one in flight if none is named.
+CREATE FUNCTION custody.overdue(p_group_id int, p_claim bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (partition int, "offset" bigint, seconds double precision, stopped boolean)
+LANGUAGE sql STABLE AS $$
+    SELECT o.partition, o."offset", extract(epoch FROM coalesce(p_now, clock_timestamp()) - o.since)::double precision, o.stopped
+    FROM custody.overdue o WHERE o.group_id = p_group_id AND o.claim = coalesce(p_claim, o.claim) ORDER BY o.since
 $$;
 
 -- What the pipelines of a database are at, for people.

@@ -1,0 +1,174 @@
+"""Watching the jobs of a batch from a thread: what makes no progress is said, and what has to end is cancelled.
+
+Spark kills the Python workers of a cancelled job within seconds, whatever they do. Its JVM does not interrupt code of
+its own that never looks (a regular expression, a UDF in Scala): such a task keeps its core until Spark ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from custody.errors import CustodyError
+from custody.pipelines import Overdue
+from custody.spark.faults import TookTooLong
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 30.0
+"""Seconds without progress after which a line says so; the next one comes after twice as long."""
+_FIRST_LOOK = 3.0  # most batches have ended by then, and cost no look at all
+_PERIOD = 0.5
+
+
+def limit_of_part(handler_timeout: float | None, messages: int) -> float | None:
+    """How long a job over a part of a batch may take. The shorter time for several only decides that it is divided
+    further: a message is charged after it had the whole time for itself."""
+    if handler_timeout is None or messages <= 1:
+        return handler_timeout
+    return min(handler_timeout, max(handler_timeout / 10, 10.0))
+
+
+class Progress(NamedTuple):
+    """What Spark has finished of the jobs of a batch, and how many of its tasks run now."""
+
+    finished: tuple[tuple[int, ...], ...]
+    running: int
+
+
+@dataclass
+class _Step:
+    """What a batch is at."""
+
+    what: str
+    limit: float | None
+    cancelled: bool = False
+
+
+class Watch:
+    """Watches the batches of one pipeline, one at a time. `overdue` gives the messages known to run for long."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        trouble: Callable[[str], None],
+        overdue: Callable[[], Sequence[Overdue]] = tuple,
+        silence: float | None = None,
+    ) -> None:
+        self._context = spark.sparkContext
+        self._trouble, self._overdue = trouble, overdue
+        self._silence = SILENCE if silence is None else silence
+        self._tag = f"custody-{secrets.token_hex(6)}"
+        self._step = _Step("", None)
+
+    @contextmanager
+    def batch(self, what: str) -> Iterator[None]:
+        """A batch, in the thread that starts its jobs."""
+        self._context.addJobTag(self._tag)
+        self._step, ended = _Step(what, None), threading.Event()
+        watcher = threading.Thread(target=self._look, args=[ended], name="custody watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            self._context.removeJobTag(self._tag)
+
+    @contextmanager
+    def job(self, what: str, limit: float | None) -> Iterator[None]:
+        """A job of the batch. One that has run for so long without finishing any task is cancelled: `TookTooLong`."""
+        before, self._step = self._step, _Step(what, limit)
+        step = self._step
+        try:
+            yield
+        except Exception as error:
+            if step.cancelled:
+                raise TookTooLong(f"{what} took longer than {limit:g} s (handler_timeout) and was cancelled") from error
+            raise
+        finally:
+            self._step = before
+
+    def cancel(self) -> None:
+        """Ends the jobs that run; their batch fails."""
+        self._context.cancelJobsWithTag(self._tag)
+
+    def _look(self, ended: threading.Event) -> None:
+        pause = min(_FIRST_LOOK, self._silence / 4)
+        step, last = self._step, Progress((), 0)
+        since = looked = time.monotonic()
+        ran, silence = 0.0, self._silence
+        while not ended.wait(pause):
+            try:
+                found = self._progress()
+            except (Py4JError, PySparkException, OSError) as error:
+                logger.debug("the jobs of a batch could not be looked at: %s", error)
+                return
+            now = time.monotonic()
+            if self._step is not step or found.finished != last.finished:
+                step, since, ran, silence = self._step, now, 0.0, self._silence
+            elif last.running and found.running:  # not while it waits for a core
+                ran += now - looked
+            looked, last = now, found
+            if step.limit is not None and ran > step.limit and not step.cancelled:
+                step.cancelled = True
+                self.cancel()
+            elif now - since >= silence:
+                silence *= 2
+                self._trouble(f"no progress for {now - since:.0f} s: {self._where(step, found)}")
+            pause = min(_PERIOD, self._silence / 4, _PERIOD if step.limit is None else max(0.05, step.limit / 10))
+
+    def _progress(self) -> Progress:
+        tracker = self._context._jsc.sc().statusTracker()
+        mine = {*tracker.getJobIdsForTag(self._tag)} & {*tracker.getActiveJobIds()}
+        finished, running = [], 0
+        for job in sorted(mine):
+            for stage in _stages(tracker, job):
+                finished.append((job, stage.stageId(), stage.numCompletedTasks(), stage.numFailedTasks()))
+                running += stage.numActiveTasks()
+        return Progress(tuple(finished), running)
+
+    def _where(self, step: _Step, found: Progress) -> str:
+        try:
+            late = [one for one in self._overdue() if not one.stopped]
+        except CustodyError as error:
+            return f"{step.what}, and the database does not answer ({error})"
+        if late:
+            one = late[0]
+            more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+            where = f"partition {one.partition}, offset {one.offset}{more}"
+            return f"{step.what} has been running for {one.seconds:.0f} s on {where}"
+        if found.running:
+            tasks = "1 task runs and has" if found.running == 1 else f"{found.running} tasks run and have"
+            return f"{step.what}: {tasks} not finished"
+        if found.finished:
+            return f"{step.what}: no task has begun, other jobs have all cores"
+        return f"{step.what}: no job runs, the driver is at work"
+
+
+def _stages(tracker: Any, job: int) -> Iterator[Any]:
+    info = tracker.getJobInfo(job)
+    if info.isEmpty():
+        return
+    for number in info.get().stageIds():
+        stage = tracker.getStageInfo(number)
+        if not stage.isEmpty():
+            yield stage.get()
+
+
+def within(limit: float, what: Callable[[], object], name: str) -> bool:
+    """Does this in a thread, and waits so many seconds for it. False if it has not ended: it is left to itself."""
+    thread = threading.Thread(target=what, name=name, daemon=True)
+    thread.start()
+    thread.join(limit)
+    return not thread.is_alive()

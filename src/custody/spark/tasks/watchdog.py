@@ -1,0 +1,136 @@
+"""The watchdog of an executor's Python process: a process of its own, which kills the other when a handler hangs in it.
+
+A handler that is stuck in C code, that holds the interpreter or blocks signals cannot be interrupted from within. What
+it runs stands in memory that both processes share; before the watchdog kills, it notes in the database which message
+that was. The next attempt of the task then fails this message, and no other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import time
+import warnings
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NamedTuple
+
+from custody.errors import CustodyError
+from custody.spark.tasks.job import Job
+from custody.tasks import TaskClaim
+
+SLOW = 15.0
+"""Seconds after which a message that still runs is noted, so that the driver can name it; less if its time is short."""
+_PERIOD = 0.5
+_NOTING = 5.0  # seconds that a note may take: the process is killed even if the database does not answer
+_SIZE = 1 << 16
+_RUN = struct.Struct("=dqi")  # since when (monotonic seconds; 0: nothing runs), offset, partition
+_JOB = struct.Struct("=dqqi")  # seconds until the process is killed (0: never), claim, group, length of the URL
+_URL = _RUN.size + _JOB.size
+
+
+class _Seen(NamedTuple):
+    since: float
+    offset: int
+    partition: int
+
+
+def margin(handler_timeout: float) -> float:
+    """How long after that the process is killed: until then the handler is interrupted from within, if it can be."""
+    return min(max(1.0, handler_timeout / 10), 10.0)
+
+
+class Watchdog:
+    """What one executor's process tells its watchdog."""
+
+    _mine: Watchdog | None = None
+
+    def __init__(self) -> None:
+        self._worker = os.getpid()
+        self._shared = mmap.mmap(-1, _SIZE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow: the child uses nothing of theirs
+            child = os.fork()
+        if child == 0:
+            _watch(self._worker, self._shared)
+
+    @classmethod
+    def of_this_process(cls) -> Watchdog:
+        """The one that is there, or a new one in a process that was forked since."""
+        if cls._mine is None or cls._mine._worker != os.getpid():
+            cls._mine = Watchdog()
+        return cls._mine
+
+    def begin(self, job: Job, claim: int) -> None:
+        """The messages of a claim follow."""
+        url = job.url.encode()
+        assert _URL + len(url) <= _SIZE, "the URL of the database is longer than any"
+        limit = 0.0 if job.handler_timeout is None else job.handler_timeout + margin(job.handler_timeout)
+        self.idle()
+        _JOB.pack_into(self._shared, _RUN.size, limit, claim, job.group_id, len(url))
+        self._shared[_URL : _URL + len(url)] = url
+
+    def runs(self, partition: int, offset: int) -> None:
+        """The handler is called on this message now."""
+        _RUN.pack_into(self._shared, 0, time.monotonic(), offset, partition)
+
+    def idle(self) -> None:
+        """No handler runs."""
+        _RUN.pack_into(self._shared, 0, 0.0, 0, 0)
+
+
+def _watch(worker: int, shared: mmap.mmap) -> None:
+    """The child: looks at what the worker runs until that ends, or has to be ended. Never returns."""
+    try:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # its end is the worker's
+        signal.signal(signal.SIGALRM, _too_late)
+        _let_go_of_files()
+        noted: tuple[TaskClaim, _Seen] | None = None
+        while os.getppid() == worker:
+            limit, claim, group_id, length = _JOB.unpack_from(shared, _RUN.size)
+            time.sleep(min(_PERIOD, limit / 10 if limit else _PERIOD))
+            seen = _Seen(*_RUN.unpack_from(shared, 0))
+            if noted is not None and noted[1] != seen:
+                _note(*noted, None, stopped=False)
+                noted = None
+            if not seen.since:
+                continue
+            ran = time.monotonic() - seen.since
+            stopped = bool(limit) and ran > limit
+            if not stopped and (ran < (min(SLOW, limit / 4) if limit else SLOW) or noted is not None):
+                continue
+            time.sleep(0.01)
+            if _Seen(*_RUN.unpack_from(shared, 0)) != seen:  # it goes on, or was read while it was written
+                continue
+            url = bytes(shared[_URL : _URL + length]).decode()
+            noted = (TaskClaim(url, group_id, claim), seen)
+            _note(*noted, ran, stopped=stopped)
+            if stopped and os.getppid() == worker:
+                os.kill(worker, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _note(claim: TaskClaim, seen: _Seen, ran: float | None, *, stopped: bool) -> None:
+    """Says it in the database, if that answers soon. If not, the message is found as one that kills its process."""
+    signal.setitimer(signal.ITIMER_REAL, _NOTING)
+    try:
+        with suppress(CustodyError, TimeoutError):
+            claim.note_overdue(seen.partition, seen.offset, ran, stopped=stopped)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _let_go_of_files() -> None:
+    """Whoever reads from the worker has to see its end, and must not wait for this process too."""
+    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+
+
+def _too_late(_signal: int, _frame: FrameType | None) -> Any:
+    raise TimeoutError("the database did not answer in time")
