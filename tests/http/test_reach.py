@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,14 +110,18 @@ def get(url: str, context: ssl.SSLContext, path: str, headers: dict[str, str]) -
         connection.close()
 
 
-@pytest.mark.req("G19")
+@pytest.mark.req("G19", "X5")
 def test_https_with_certificate_files(
     c: custody.Custody, database_url: str, tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
     cert, key = certificate
     shown = {"Authorization": f"Bearer {c.create_api_key('shop', admin=['*']).secret}"}
     server = Process(
-        database_url, "--host", "0.0.0.0", "--tls-cert", str(cert), "--tls-key", str(key), cwd=tmp_path, ready=False
+        database_url,
+        *("--host", "0.0.0.0", "--tls-cert", str(cert), "--tls-key", str(key)),
+        *("--max-connections", "20", "--body-timeout", "2s"),
+        cwd=tmp_path,
+        ready=False,
     )
     try:
         url = server.http.url.replace("0.0.0.0", "127.0.0.1")
@@ -131,6 +137,18 @@ def test_https_with_certificate_files(
         old = ssl.create_default_context(cafile=str(cert))
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         assert get(url, old, "/healthz", {}) == 200
+        with ExitStack() as opened:
+            crowd = []
+            for number in range(30):  # who does not begin with TLS is counted, and given up
+                found = urlsplit(url)
+                crowd.append(opened.enter_context(socket.create_connection((found.hostname, found.port), timeout=20)))
+                if number % 10 == 9:
+                    assert get(url, trusting, "/topics", shown) == 200
+            crowd[-2].sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            for client in crowd:
+                with suppress(ConnectionError):
+                    assert client.recv(1) == b""
+        assert get(url, trusting, "/topics", shown) == 200
         assert "--tls-cert" not in server.log.read_text(), "nothing to warn of"
     finally:
         assert server.stop() == 0

@@ -24,6 +24,14 @@ def serve(
     max_batch: Annotated[int, typer.Option(min=1, help="The most messages of one request or lease.")] = 10_000,
     max_wait: Annotated[Any, typer.Option(help="The longest long poll.", **_DURATION)] = "60s",
     body_timeout: Annotated[Any, typer.Option(help="How long a request may take to come.", **_DURATION)] = "30s",
+    write_timeout: Annotated[
+        Any, typer.Option(help="How long a client may take nothing of its answer.", **_DURATION)
+    ] = "30s",
+    max_connections: Annotated[int, typer.Option(min=1, help="The most connections of clients.")] = 2_000,
+    max_connections_per_address: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 1_000,
+    max_buffered: Annotated[
+        Any, typer.Option(parser=arguments.size, metavar="SIZE", help="The most memory for bodies, and for answers.")
+    ] = "256MB",
     statement_timeout: Annotated[Any, typer.Option(help="How long a database call may take.", **_DURATION)] = "30s",
     grace: Annotated[Any, typer.Option(help="How long a stop waits for requests.", **_DURATION)] = "30s",
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
@@ -55,6 +63,10 @@ def serve(
         max_batch=max_batch,
         max_wait=max_wait,
         body_timeout=body_timeout,
+        write_timeout=write_timeout,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+        max_buffered=max_buffered,
         grace=grace,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -60,7 +60,7 @@ def application(state: State) -> Middleware:
             response_model=None,
             include_in_schema=False,  # FastAPI would describe none of it: bodies are read by msgspec
         )
-    document = describe(OPERATIONS)
+    document, html = describe(OPERATIONS), page(OPERATIONS)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -68,7 +68,7 @@ def application(state: State) -> Middleware:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(page(OPERATIONS), media_type="text/html")
+        return Response(html, media_type="text/html")
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

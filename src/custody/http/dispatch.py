@@ -51,10 +51,12 @@ async def answer(
     request_id: str,
 ) -> Answer:
     """Whatever happens, there is an answer."""
+    held = 0
     try:
         given = b""
         if operation.body is not None:
-            given = await read_body(receive, headers, state.max_body, state.body_timeout)
+            held = await state.bodies.take(announced(headers, state.max_body), state.body_timeout)
+            given = await read_body(receive, state.max_body, state.body_timeout)
         call = Call(
             state,
             caller=caller,
@@ -68,19 +70,33 @@ async def answer(
             receive=receive,
         )
         require_names(params)
-        result = await operation.handler(call)
+        if operation.reads:
+            async with state.reads:  # as many as there are threads: what they read is not counted yet
+                await state.answers.room(state.body_timeout)
+                result = await operation.handler(call)
+        else:
+            result = await operation.handler(call)
     except Exception as error:
         return failed(error, request_id)
+    finally:
+        state.bodies.give(held)
     if isinstance(result, Answer):
         return result
     return Answer(b"" if result is None else msgspec.json.encode(result), operation.status)
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int, timeout: float) -> bytes:
-    """The body, if it is not too large and comes in time."""
+def announced(headers: Mapping[bytes, bytes], limit: int) -> int:
+    """The size of a body by its Content-Length; without one, the largest that is allowed."""
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit:
+    if not length.isdigit():
+        return limit if b"transfer-encoding" in headers else 0
+    if int(length) > limit:
         raise _too_large(limit)
+    return int(length)
+
+
+async def read_body(receive: Receive, limit: int, timeout: float) -> bytes:
+    """The body, if it is not too large and comes in time."""
     parts: list[bytes] = []
     size = 0
     try:

@@ -12,10 +12,11 @@ from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from custody.claim import Lease
+from custody.http.connections import Connections
 from custody.http.scraping import Overview, families
 from custody.model import Delayed, Receipt
 from custody.outbox.metrics import exposition
@@ -33,9 +34,16 @@ _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Metrics:
     """Counts what happens; used in the event loop, read from any thread."""
 
-    def __init__(self, *, waiting: Callable[[], int], connections: Callable[[], tuple[int, int, int, int]]) -> None:
+    def __init__(
+        self,
+        *,
+        waiting: Callable[[], int],
+        connections: Callable[[], tuple[int, int, int, int]],
+        clients: Connections,
+        bodies: Callable[[], int],
+    ) -> None:
         self._registry = registry = CollectorRegistry()
-        self._connections = connections
+        self._connections, self._clients, self._bodies = connections, clients, bodies
         ProcessCollector(registry=registry)
         Info("custody_build", "The version of Custody.", registry=registry).info({"version": version("custody")})
         self._requests = Counter(
@@ -80,6 +88,18 @@ class Metrics:
         )
         polls = Gauge("custody_waiting_polls", "Long polls that wait for messages.", registry=registry)
         polls.set_function(waiting)
+        self._open = Gauge(
+            "custody_http_connections",
+            "Connections of clients: on which a request was let in, and others.",
+            ["state"],
+            registry=registry,
+        )
+        self._buffered = Gauge(
+            "custody_http_buffered_bytes",
+            "Large bodies that are being read or handled, and answers that clients have not taken.",
+            ["kind"],
+            registry=registry,
+        )
         self._in_use = Gauge(
             "custody_database_connections", "Connections to the database.", ["state"], registry=registry
         )
@@ -158,7 +178,18 @@ class Metrics:
         self._in_use.labels("idle").set(idle)
         self._most.set(most)
         self._queue.set(waiting)
-        text = generate_latest(_Together([*self._registry.collect(), *families(overview)]))
+        for state, count in zip(("trusted", "other"), self._clients.count(), strict=True):
+            self._open.labels(state).set(count)
+        self._buffered.labels("bodies").set(self._bodies())
+        self._buffered.labels("answers").set(self._clients.waiting())
+        closed = CounterMetricFamily(
+            "custody_http_connections_closed",
+            "Connections that the server closed: to make room, refused at once, or because nobody read the answer.",
+            labels=["reason"],
+        )
+        for reason, count in self._clients.closed.items():
+            closed.add_metric([reason], count)
+        text = generate_latest(_Together([*self._registry.collect(), closed, *families(overview)]))
         return text if overview is None else text + exposition(overview.outbox).encode()
 
 

@@ -26,6 +26,8 @@ access = logging.getLogger("custody.http.access")
 
 NOT_KEPT = (b"cache-control", b"no-store")
 """A receive is a GET: something in between that kept its answer would give one lease to many."""
+PIECE = 64 * 1024
+"""So much of an answer is given to the connection at a time."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _WORKER = re.compile(rb"[\x21-\x7e]{1,200}\Z")
 
@@ -69,6 +71,9 @@ class Middleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._extra(request)]
+            elif len(message.get("body", b"")) > PIECE:
+                await self._in_pieces(send, message["body"])
+                return
             await send(message)
 
         scope["custody"] = request
@@ -89,6 +94,16 @@ class Middleware:
                 await self._inner(scope, receive, sending)
         finally:
             self._note(scope, request, status, time.perf_counter() - began)
+
+    async def _in_pieces(self, send: Send, body: bytes) -> None:
+        """A large answer goes out as fast as the client takes it, and is counted meanwhile."""
+        held = self._state.answers.hold(len(body))
+        try:
+            for start in range(0, len(body), PIECE):
+                more = start + PIECE < len(body)
+                await send({"type": "http.response.body", "body": body[start : start + PIECE], "more_body": more})
+        finally:
+            self._state.answers.give(held)
 
     def _operation(self, scope: Scope) -> tuple[Operation, dict[str, str]] | None:
         """The operation of a path that is looked up at a glance; the others are FastAPI's to find."""
@@ -135,6 +150,8 @@ class Middleware:
                 require_host(request.headers, settings)
         except CustodyError as error:
             return failed(error, request.request_id)
+        if not open:
+            scope["custody.connection"].trust()
         named = request.headers.get(b"x-custody-worker", b"")
         if request.caller.name is not None:  # in the journal nobody goes under the name of another key
             request.worker = request.caller.name

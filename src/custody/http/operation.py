@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,6 +42,11 @@ class Operation:
     media_type: str = "application/json"
     other: dict[int, Any] = field(default_factory=dict)
     decode: Callable[[bytes], Any] = field(init=False, repr=False)
+
+    @cached_property
+    def reads(self) -> bool:
+        """Whether its answer may be large. What waits for messages checks that itself, when there are some."""
+        return self.method == "GET" and not self.open and "wait" not in self.query.__struct_fields__
 
     def __post_init__(self) -> None:
         decoder = msgspec.json.Decoder(Any if self.body is None else self.body, dec_hook=fields.read)

@@ -1,72 +1,197 @@
-"""The head of a request: bounded in size and in time. uvicorn and httptools would take one of any size, for ever."""
+"""One connection: bounded in number, in size and in time. uvicorn and httptools would take a head of any size and any
+number of requests at once, and wait for ever for the rest of a body and for the reader of an answer."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from custody.errors import Busy
+from custody.http.connections import Connection, Connections, Writing
+from custody.wire.answers import ErrorBody, ErrorOut
+
+logger = logging.getLogger(__name__)
 
 LARGEST_HEAD = 64 * 1024
+MOST_HEADERS = 200
+LINGER = 5.0
+"""Seconds for the rest of a body after the answer: a client that still sends can then read the answer."""
+LARGEST_REST = 16 * 2**20
+PIECE = 4096
+"""So much is parsed before it is checked whether requests wait already: each of them costs far more than its bytes."""
+
+_NO_ROOM = ErrorBody(
+    code=Busy.code,
+    message="the server has as many connections as it may",
+    remedy="Try again in a moment, on fewer connections; `--max-connections` of the server is the limit.",
+)
+
+
+def _whole(status: int, kind: bytes, text: bytes, extra: bytes = b"") -> bytes:
+    """An answer after which the connection is closed."""
+    head = b"content-type: %s\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n" % (kind, len(text), extra)
+    return STATUS_LINE[status] + head + text
+
+
+_CROWDED = _whole(503, b"application/json", msgspec.json.encode(ErrorOut(_NO_ROOM)), b"retry-after: 1\r\n")
 
 
 class _TooLarge(Exception):
     pass
 
 
+class _Flow(FlowControl):
+    """Reads nothing more while requests wait that were read already."""
+
+    def __init__(self, transport: asyncio.Transport, behind: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._behind = behind
+
+    def resume_reading(self) -> None:
+        if not self._behind():
+            super().resume_reading()
+
+
 class Bounded(HttpToolsProtocol):
     """One connection. `head_timeout` is for the first line and the headers; a body has its own limit (dispatch.py)."""
 
     head_timeout = 30.0
+    all: Connections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._size = 0
-        self._complete, self._oversize = True, False
+        self._size, self._count, self._after = 0, 0, 0
+        self._complete, self._whole, self._oversize = True, True, False
         self._late: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._rest = b""
+        self.connection: Connection | None = None
 
     # as uvicorn has it, which asyncio's own type does not allow
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        if self.connection is None and (admitted := admitted_by(self.all, transport)) is not None:
+            self.connection = admitted
+        if self.connection is None:
+            self.transport = transport  # it is being closed: no request comes of it
+            return
+        self.connection.idle = self._idle
+        super().connection_made(cast(asyncio.Transport, Writing(transport, self.connection)))
+        self.flow = _Flow(transport, lambda: bool(self.pipeline or self._rest))
         self._late = self.loop.call_later(self.head_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.connection is None:
+            return
+        self.all.forget(self.connection)
         self._in_time()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._rest = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._complete or self.transport.is_closing():
+        if self.connection is None:
             return
-        # what is not whole yet is with the parser, which does not tell how much it is
-        self._size += len(data)
-        if self._size > LARGEST_HEAD:
-            self._refuse()
-        elif self._late is None:
+        if self._rest or self.pipeline:  # of requests that nobody serves yet a few are parsed, and the rest is kept
+            self._rest += data
+            return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE):
+            if self.pipeline:
+                self._rest = data[start:]
+                self.flow.pause_reading()
+                return
+            self._parse(data[start : start + PIECE] if len(data) > PIECE else data)
+            if self.transport.is_closing():
+                return
+
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._complete:
+            # the parser has it, and does not tell how much it is
+            self._size += len(data)
+            if self._size >= LARGEST_HEAD:
+                self._oversize = True
+                self.send_400_response("")
+                return
+        elif not self._idle() or not self._whole:
+            return
+        # a head has begun, or empty lines before one: these are waited for no longer than that
+        if self._late is None and self.timeout_keep_alive_task is None:
             self._late = self.loop.call_later(self.head_timeout, self._too_slow)
 
-    def on_message_begin(self) -> None:
-        self._size, self._complete = 0, False
-        super().on_message_begin()
+    def _idle(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.pipeline
 
-    def on_url(self, url: bytes) -> None:
-        self._grow(len(url))
-        super().on_url(url)
+    def on_message_begin(self) -> None:
+        self._size, self._count, self._complete, self._whole = 0, 0, False, False
+        super().on_message_begin()
+        self.scope["custody.connection"] = self  # type: ignore[typeddict-unknown-key]  # for the middleware
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._grow(len(name) + len(value) + 4)
+        self._count += 1
+        if self._count > MOST_HEADERS:
+            self._oversize = True
+            raise _TooLarge  # the parser stops at it, and send_400_response is called
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._complete = True
+        self._complete, self._after = True, 0
         self._in_time()
         super().on_headers_complete()
 
-    def _grow(self, count: int) -> None:
-        self._size += count
-        if self._size > LARGEST_HEAD:
-            self._oversize = True
-            raise _TooLarge  # the parser stops at it, and send_400_response is called
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:  # nobody wants it any more
+            self._after += len(body)
+            if self._after > LARGEST_REST:
+                self.transport.close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+            self._keep_alive()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            return
+        if self._rest:
+            self.loop.call_soon(self._feed_rest)
+        elif self._complete and not self._whole:
+            # answered before its body has come, which holds up the next request: it is waited for, but not for long
+            self._unset_keepalive_if_required()
+            self._lingering = self.loop.call_later(min(LINGER, self.head_timeout), self.transport.close)
+
+    def _keep_alive(self) -> None:
+        if self.timeout_keep_alive_task is None and self._idle() and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _feed_rest(self) -> None:
+        if self.pipeline or self.transport.is_closing():
+            return
+        rest, self._rest = self._rest, b""
+        self._feed(rest)
+        self.flow.resume_reading()
 
     def _in_time(self) -> None:
         if self._late is not None:
@@ -81,10 +206,6 @@ class Bounded(HttpToolsProtocol):
             else:
                 self._answer(408, b"The head of the request did not come in time.")
 
-    def _refuse(self) -> None:
-        self._oversize = True
-        self.send_400_response("")
-
     def send_400_response(self, msg: str) -> None:
         if self._oversize:
             self._answer(431, b"The head of the request is too large.")
@@ -92,11 +213,76 @@ class Bounded(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _answer(self, status: int, text: bytes) -> None:
-        head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(text)
-        self.transport.write(STATUS_LINE[status] + head + text)
+        self.transport.write(_whole(status, b"text/plain; charset=utf-8", text))
         self.transport.close()
 
+    def trust(self) -> None:
+        """A request on this connection was let in."""
+        if self.connection is not None and not self.connection.trusted:
+            self.all.trust(self.connection)
 
-def bounded(head_timeout: float) -> type[Bounded]:
-    """The protocol with this time limit; uvicorn makes one for each connection."""
-    return type("BoundedProtocol", (Bounded,), {"head_timeout": head_timeout})
+
+def admitted_by(all: Connections, transport: asyncio.Transport, *, plain: bool = True) -> Connection | None:
+    """The connection, if there is room for it; else it is closed, with a word if the client can read one."""
+    admitted = all.admit(transport)
+    if admitted is None:
+        if plain:
+            transport.write(_CROWDED)
+            transport.close()
+        else:
+            transport.abort()
+    return admitted
+
+
+class Secured(asyncio.Protocol):
+    """A connection whose TLS handshake is under way: counted like every other, and with the time of a head. What comes
+    before the protocol of the connection has taken over is kept for it."""
+
+    protocol: type[Bounded]
+    context: ssl.SSLContext
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._inner = self.protocol(*args, **kwargs)
+        self._early: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast(asyncio.Transport, transport)
+        connection = admitted_by(self.protocol.all, raw, plain=False)
+        if connection is None:
+            return
+        raw.pause_reading()  # until the handshake begins
+        self._inner.connection = connection
+        self._task = self._inner.loop.create_task(self._shake(raw, connection))
+
+    async def _shake(self, raw: asyncio.Transport, connection: Connection) -> None:
+        try:
+            secured = await self._inner.loop.start_tls(
+                raw, self, self.context, server_side=True, ssl_handshake_timeout=self.protocol.head_timeout
+            )
+        except (OSError, ssl.SSLError, ConnectionError) as error:  # whoever it is speaks no TLS, or has gone away
+            logger.debug("no TLS with %s: %s", connection.address, error)
+            self.protocol.all.forget(connection)
+            raw.abort()
+            return
+        if secured is None or secured.is_closing():
+            self.protocol.all.forget(connection)
+            return
+        connection.secured = secured
+        self._inner.connection_made(secured)
+        secured.set_protocol(self._inner)
+        for data in self._early:
+            self._inner.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if self._inner.connection is not None:
+            self.protocol.all.forget(self._inner.connection)
+
+
+def bounded(all: Connections, *, head_timeout: float, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
+    """The protocol with these limits; uvicorn makes one for each connection."""
+    made = type("BoundedProtocol", (Bounded,), {"all": all, "head_timeout": head_timeout})
+    return made if context is None else type("SecuredProtocol", (Secured,), {"protocol": made, "context": context})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -27,29 +29,34 @@ logger = logging.getLogger(__name__)
 
 REMEDY = "Make one with `custody apikeys create NAME --admin '*'`, or serve on 127.0.0.1."
 BACKLOG = 2048
+OTHER_FILES = 100
+"""Files of a server beside its connections: libraries, sockets of its own, its log."""
 
 
 class Server:
     """A door that is open on an engine. `run` serves until it is told to stop, by a signal or by `stop`."""
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
-        self._settings = settings
+        self._settings = settings = with_room(settings)
         self._state = State(engine, settings)
-        if settings.tls_cert is not None:
-            _require_tls(settings)
+        context = tls_context(settings)
         self._require_keys()
         self._socket = bound(settings)
         config = uvicorn.Config(
             application(self._state),
-            http=bounded(seconds(settings.body_timeout)),
+            http=bounded(
+                self._state.connections,
+                head_timeout=seconds(settings.body_timeout),
+                context=context,
+            ),
+            # uvloop cannot begin TLS on a connection before it reads from it
+            loop="auto" if context is None else "asyncio",
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=max(1, round(seconds(settings.grace))),
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
             backlog=BACKLOG,
         )
         self._server = _Uvicorn(config, self._state.stop)
@@ -130,8 +137,10 @@ def bound(settings: Settings) -> socket.socket:
     return made
 
 
-def _require_tls(settings: Settings) -> None:
-    assert settings.tls_cert is not None
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """What the certificate is shown with. The protocol begins TLS: uvicorn would not count who is about to."""
+    if settings.tls_cert is None:
+        return None
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         # a password, so that OpenSSL asks nobody at the terminal for one
@@ -141,6 +150,23 @@ def _require_tls(settings: Settings) -> None:
             f"{settings.tls_cert} and {settings.tls_key} cannot be used: {error}",
             "Give PEM files that belong together, the key without a password.",
         ) from error
+    return context
+
+
+def with_room(settings: Settings) -> Settings:
+    """The settings with as many connections as the process can have files open: it could not accept any beyond."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = settings.connections + OTHER_FILES
+    needed = settings.max_connections + others
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return settings
+    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return settings
+    most = max(1, allowed - others)
+    logger.warning("at most %d connections: this process may have %d files open (ulimit -n)", most, hard)
+    return replace(settings, max_connections=most)
 
 
 def serve(engine: Custody, settings: Settings, *, ready: Callable[[str], object] = lambda _: None) -> None:

@@ -24,6 +24,12 @@ class Settings:
     max_batch: int = 10_000
     max_wait: Duration = "60s"
     body_timeout: Duration = "30s"
+    write_timeout: Duration = "30s"
+    """A client that takes next to nothing of its answer for so long is cut off."""
+    max_connections: int = 2_000
+    max_connections_per_address: int = 1_000
+    max_buffered: Size = "256MB"
+    """What large bodies may take in memory, and as much again for large answers."""
     grace: Duration = "30s"
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -31,7 +37,7 @@ class Settings:
     """Web pages from these may call; from others, only those that this server has served itself."""
 
     def __post_init__(self) -> None:
-        for name in ("connections", "max_batch"):
+        for name in ("connections", "max_batch", "max_connections", "max_connections_per_address"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} cannot be {getattr(self, name)!r}", "It is a whole number from 1 on.")
         if not 0 <= self.port <= 65535:
@@ -41,8 +47,12 @@ class Settings:
         for origin in self.origins:
             _require_origin(origin)
         size_in_bytes(self.max_body)
-        for given in (self.max_wait, self.body_timeout, self.grace):
+        size_in_bytes(self.max_buffered)
+        for given in (self.max_wait, self.grace):
             seconds(given)
+        for name in ("body_timeout", "write_timeout"):
+            if not seconds(getattr(self, name)):
+                raise InvalidConfig(f"{name} cannot be {getattr(self, name)!r}", "Give some time, such as 30s.")
 
     @property
     def loopback(self) -> bool:

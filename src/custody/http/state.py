@@ -15,7 +15,9 @@ from custody.claim import Lease
 from custody.engine import Custody
 from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
+from custody.http.buffers import Buffer
 from custody.http.coalesce import Coalescer
+from custody.http.connections import Connections
 from custody.http.keyring import Keyring
 from custody.http.long_polls import LongPolls, Place
 from custody.http.metrics import Metrics
@@ -44,7 +46,21 @@ class State:
         self.max_body = size_in_bytes(settings.max_body)
         self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)
         self.threads = Threads(settings.connections)
-        self.metrics = Metrics(waiting=lambda: len(self.long_polls), connections=self.verbs.connections)
+        self.bodies = Buffer(size_in_bytes(settings.max_buffered), "bodies")
+        self.answers = Buffer(size_in_bytes(settings.max_buffered), "answers")
+        self.reads = asyncio.Semaphore(settings.connections)
+        self.connections = Connections(
+            most=settings.max_connections,
+            for_each=settings.max_connections_per_address,
+            write_timeout=seconds(settings.write_timeout),
+            full=self.answers.full,
+        )
+        self.metrics = Metrics(
+            waiting=lambda: len(self.long_polls),
+            connections=self.verbs.connections,
+            clients=self.connections,
+            bodies=lambda: self.bodies.held,
+        )
         self.scraping = Scraping(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
             partial(self.verbs.publish_each, patient=False),
@@ -151,6 +167,7 @@ class State:
             await asyncio.to_thread(self._stop_listening)
         await self.long_polls.served(seconds(self.settings.grace))
         await self.threads.close()
+        self.connections.close()
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A verb that may take its time."""
@@ -171,6 +188,7 @@ class State:
             return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
+        await self.answers.room(self.body_timeout)
         return await in_thread(self.threads.quick, self._claim, place, callers)
 
     def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:

@@ -1,0 +1,205 @@
+"""The connections of a server: how many there may be, which is closed to make room, and who reads too slowly.
+
+A connection is trusted once a request on it has shown a valid key (on a server without keys: once a request was let
+in). The others have a quarter of each limit, and the oldest of them is closed first: whoever has a key shows it within
+moments, so that callers without one cannot keep callers with one out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SHARE = 4
+"""Connections that are not trusted have one in so many."""
+SLOWEST = 1024
+"""Bytes a second that a reader has to take while something waits for it."""
+SOON = 2.0
+"""Seconds instead of the write timeout, while more answers wait than may."""
+_PREFIX = 64
+"""Bits of an IPv6 address that tell clients apart: whoever has one address has the rest of its network too."""
+
+
+class Connection:
+    """One connection. `idle` says whether no request on it is being served."""
+
+    __slots__ = ("_mark", "_since", "address", "idle", "secured", "transport", "trusted", "written")
+
+    def __init__(self, transport: asyncio.Transport, address: str) -> None:
+        self.transport, self.address = transport, address
+        self.secured: asyncio.Transport | None = None
+        self.trusted = False
+        self.idle: Callable[[], bool] = lambda: True
+        self.written = 0
+        """Bytes that were given to the transport."""
+        self._mark, self._since = 0, 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the client has not taken yet."""
+        inner = 0 if self.secured is None else self.secured.get_write_buffer_size()
+        return inner + self.transport.get_write_buffer_size()
+
+    def stalls(self, now: float, timeout: float) -> bool:
+        """Whether the client has taken next to nothing for so long. Asked regularly."""
+        waiting = self.waiting
+        taken = self.written - waiting
+        if not waiting or taken - self._mark >= SLOWEST * timeout or not self._since:
+            self._mark, self._since = taken, now if waiting else 0.0
+            return False
+        return now - self._since >= timeout
+
+
+class Writing:
+    """A transport that counts what is written."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport, self._connection = transport, connection
+
+    def write(self, data: bytes) -> None:
+        self._connection.written += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Share:
+    """The connections of one client address, or all. Both dicts have the oldest first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.others: dict[Connection, None] = {}
+        self.trusted: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.others) + len(self.trusted)
+
+    def __iter__(self) -> Iterator[Connection]:
+        yield from self.others
+        yield from self.trusted
+
+    def add(self, connection: Connection) -> None:
+        (self.trusted if connection.trusted else self.others)[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        self.others.pop(connection, None)
+        self.trusted.pop(connection, None)
+
+    def surplus(self) -> tuple[bool, Connection | None]:
+        """Whether there is no room for another connection, and which one can be closed for it."""
+        if len(self.others) >= max(1, self.most // SHARE):
+            return True, next(iter(self.others))
+        if len(self) < self.most:
+            return False, None
+        return True, next(iter(self.others), None) or next((one for one in self.trusted if one.idle()), None)
+
+
+class Connections:
+    """All connections of a server process. Lives in its event loop."""
+
+    def __init__(
+        self,
+        *,
+        most: int,
+        for_each: int,
+        write_timeout: float,
+        full: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._all, self._for_each = _Share(most), for_each
+        self._addresses: dict[str, _Share] = {}
+        self._write_timeout, self._full, self._clock = write_timeout, full, clock
+        self._looking: asyncio.TimerHandle | None = None
+        self.closed: Counter[str] = Counter({"crowded": 0, "refused": 0, "unread": 0})
+        """Connections that were closed to make room, refused at once, and closed because nobody read the answer."""
+
+    def admit(self, transport: asyncio.Transport) -> Connection | None:
+        """Counts a new connection, and closes another if there are too many; None if there is no room."""
+        address = client_of(transport)
+        here = self._addresses.get(address) or _Share(self._for_each)
+        for share in (here, self._all):
+            crowded, victim = share.surplus()
+            if crowded and victim is None:
+                self.closed["refused"] += 1
+                return None
+            if victim is not None:
+                self.cut(victim, "crowded")
+        connection = Connection(transport, address)
+        self._addresses.setdefault(address, here).add(connection)
+        self._all.add(connection)
+        if self._looking is None:
+            self._look_later()
+        return connection
+
+    def trust(self, connection: Connection) -> None:
+        if connection.trusted or connection not in self._all.others:
+            return
+        connection.trusted = True
+        for share in (self._all, self._addresses[connection.address]):
+            share.remove(connection)
+            share.add(connection)
+
+    def cut(self, connection: Connection, reason: str) -> None:
+        """Closes a connection without waiting for its client."""
+        self.closed[reason] += 1
+        self.forget(connection)
+        connection.transport.abort()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is over."""
+        self._all.remove(connection)
+        here = self._addresses.get(connection.address)
+        if here is not None:
+            here.remove(connection)
+            if not len(here):
+                del self._addresses[connection.address]
+
+    def count(self) -> tuple[int, int]:
+        """The trusted ones, and the others."""
+        return len(self._all.trusted), len(self._all.others)
+
+    def waiting(self) -> int:
+        """Bytes that clients have not taken yet."""
+        return sum(one.waiting for one in self._all)
+
+    def close(self) -> None:
+        """Ends the looks, and what is still open."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        for connection in list(self._all):
+            self.forget(connection)
+            connection.transport.abort()
+
+    def _look_later(self) -> None:
+        pause = min(1.0, self._write_timeout / 4)
+        self._looking = asyncio.get_running_loop().call_later(pause, self._look)
+
+    def _look(self) -> None:
+        """Closes the connections whose clients do not read."""
+        timeout = min(self._write_timeout, SOON) if self._full() else self._write_timeout
+        now = self._clock()
+        for connection in [one for one in self._all if one.stalls(now, timeout)]:
+            self.cut(connection, "unread")
+        self._looking = None
+        if len(self._all):
+            self._look_later()
+
+
+def client_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the client: of an IPv6 address, its network."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple) or not peer:
+        return "-"
+    host = str(peer[0]).partition("%")[0]
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, _PREFIX), strict=False))
