@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import psycopg
 import pytest
@@ -102,6 +103,52 @@ def test_a_probe_that_dies_is_followed_by_another(c: custody.Custody, group: str
     assert c.claim("calls", group).reason == "breaker_open"
     clock.move(2)
     assert len(c.claim("calls", group)) == 1
+
+
+@pytest.mark.core
+@pytest.mark.req("N3")
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_probes_that_expire_charge_nobody_and_another_message_is_next(
+    c: custody.Custody, clock: Clock, ordering: Literal["none", "key"]
+) -> None:
+    """An outage in which calls hang: no worker lives to say that its probe has failed."""
+    group = "caller"
+    c.create_topic("calls")
+    c.create_group("calls", group, replace(POLICY, ordering=ordering))
+    c.publish_many("calls", [custody.Outgoing(n, key=f"k{n % 30}") for n in range(100)])
+    fail(c, 10)
+    probed = []
+    for _ in range(24):
+        clock.move(5)
+        lease = c.claim("calls", group, visibility_timeout="4s")
+        assert c.stats("calls", group).breaker == "probing"
+        probed.append(lease.messages[0].offset)
+    assert len(set(probed)) > 5, "not the same message each time: one that ends its workers would keep the breaker open"
+    assert c.stats("calls", group).dead == 0
+    clock.move(5)
+    c.claim("calls", group).ack()
+    assert c.stats("calls", group).breaker == "closed"
+    while c.stats("calls", group).depth:
+        clock.move(5)
+        if lease := c.claim("calls", group, max_messages=20):
+            lease.ack()
+    assert c.stats("calls", group).dead == 0
+
+
+@pytest.mark.core
+@pytest.mark.req("N3")
+def test_what_was_in_flight_alone_when_it_opened_is_not_charged_when_it_expires(
+    c: custody.Custody, group: str, clock: Clock, db: psycopg.Connection
+) -> None:
+    c.update_group("calls", group, replace(POLICY, max_attempts=1))
+    c.claim("calls", group, visibility_timeout="4s")
+    lease = c.claim("calls", group, max_messages=10)
+    lease.nack(lease.messages)
+    assert c.stats("calls", group).dead == 10
+    clock.move(5)
+    assert len(c.claim("calls", group)) == 1
+    assert c.stats("calls", group).dead == 10
+    assert db.execute("SELECT detail FROM custody.journal WHERE kind = 'expire'").fetchall() == [({"charged": False},)]
 
 
 @pytest.mark.core

@@ -4,6 +4,7 @@
 -- (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
 -- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size. A
 -- pipeline's lease (size 0) charges nobody, and comes back whole: which message ends its process is found out by its tasks.
+-- While the breaker is open nobody is charged: a probe that expires is put off, so that the next one is another message.
 -- Returns the deaths to be copied (see dead_letter.sql), or null. Without p_copied no lease is folded of which that may come:
 -- it counts as live, too.
 CREATE FUNCTION custody.fold_expired(
@@ -15,6 +16,8 @@ DECLARE
     v_failures custody.failure[];
     v_dead     bigint[];
     v_died     custody.death[];
+    v_open     boolean := (p_group).breaker_state <> 'closed';
+    v_again_at timestamptz := p_now + CASE WHEN v_open THEN (p_group).breaker_probe ELSE '0' END;
 BEGIN
     FOR v_gone IN
         WITH locked AS (
@@ -34,7 +37,7 @@ BEGIN
         GROUP BY claim_no, lease_id, of_cases, attempt, size, worker, last_error, coalesce(first_delivery, claimed_at)
         ORDER BY claim_no
     LOOP
-        IF v_gone.size = 1 THEN
+        IF v_gone.size = 1 AND NOT v_open THEN
             SELECT array_agg(ROW(k."offset", k.key, v_gone.attempt, v_gone.first_delivery, 'lease expired', '0 s', NULL)::custody.failure)
             INTO v_failures
             FROM custody.keys_of(p_head, v_gone.held) k;
@@ -46,11 +49,18 @@ BEGIN
             CONTINUE WHEN cardinality(v_dead) > 0;
         ELSIF v_gone.of_cases THEN
             UPDATE custody.cases c
-            SET state = 'waiting', run_at = p_now, lease_cap = CASE WHEN v_gone.size > 0 THEN greatest(1, v_gone.size / 10) END, updated_at = p_now,
+            SET state = 'waiting', run_at = CASE WHEN v_gone.size = 1 THEN v_again_at ELSE p_now END, updated_at = p_now,
+                lease_cap = CASE WHEN v_gone.size > 0 THEN greatest(1, v_gone.size / 10) END,
                 last_error = coalesce(c.last_error, 'lease expired')
             FROM unnest(v_gone.held) r
             WHERE c.group_id = (p_group).group_id AND c.partition = (p_head).partition
               AND c."offset" >= lower(r) AND c."offset" < upper(r);
+        ELSIF v_gone.size = 1 THEN
+            INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, lease_cap, first_delivery,
+                                       last_error, worker, updated_at)
+            SELECT (p_group).group_id, (p_head).partition, k."offset", k.key, 'waiting', v_gone.attempt, 0, v_again_at, 1, v_gone.first_delivery,
+                   'lease expired', v_gone.worker, p_now
+            FROM custody.keys_of(p_head, v_gone.held) k;
         ELSE
             INSERT INTO custody.returned (group_id, partition, ranges, attempts, chunk, first_delivery, last_error, returned_at)
             VALUES ((p_group).group_id, (p_head).partition, v_gone.held, v_gone.attempt, CASE WHEN v_gone.size > 0 THEN greatest(1, v_gone.size / 10) END,
@@ -58,7 +68,7 @@ BEGIN
         END IF;
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
         VALUES (p_now, 'expire', (p_group).group_id, (p_head).partition, v_gone.lease_id, v_gone.held, v_gone.worker,
-                'lease expired', jsonb_build_object('charged', v_gone.size = 1));
+                'lease expired', jsonb_build_object('charged', v_gone.size = 1 AND NOT v_open));
     END LOOP;
     RETURN v_died;
 END $$;
