@@ -223,3 +223,65 @@ def test_a_bound_group_goes_on_in_the_new_partitions(c: Custody) -> None:
         if lease:
             lease.ack()
     assert sorted(seen) == list(range(6))
+
+
+def moved_and_unmoved() -> tuple[str, str]:
+    """A key that moves from partition 0 of one to another of four, and one that stays."""
+    return next(k for k in KEYS if partition_for(k, 4) != 0), next(k for k in KEYS if partition_for(k, 4) == 0)
+
+
+@pytest.mark.req("K2", "V13")
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_dead_message_whose_key_has_moved_is_not_redriven_beside_newer_ones(
+    c: Custody, db: Any, dry_run: bool
+) -> None:
+    moved, unmoved = moved_and_unmoved()
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering="key", on_dead="release", dead_letter="topic"))
+    c.create_group(TOPIC, "any")
+    c.publish_many(TOPIC, [Outgoing("old", key=moved), Outgoing("old", key=unmoved), Outgoing("old")])
+    for group in (GROUP, "any"):
+        c.claim(TOPIC, group, max_messages=3).nack(requeue=False)
+    c.grow_topic(TOPIC, partitions=4)
+    c.publish_many(TOPIC, [Outgoing("new", key=moved), Outgoing("new", key=unmoved)])
+    newer = c.claim(TOPIC, GROUP, partition=partition_for(moved, 4))
+    before = everything(db)
+    with pytest.raises(Conflict, match=rf"keys of 1 of these .* the first is {TOPIC}/0/0") as refused:
+        c.redrive(TOPIC, GROUP, dry_run=dry_run)
+    assert "discard it" in refused.value.remedy
+    assert everything(db) == before
+    assert len(c.redrive(TOPIC, GROUP, partition=0, offsets=[1, 2])) == 2, "those that are where they belong"
+    assert len(c.redrive(TOPIC, "any")) == 3, "without order it does not matter"
+    newer.ack()
+    assert c.replay(f"{TOPIC}-dlq", 0, 0).partition == partition_for(moved, 4), "the remedy"
+    assert [m.key for m in drain(c) if m.payload == "old"].count(moved) == 1
+    assert c.dead(TOPIC, GROUP) == []
+
+
+@pytest.mark.req("K2", "V13")
+@pytest.mark.parametrize("by", ["offset", "partition", "time"])
+def test_an_ordered_group_is_not_rewound_to_before_the_growth(c: Custody, db: Any, clock: Clock, by: str) -> None:
+    moved, unmoved = moved_and_unmoved()
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering="key"))
+    c.publish_many(TOPIC, [Outgoing("old", key=unmoved), Outgoing("old", key=moved), Outgoing("old", key=unmoved)])
+    drain(c)
+    start = clock()
+    clock.move(60)
+    c.grow_topic(TOPIC, partitions=4)
+    grown = clock()
+    publish(c)
+    drain(c)
+    back: dict[str, Any] = {
+        "offset": {"to_offset": 0},
+        "partition": {"to_offset": 1, "partition": 0},
+        "time": {"to_time": start},
+    }[by]
+    before = everything(db)
+    for dry_run in (True, False):
+        with pytest.raises(Conflict, match=f"{TOPIC}/0 cannot be rewound to before offset 3: .* message 1 has moved"):
+            c.rewind(TOPIC, GROUP, **back, dry_run=dry_run)
+    assert everything(db) == before
+    assert sum(one.messages for one in c.rewind(TOPIC, GROUP, to_offset=2, partition=0)) > 0, "no such key after it"
+    assert sum(one.messages for one in c.rewind(TOPIC, GROUP, to_time=grown)) == 20
+    assert len(drain(c)) == 21

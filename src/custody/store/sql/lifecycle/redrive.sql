@@ -44,10 +44,12 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_dry_run THEN
+        PERFORM custody.require_unmoved(p_topic, v_group, (SELECT array_agg(d) FROM custody.dead_matching(v_group, p_filter) d));
         RETURN QUERY SELECT d.partition, d."offset" FROM custody.dead_matching(v_group, p_filter) d;
         RETURN;
     END IF;
     SELECT array_agg(d) INTO v_dead FROM custody.lock_dead(v_group, p_filter) d;
+    PERFORM custody.require_unmoved(p_topic, v_group, v_dead);
     v_now := coalesce(p_now, clock_timestamp());
     RETURN QUERY
     WITH ready AS (

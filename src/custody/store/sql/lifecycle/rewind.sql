@@ -48,6 +48,7 @@ BEGIN
                 'Choose an offset in that range. A rewind goes back, never forward.');
         END IF;
         v_target := least(v_target, v_at.frontier);
+        PERFORM custody.require_unmoved_from(p_topic, v_group, v_head, v_target, v_at.frontier);
         partition := v_head.partition;
         target := v_target;
         messages := v_at.frontier - v_target;

@@ -38,7 +38,7 @@ BEGIN
     END IF;
     UPDATE custody.topics t SET partitions = p_partitions WHERE t.topic_id = v_topic.topic_id;
     -- publishers that wait for a head see in it that their keys may belong elsewhere now
-    UPDATE custody.heads h SET partitions = p_partitions WHERE h.topic_id = v_topic.topic_id;
+    UPDATE custody.heads h SET partitions = p_partitions, grown_at = (custody.tail(h)).next_offset WHERE h.topic_id = v_topic.topic_id;
     INSERT INTO custody.heads (topic_id, partition, segment_id, partitions)
     SELECT v_topic.topic_id, n, s.segment_id, p_partitions
     FROM custody.segments s, generate_series(v_topic.partitions, p_partitions - 1) n
@@ -60,4 +60,55 @@ BEGIN
     INSERT INTO custody.cursors (group_id, partition, binding_no)
     SELECT g.group_id, n, g.binding_no FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n WHERE g.topic_id = v_topic.topic_id;
     RETURN custody.topic_named(p_topic);
+END $$;
+
+-- Whether a message lies where its key belonged before the topic grew, and newer ones of its key lie elsewhere.
+CREATE FUNCTION custody.key_moved(p_head custody.heads, p_offset bigint, p_key text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_key IS NOT NULL AND p_offset < (p_head).grown_at AND custody.partition_for(p_key, (p_head).partitions) <> (p_head).partition
+$$;
+
+-- An ordered group does not go back to messages whose keys have moved: a claim looks for a key in its own partition only, and
+-- could hand out an old message beside a newer one.
+CREATE FUNCTION custody.require_unmoved(p_topic text, p_group custody.groups, p_dead custody.cases[]) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_moved record;
+BEGIN
+    IF (p_group).ordering <> 'key' THEN
+        RETURN;
+    END IF;
+    SELECT count(*) AS messages, (array_agg(format('%s/%s/%s', p_topic, d.partition, d."offset")))[1] AS first INTO v_moved
+    FROM unnest(p_dead) d JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = d.partition
+    WHERE custody.key_moved(h, d."offset", d.key);
+    IF v_moved.messages > 0 THEN
+        PERFORM custody.refuse('conflict',
+            format('the keys of %s of these dead messages have moved to other partitions since the topic has grown, the first is %s',
+                   v_moved.messages, v_moved.first),
+            'Publish each again (a replay does it with a copy in a dead-letter topic) and discard it here; name the others by '
+            'partition and offsets to redrive them.');
+    END IF;
+END $$;
+
+-- The same for a range of a partition. It is looked through in steps, and only up to the first such message.
+CREATE FUNCTION custody.require_unmoved_from(p_topic text, p_group custody.groups, p_head custody.heads, p_from bigint, p_until bigint)
+RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    c_step  constant int := 10000;
+    v_until constant bigint := least(p_until, (p_head).grown_at);
+    v_moved bigint;
+BEGIN
+    WHILE (p_group).ordering = 'key' AND p_from < v_until LOOP
+        SELECT min(k."offset") INTO v_moved
+        FROM custody.keys_of(p_head, int8multirange(int8range(p_from, least(p_from + c_step, v_until)))) k
+        WHERE custody.key_moved(p_head, k."offset", k.key);
+        IF v_moved IS NOT NULL THEN
+            PERFORM custody.refuse('conflict',
+                format('%s/%s cannot be rewound to before offset %s: the topic has grown since, and the key of message %s has moved to another partition',
+                       p_topic, (p_head).partition, v_until, v_moved),
+                format('Rewind to offset %s or later. A new group may read from the start; it gets such keys from two partitions at once.', v_until));
+        END IF;
+        p_from := p_from + c_step;
+    END LOOP;
 END $$;

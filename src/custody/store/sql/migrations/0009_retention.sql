@@ -16,6 +16,9 @@ ALTER TABLE custody.heads ADD COLUMN partitions int;
 UPDATE custody.heads h SET partitions = t.partitions FROM custody.topics t WHERE t.topic_id = h.topic_id;
 ALTER TABLE custody.heads ALTER COLUMN partitions SET NOT NULL;
 
+-- Where the partition ended when the topic last grew: the keys of earlier messages may belong to other partitions now.
+ALTER TABLE custody.heads ADD COLUMN grown_at bigint NOT NULL DEFAULT 0;
+
 -- The journal in parts. Part n has the entries from n * 2^40 on: room for as much as will ever be written, so the bounds of a part
 -- never change. To go on to the next part is to attach it, empty, and then to move the sequence on: nobody waits for that, and
 -- if nobody does it, the part just grows.
