@@ -456,22 +456,29 @@ class OffsetOutOfRange(Terminal):
 
 
 class PublishFailed(Transient):
-    """A publisher's attempt failed; the event is tried again later."""
+    """A publisher's attempt failed; the event is tried again later, and not before `retry_after` seconds."""
 
     code = "publish_failed"
 
+    def __init__(self, message: str | None = None, remedy: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message, remedy)
+        self.retry_after = retry_after
+
 
 class PublisherUnavailable(Transient):
-    """What a publisher publishes to cannot be reached: the relay waits, and no event is charged.
+    """What a publisher publishes to cannot be reached: the relay waits, for `retry_after` seconds at least. The attempt
+    is counted, and no event dies of it.
 
     `busy` if it is there and only takes no more for now (a limit of requests): then no event is suspected either.
     """
 
     code = "publisher_unavailable"
 
-    def __init__(self, message: str | None = None, remedy: str = "", *, busy: bool = False) -> None:
+    def __init__(
+        self, message: str | None = None, remedy: str = "", *, busy: bool = False, retry_after: float | None = None
+    ) -> None:
         super().__init__(message, remedy)
-        self.busy = busy
+        self.busy, self.retry_after = busy, retry_after
 
 
 class PublishRefused(Terminal):

@@ -93,6 +93,7 @@ def relay(outbox_url: str, collector: Collector, clock: Clock) -> Iterator[Relay
         {"test": collector},
         name="r1",
         max_attempts=3,
+        retry_for="0s",
         backoff=custody.Constant("10s"),
         outage_backoff=custody.Constant("0s"),
         clock=clock,

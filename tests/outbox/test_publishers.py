@@ -35,7 +35,7 @@ class WebhookDestination:
         self.failed = 0
 
     def publisher(self) -> Publisher:
-        return WebhookPublisher(self.service.url)
+        return WebhookPublisher(self.service.url, allow_networks=["127.0.0.1"])
 
     def name(self) -> str:
         return self.service.url
@@ -54,7 +54,7 @@ class WebhookDestination:
         return len(self.service.requests)
 
     def unreachable(self) -> Publisher | None:
-        return WebhookPublisher("http://127.0.0.1:1/")
+        return WebhookPublisher("http://127.0.0.1:1/", allow_networks=["127.0.0.1"])
 
 
 class TestWebhook(PublisherContract):
@@ -424,8 +424,8 @@ def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
     """Whoever writes events chooses destinations: a server of theirs must not be sent the relay's key."""
     monkeypatch.setenv("CUSTODY_API_KEY", "s3cret")
     url = service.url.partition("/hook")[0]
-    CustodyPublisher().publish(event(f"custody+{url}#orders", 1))
-    CustodyPublisher(url).publish(event(f"custody+{url}/other#orders", 1))
+    CustodyPublisher(allow_networks=["127.0.0.1"]).publish(event(f"custody+{url}#orders", 1))
+    CustodyPublisher(url, allow_networks=["127.0.0.1"]).publish(event(f"custody+{url}/other#orders", 1))
     CustodyPublisher(url).publish(event("warehouse:orders", 1))
     CustodyPublisher(url, api_key="given").publish(event("warehouse:orders", 1))
     CustodyPublisher(url.replace("://", "://mine@")).publish(event("warehouse:orders", 1))
@@ -444,8 +444,8 @@ def test_a_password_of_the_relay_goes_to_no_server_that_an_event_names(
     with asking_server() as (port, told):
         own = f"postgresql://u@127.0.0.1:{port}/d?sslmode=disable&gssencmode=disable"
         for publisher, destination in (
-            (CustodyPublisher(), f"custody+{own}#t"),
-            (CustodyPublisher(), f"custody+{own.replace('u@', 'u:theirs@')}#t"),
+            (CustodyPublisher(allow_networks=["127.0.0.1"]), f"custody+{own}#t"),
+            (CustodyPublisher(allow_networks=["127.0.0.1"]), f"custody+{own.replace('u@', 'u:theirs@')}#t"),
             (CustodyPublisher(own), "own:t"),
         ):
             with pytest.raises(PublisherUnavailable):

@@ -16,6 +16,7 @@ class Service:
         self.lines: list[list[tuple[str, str]]] = []  # the headers of each request as they came
         self.answers: list[int] = []
         self.default = 204
+        self.headers: dict[str, str] = {}  # of each answer
         guard = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -26,6 +27,8 @@ class Service:
                     service.requests.append((self.command, self.path, dict(self.headers.items()), body))
                     status = service.answers.pop(0) if service.answers else service.default
                 self.send_response(status)
+                for name, value in service.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
 
             do_POST = do_PUT = answer  # the names that http.server calls

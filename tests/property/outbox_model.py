@@ -51,8 +51,15 @@ class Model:
     """
 
     def __init__(
-        self, clock: Callable[[], datetime], *, hold: bool, max_age: timedelta | None, max_attempts: int
+        self,
+        clock: Callable[[], datetime],
+        *,
+        hold: bool,
+        max_age: timedelta | None,
+        retry_for: timedelta,
+        max_attempts: int,
     ) -> None:
+        self.retry_for = retry_for
         self.clock, self.hold, self.max_age, self.max_attempts = clock, hold, max_age, max_attempts
         self.events: dict[UUID, Modelled] = {}
         self.log: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
@@ -73,6 +80,10 @@ class Model:
 
     def too_old(self, event: Modelled) -> bool:
         return self.max_age is not None and event.ages_from <= self.clock() - self.max_age
+
+    def retried(self, event: Modelled) -> bool:
+        """Whether it has been tried for long enough to die of failures."""
+        return event.ages_from <= self.clock() - self.retry_for
 
     def expired(self, event: Modelled) -> bool:
         return event.expires_at is not None and event.expires_at <= self.clock()

@@ -42,7 +42,7 @@ MAX_AGE = timedelta(seconds=40)
 BACKOFF = 5
 KEYS = st.sampled_from((None, "a", "a", "b"))
 WHICH = st.integers(0, 7)
-OUTCOMES = st.sampled_from(("published", "published", "failed", "dead", "released"))
+OUTCOMES = st.sampled_from(("published", "published", "failed", "unavailable", "dead", "released"))
 
 
 class Machine(RuleBasedStateMachine):
@@ -54,9 +54,13 @@ class Machine(RuleBasedStateMachine):
         self.claims: dict[str, list[UUID]] = {}
         self.numbers = itertools.count()
 
-    @initialize(hold=st.booleans(), max_age=st.sampled_from((None, MAX_AGE)))
-    def create(self, hold: bool, max_age: timedelta | None) -> None:
-        self.model = Model(self.clock, hold=hold, max_age=max_age, max_attempts=MAX_ATTEMPTS)
+    @initialize(
+        hold=st.booleans(),
+        max_age=st.sampled_from((None, MAX_AGE)),
+        retry_for=st.sampled_from((timedelta(0), timedelta(seconds=15))),
+    )
+    def create(self, hold: bool, max_age: timedelta | None, retry_for: timedelta) -> None:
+        self.model = Model(self.clock, hold=hold, max_age=max_age, retry_for=retry_for, max_attempts=MAX_ATTEMPTS)
         self.c.create_topic(self.topic, partitions=2)
         self.c.create_group(self.topic, "g")
         self.topic_id, self.after = self.connection.execute(
@@ -194,7 +198,7 @@ class Machine(RuleBasedStateMachine):
             if event_id in self.model.events:  # a relay gives back what follows in a key that does not go on
                 key = self.model.events[event_id].key
                 told.append((event_id, "released" if key in stopped else outcome))
-                if key is not None and outcome in ("failed", "released"):
+                if key is not None and outcome in ("failed", "unavailable", "released"):
                     stopped.add(key)
         settled = self.call(
             "outbox_settle",
@@ -206,6 +210,7 @@ class Machine(RuleBasedStateMachine):
             delays=[float(BACKOFF)] * len(told),
             max_attempts=MAX_ATTEMPTS,
             max_age=self.model.max_age,
+            retry_for=self.model.retry_for,
         )
         if crash:
             return
@@ -213,11 +218,12 @@ class Machine(RuleBasedStateMachine):
         for event_id, outcome in told:
             if self.model.holds(claim, event_id):
                 event = self.model.events[event_id]
-                event.attempts += outcome in ("failed", "dead")
+                event.attempts += outcome in ("failed", "unavailable", "dead")
                 if outcome == "published":
                     event.become(State.PUBLISHED, self.clock())
                 elif outcome == "dead" or (
-                    outcome == "failed" and (event.attempts >= MAX_ATTEMPTS or self.model.too_old(event))
+                    outcome == "failed"
+                    and ((event.attempts >= MAX_ATTEMPTS and self.model.retried(event)) or self.model.too_old(event))
                 ):
                     event.become(State.DEAD, self.clock())
                 else:
@@ -262,6 +268,7 @@ class Machine(RuleBasedStateMachine):
         if event.status in OPEN:
             event.status = State.CLAIMED  # there is no other way
             event.become(State.DEAD, self.clock())
+            event.available_at = min(event.available_at, self.clock())  # for it is claimed on its way
 
     @precondition(lambda self: self.model.events)
     @rule(state=st.sampled_from((State.DEAD, State.PUBLISHED)), most=st.integers(1, 3))

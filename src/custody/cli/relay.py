@@ -33,6 +33,9 @@ def run(
     batch: Annotated[int, typer.Option(min=1, help="The most events of one claim.")] = 100,
     lease: Annotated[Any, typer.Option(help="How long a claim lasts unless it is renewed.", **_DURATION)] = "30s",
     max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an event is dead.")] = 10,
+    retry_for: Annotated[
+        Any, typer.Option(help="An event that is younger is not dead, however often it failed.", **_DURATION)
+    ] = "1d",
     max_age: Annotated[Any, typer.Option(help="An older event is dead.", **_DURATION)] = None,
     backoff: Annotated[
         Backoff | None,
@@ -47,7 +50,19 @@ def run(
     ] = False,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to publish.")] = False,
     secret: Annotated[
-        str | None, typer.Option(envvar="CUSTODY_WEBHOOK_SECRET", help="Signs the requests of webhooks.")
+        list[str] | None,
+        typer.Option(
+            envvar="CUSTODY_WEBHOOK_SECRET",
+            help="whsec_…: signs the requests of webhooks. Two during a rotation: in the variable, with a space.",
+        ),
+    ] = None,
+    refused: Annotated[
+        list[int] | None,
+        typer.Option(min=300, max=599, help="A status of a webhook that makes its event dead (default: 410)."),
+    ] = None,
+    allow_network: Annotated[
+        list[str] | None,
+        typer.Option(help="A private network that destinations may be in, such as 10.0.0.0/8. Public ones always may."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The relay's name in claimed_by (default: host:pid).")] = None,
 ) -> None:
@@ -56,7 +71,8 @@ def run(
     from custody.worker.signals import stopped_by_signals
 
     door = door_of(ctx)
-    publishers = _publishers(publisher or (), secret, named_only=named_only)
+    webhook = {"secret": secret or None, "refused": refused or (410,), "allow_networks": allow_network or ()}
+    publishers = _publishers(publisher or (), webhook, named_only=named_only)
     with located(door) as url, logged(door):
         running = Relay(
             url,
@@ -64,6 +80,7 @@ def run(
             batch=batch,
             lease=lease,
             max_attempts=max_attempts,
+            retry_for=retry_for,
             max_age=max_age,
             backoff=backoff,
             on_dead=on_dead,  # type: ignore[arg-type]  # it refuses another word itself
@@ -71,6 +88,7 @@ def run(
             poll=poll,
             name=name,
             built_in=not named_only,
+            allow_networks=allow_network or (),
         )
         if not door.json:
             door.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
@@ -84,19 +102,19 @@ def run(
     )
 
 
-def _publishers(given: Iterable[str], secret: str | None, *, named_only: bool) -> dict[str, Any]:
-    """Publishers by name; with a secret every webhook signs with it, those of events' own addresses too."""
+def _publishers(given: Iterable[str], webhook: dict[str, Any], *, named_only: bool) -> dict[str, Any]:
+    """Publishers by name. Every webhook has the same settings, those of events' own addresses too."""
     from custody.relay import WebhookPublisher
 
     found: dict[str, Any] = {}
-    if secret is not None and not named_only:
-        found = {"http": WebhookPublisher(secret=secret), "https": WebhookPublisher(secret=secret)}
+    if not named_only:
+        found = {"http": WebhookPublisher(**webhook), "https": WebhookPublisher(**webhook)}
     for text in given:
         name, _, made = text.partition("=")
         if not made:
             raise typer.BadParameter(f"{text!r} is not NAME=PUBLISHER, such as billing=https://example.org/hook")
         if made.startswith(("http://", "https://")):
-            found[name] = WebhookPublisher(made, secret=secret)
+            found[name] = WebhookPublisher(made, **webhook)
         elif ":" in made and not made.startswith("custody+"):
             found[name] = _own(made)
         else:

@@ -254,6 +254,19 @@ def _deadly(trial: Trial) -> None:
     assert trial.row(deadly, "claimed_at", "claimed_by") == (None, None)
 
 
+@must("O6.7", "Attempts kill an event only when its time for them is over, too, and an outage never does")
+def _budget(trial: Trial) -> None:
+    event = trial.write()
+    for outcome, attempts in (("failed", MAX_ATTEMPTS), ("unavailable", MAX_ATTEMPTS + 1)):
+        while trial.row(event, "attempts")[0] < attempts:
+            trial.settle(trial.claim()[event], outcome, outcome, retry_for=LEASE * 100)
+            trial.move(60)
+        assert trial.row(event, "status", "attempts", "last_error") == ("PENDING", attempts, outcome)
+    trial.move(100 * LEASE.total_seconds())
+    assert trial.settle(trial.claim()[event], "unavailable", retry_for=LEASE * 100) == ["PENDING"]
+    assert trial.settle(trial.claim()[event], "failed", retry_for=LEASE * 100) == ["DEAD"]
+
+
 @must("O7.1", "A relay whose claim has expired finalises nothing")
 def _too_late(trial: Trial) -> None:
     event = trial.write()

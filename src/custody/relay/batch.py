@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from custody.errors import PublisherUnavailable, PublishRefused
+from custody.errors import PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import Claimed, Publisher
 from custody.relay.registry import Registry
 from custody.relay.threads import Threads
@@ -19,11 +19,16 @@ WHOLE = 2  # batches that a publisher of whole batches has at a time
 
 class Result(NamedTuple):
     """What came of one event: published, failed, dead, unavailable (its destination was), busy (its destination took no
-    more), released (it was not tried), or lost (the claim ran out before it was begun)."""
+    more), released (it was not tried), or lost (the claim ran out before it was begun).
+
+    `retry_after`: for how many seconds the destination wants to be left alone. `tried`: whether an attempt was made.
+    """
 
     event: Claimed
     outcome: str
     error: str | None = None
+    retry_after: float | None = None
+    tried: bool = True
 
 
 Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
@@ -79,7 +84,7 @@ class Batch:
             try:
                 publisher = self._registry.of(destination)
             except PublisherUnavailable as error:
-                self._unavailable(events, error)
+                self._unavailable(events, error, tried=False)
                 continue
             if publisher.whole_batches:
                 threads.submit(destination, partial(self._publish_whole, publisher, events), share=WHOLE)
@@ -94,9 +99,10 @@ class Batch:
         if not self.waiting:
             self.settle_at = 0.0
 
-    def _say(self, outcome: str, events: Sequence[Claimed], error: str | None = None) -> None:
+    def _say(self, outcome: str, events: Sequence[Claimed], *what: Any) -> None:
+        """`what`: the rest of a `Result`."""
         if events:
-            self._heard.put((self, [Result(event, outcome, error) for event in events]))
+            self._heard.put((self, [Result(event, outcome, *what) for event in events]))
 
     def _begins(self, event: Claimed) -> bool:
         """Whether the event may be sent now; if not, says what becomes of it."""
@@ -141,7 +147,8 @@ class Batch:
             return
         if not _unanswered(error):
             self._answered.add(event.destination)
-        self._say("dead" if isinstance(error, PublishRefused) else "failed", [event], _described(error))
+        outcome = "dead" if isinstance(error, PublishRefused) else "failed"
+        self._say(outcome, [event], _described(error), _retry_after(error))
 
     def _is_outage(self, destination: str, error: BaseException) -> bool:
         """Whether the destination is down. It seems so, too, if it gives no answer and has not given any other."""
@@ -149,10 +156,10 @@ class Batch:
             return True
         return _unanswered(error) and destination not in self._answered
 
-    def _unavailable(self, events: Sequence[Claimed], error: BaseException) -> None:
+    def _unavailable(self, events: Sequence[Claimed], error: BaseException, *, tried: bool = True) -> None:
         with self._guard:
             self._down.setdefault(events[0].destination, _described(error))
-        self._say("busy" if _busy(error) else "unavailable", events, _described(error))
+        self._say("busy" if _busy(error) else "unavailable", events, _described(error), _retry_after(error), tried)
 
     def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
         """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
@@ -186,6 +193,10 @@ def _unanswered(error: BaseException) -> bool:
 
 def _busy(error: BaseException) -> bool:
     return isinstance(error, PublisherUnavailable) and error.busy
+
+
+def _retry_after(error: BaseException) -> float | None:
+    return error.retry_after if isinstance(error, PublishFailed | PublisherUnavailable) else None
 
 
 def _described(error: BaseException) -> str:

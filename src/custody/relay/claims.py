@@ -42,6 +42,7 @@ class Claims:
     relay: str
     lease: float
     max_attempts: int
+    retry_for: timedelta
     max_age: timedelta | None
     backoff: Backoff
     hold: bool
@@ -127,11 +128,12 @@ class Claims:
             "outbox_settle",
             claim=batch.claim,
             ids=[result.event.id for result in told],
-            outcomes=[_written(result.outcome) for result in told],
+            outcomes=[_written(result) for result in told],
             errors=[storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
             delays=[self._delay(result) for result in told] if failed else None,
             max_attempts=self.max_attempts,
             max_age=self.max_age,
+            retry_for=self.retry_for,
             now=self._now(),
         )
         return dict(rows)
@@ -144,10 +146,13 @@ class Claims:
             self.counts["dead"] += 1
             logger.error("event %s is dead: %s", result.event.event_id, result.error)
         elif state != "CLAIMED":
-            self.counts[_written(result.outcome)] += 1
+            written = _written(result)
+            self.counts["failed" if written == "unavailable" else written] += 1
 
     def _delay(self, result: Result) -> float | None:
-        return delay(self.backoff, result.event.attempts + 1) if result.outcome == "failed" else None
+        if result.outcome != "failed":
+            return None
+        return max(delay(self.backoff, result.event.attempts + 1), result.retry_after or 0)
 
     def _deadline(self, began: float) -> float:
         """With a margin: it is the database that decides, and it may be ahead."""
@@ -157,9 +162,11 @@ class Claims:
         return None if self.clock is None else self.clock()
 
 
-def _written(outcome: str) -> str:
+def _written(result: Result) -> str:
     """An outcome as the outbox knows it."""
-    return "released" if outcome in ("unavailable", "busy") else outcome
+    if result.outcome in ("unavailable", "busy"):
+        return "unavailable" if result.tried else "released"
+    return result.outcome
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterable, Sequence
 
 import msgspec
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from custody import config
 from custody.address import Address, is_remote
@@ -18,6 +20,7 @@ from custody.errors import (
     Transient,
 )
 from custody.outbox.events import shown
+from custody.relay.addresses import ALLOWING, Forbidden, Networks, permitted
 from custody.relay.opened import Opened
 from custody.relay.over_http import TIMEOUT, Served
 from custody.relay.publisher import Claimed, Publisher
@@ -33,14 +36,22 @@ class CustodyPublisher(Publisher):
 
     Without a `topic` the event's destination names it: `warehouse:orders`, `custody+postgresql://…#orders` or
     `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY), PGPASSWORD and password files are for the server at
-    `url`, and for no other that a destination may name.
+    `url`, and for no other that a destination may name. One that a destination names has a public address, or one of
+    `allow_networks`.
     """
 
     whole_batches = True
 
     def __init__(
-        self, url: str | None = None, topic: str | None = None, *, pool_size: int = 4, api_key: str | None = None
+        self,
+        url: str | None = None,
+        topic: str | None = None,
+        *,
+        pool_size: int = 4,
+        api_key: str | None = None,
+        allow_networks: Iterable[str] | Networks = (),
     ) -> None:
+        self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
         self._databases: Opened[Database] = Opened(self._open, Database.close)
         self._servers: Opened[Served] = Opened(self._address, lambda _: None)
@@ -58,6 +69,10 @@ class CustodyPublisher(Publisher):
         except (Transient, SchemaMismatch, NotFound) as error:
             # a topic that is not there is a matter for the operator, not a reason to give up the events
             raise PublisherUnavailable(f"the other database: {error}", busy=isinstance(error, QueueFull)) from error
+        except Forbidden as error:
+            raise PublishRefused(str(error), ALLOWING) from error
+        except OSError as error:
+            raise PublisherUnavailable(f"the other database: {error}") from error
 
     def _target(self, destination: str) -> tuple[str, str]:
         if destination.startswith(_PREFIX):
@@ -74,7 +89,7 @@ class CustodyPublisher(Publisher):
 
     def _open(self, url: str) -> Database:
         found = Database(
-            watched(url if url == self._url else without_own_passwords(url)),
+            watched(url if url == self._url else self._pinned(without_own_passwords(url))),
             pool_size=self._pool_size,
             statement_timeout=TIMEOUT,
         )
@@ -86,10 +101,26 @@ class CustodyPublisher(Publisher):
             raise
         return found
 
+    def _pinned(self, url: str) -> str:
+        """A URL of a server that an event names, with the addresses that it may have: libpq asks for them no more."""
+        given = conninfo_to_dict(url)
+        hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
+        literal = str(given.get("hostaddr") or "").split(",") if given.get("hostaddr") else hosts
+        ports = str(given.get("port") or "5432").split(",")
+        found = []
+        for place, (host, asked) in enumerate(zip(hosts, literal, strict=True)):
+            if not host or host.startswith(("/", "@")) or "service" in given:
+                raise Forbidden(f"{host or 'a server without a host'} is not reached by a network")
+            for address in permitted(socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM), asked, self._networks):
+                found.append((host, str(address[4][0]), ports[place] if len(ports) > 1 else ports[0]))
+        names, addresses, numbers = (",".join(column) for column in zip(*found, strict=True))
+        return make_conninfo(url, host=names, hostaddr=addresses, port=numbers)
+
     def _address(self, url: str) -> Served:
         settings = config.load()
         own = (self._api_key or settings.api_key) if url == self._url else None
-        return Served(Address.of(url, otherwise=own), ca=settings.ca)
+        networks = None if url == self._url else self._networks
+        return Served(Address.of(url, otherwise=own), ca=settings.ca, networks=networks)
 
     def close(self) -> None:
         self._databases.close()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from custody.config import this_process
@@ -20,6 +20,7 @@ from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.outbox import moving
 from custody.outbox.events import shown
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
+from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
 from custody.relay.claims import Claims
 from custody.relay.pausing import Outages
@@ -59,8 +60,10 @@ class Summary:
 class Relay:
     """Publishes the events of an outbox. Run it in a thread of yours and `stop()` it, or see `custody relay run`.
 
-    `publishers` are by the name before a destination's colon; '' serves events without a destination. An event is
-    tried `max_attempts` times and for no longer than `max_age`; the lease of a claim is renewed while it is worked on.
+    `publishers` are by the name before a destination's colon; '' serves events without a destination. An event whose
+    attempts fail is dead when there were `max_attempts` of them and it is older than `retry_for`; past `max_age` it is
+    dead in any case. The lease of a claim is renewed while it is worked on. To other addresses than public ones the
+    built-in publishers connect only if `allow_networks` has them (`["10.0.0.0/8"]`).
     Of one destination `concurrency` events are published at a time, and four times as many in all.
     With `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
     """
@@ -73,6 +76,7 @@ class Relay:
         batch: int = 100,
         lease: Duration = "30s",
         max_attempts: int = 10,
+        retry_for: Duration = "1d",
         max_age: Duration | None = None,
         backoff: Backoff | None = None,
         outage_backoff: Backoff | None = None,
@@ -81,6 +85,7 @@ class Relay:
         poll: Duration = "200ms",
         name: str | None = None,
         built_in: bool = True,
+        allow_networks: Iterable[str] = (),
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         if batch < 1 or concurrency < 1 or max_attempts < 1:
@@ -90,11 +95,11 @@ class Relay:
         if seconds(lease) < 0.001:
             raise InvalidArgument("the lease is at least a millisecond")
         self._batch, self._lease, self._poll = batch, seconds(lease), seconds(poll)
-        most_age = interval(max_age)
+        most_age, retried = interval(max_age), timedelta(seconds=seconds(retry_for))
         self.name = name or this_process()
         self._clock = clock
         self.outages = Outages(outage_backoff)
-        self._registry = Registry(publishers or {}, built_in=built_in)
+        self._registry = Registry(publishers or {}, built_in=built_in, networks=Networks(allow_networks))
         self._stopping = threading.Event()
         self._moved = 0
         self._after, self._further = 0, False
@@ -114,6 +119,7 @@ class Relay:
             relay=self.name,
             lease=self._lease,
             max_attempts=max_attempts,
+            retry_for=retried,
             max_age=most_age,
             backoff=backoff or Exponential("1s", cap="5m", jitter=0.2),
             hold=on_dead == "hold",

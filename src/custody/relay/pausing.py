@@ -60,13 +60,18 @@ class Outages:
         due = [(outage.due, name) for name, outage in self._down.items() if outage.due <= self._clock()]
         return [name for _, name in sorted(due)]
 
-    def failed(self, destination: str) -> float:
-        """It cannot be reached. Returns in how many seconds it is tried again."""
+    def failed(self, destination: str, retry_after: float | None = None) -> float:
+        """It cannot be reached, or wants to be left alone. Returns in how many seconds it is tried again."""
         outage = self._down.setdefault(destination, _Outage())
         outage.failures += 1
-        wait = delay(self._backoff, outage.failures)
+        wait = max(delay(self._backoff, outage.failures), retry_after or 0)
         outage.due = self._clock() + wait
         return wait
+
+    def postpone(self, destination: str, retry_after: float) -> None:
+        """It is down, and has said once more for how long it wants to be left alone."""
+        outage = self._down[destination]
+        outage.due = max(outage.due, self._clock() + retry_after)
 
     def later(self, destination: str) -> None:
         """There was no event to try it with now. It is tried after the same time again."""

@@ -2,8 +2,9 @@
 
 A publisher is used by several threads at once. It passes payload and headers on as they are. It returns when the event
 has arrived, and raises `PublishFailed` (or anything else) when it is to be tried again, `PublishRefused` when that
-would be useless, and `PublisherUnavailable` when its destination cannot be reached: then the relay waits, and nothing
-is charged (`busy=True` if it only takes no more for now: then no event is ever taken for the reason).
+would be useless, and `PublisherUnavailable` when its destination cannot be reached: then the relay waits, and no event
+dies of it (`busy=True` if it only takes no more for now: then no event is ever taken for the reason). `retry_after`
+says for how many seconds it wants to be left alone.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 
 from custody.errors import InvalidArgument, PublisherUnavailable
 from custody.policy import did_you_mean
+from custody.relay.addresses import Networks
 from custody.relay.elsewhere import CustodyPublisher
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher
@@ -16,30 +17,31 @@ GROUP = "custody.publishers"
 
 Publishers = Mapping[str, Publisher | Callable[[Claimed], object] | str]
 
-_BUILT_IN: dict[str, Callable[[], Publisher]] = {
-    "stdout": StdoutPublisher,
-    "http": WebhookPublisher,
-    "https": WebhookPublisher,
-    "custody+postgresql": CustodyPublisher,
-    "custody+postgres": CustodyPublisher,
-    "custody+http": CustodyPublisher,
-    "custody+https": CustodyPublisher,
+_BUILT_IN: dict[str, Callable[[Networks], Publisher]] = {
+    "stdout": lambda _: StdoutPublisher(),
+    "http": lambda networks: WebhookPublisher(allow_networks=networks),
+    "https": lambda networks: WebhookPublisher(allow_networks=networks),
+    "custody+postgresql": lambda networks: CustodyPublisher(allow_networks=networks),
+    "custody+postgres": lambda networks: CustodyPublisher(allow_networks=networks),
+    "custody+http": lambda networks: CustodyPublisher(allow_networks=networks),
+    "custody+https": lambda networks: CustodyPublisher(allow_networks=networks),
 }
 
 
-def made(given: Publisher | Callable[[Claimed], object] | str) -> Publisher:
-    """A publisher from what a user gives: one, a function of an event, the URL of a webhook, or a publisher's name."""
+def made(given: Publisher | Callable[[Claimed], object] | str, networks: Networks) -> Publisher:
+    """A publisher from what a user gives: one, a function of an event, the URL of a webhook, or a publisher's name.
+    `networks`: where those that are made here may connect to."""
     if isinstance(given, Publisher):
         return given
     if not isinstance(given, str):
         return FunctionPublisher(given)
     if given.startswith(("http://", "https://")):
-        return WebhookPublisher(given)
+        return WebhookPublisher(given, allow_networks=networks)
     if given.startswith("custody+"):
         url, _, topic = given[len("custody+") :].partition("#")
-        return CustodyPublisher(url, topic or None)
+        return CustodyPublisher(url, topic or None, allow_networks=networks)
     if given in _BUILT_IN:
-        return _BUILT_IN[given]()
+        return _BUILT_IN[given](networks)
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if given not in installed:
         raise InvalidArgument(f"there is no publisher {given!r}", did_you_mean(given, sorted({*_BUILT_IN, *installed})))
@@ -54,14 +56,16 @@ def made(given: Publisher | Callable[[Claimed], object] | str) -> Publisher:
 class Registry:
     """The publishers of a relay: those given by name ('' for events without a destination), and the built-in ones."""
 
-    def __init__(self, given: Publishers, *, built_in: bool = True) -> None:
+    def __init__(self, given: Publishers, *, built_in: bool = True, networks: Networks | None = None) -> None:
+        self._networks = networks or Networks()
         for name in given:
             if ":" in name:
                 raise InvalidArgument(f"{name!r} cannot be the name of a publisher", "Leave the colon out.")
-        self._found = {name: made(publisher) for name, publisher in given.items()}
+        self._found = {name: made(publisher, self._networks) for name, publisher in given.items()}
         self._installed: set[str] = set()
         if built_in:
-            self._found = {**{name: made(name) for name in _BUILT_IN if name not in given}, **self._found}
+            ours = {name: make(self._networks) for name, make in _BUILT_IN.items() if name not in given}
+            self._found = {**ours, **self._found}
             self._installed = {point.name for point in entry_points(group=GROUP)} - set(self._found)
 
     @property
@@ -74,7 +78,7 @@ class Registry:
         name = destination.partition(":")[0]
         if name not in self._found:
             try:
-                self._found[name] = made(name)
+                self._found[name] = made(name, self._networks)
             except Exception as error:
                 raise PublisherUnavailable(f"the publisher {name} cannot be made: {error}") from error
         return self._found[name]

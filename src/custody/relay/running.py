@@ -131,12 +131,14 @@ class Running:
 
     def _hear(self, batch: Batch, results: Sequence[Result]) -> None:
         batch.hear(results)
-        event, outcome, error = results[0]
+        event, outcome, error, retry_after, _ = results[0]
         probe = batch.probe is not None
         if outcome in ("unavailable", "busy"):
             if probe or event.destination not in self._outages.down:  # a batch before may have found out already
-                wait = self._outages.failed(event.destination)
+                wait = self._outages.failed(event.destination, retry_after)
                 logger.warning("%s is down, tried again in %.1f s: %s", shown(event.destination), wait, error)
+            elif retry_after is not None:
+                self._outages.postpone(event.destination, retry_after)
             if len(results) == 1:
                 self._outages.tried(event.destination, event.id, suspected=outcome == "unavailable")
         elif outcome in ("published", "failed", "dead"):

@@ -7,42 +7,64 @@ import hmac
 import http.client
 import ssl
 import time
-from base64 import b64encode
-from collections.abc import Callable, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.outbox.events import shown
 from custody.policy import Duration, seconds
+from custody.relay.addresses import ALLOWING, Forbidden, Networks
 from custody.relay.publisher import Claimed, Publisher
-from custody.relay.within import connected
+from custody.relay.within import connected, retry_after
 
 CONTENT_TYPES = {"j": "application/json", "t": "text/plain; charset=utf-8", "b": "application/octet-stream"}
 UNAVAILABLE = (429, 502, 503, 504)
 """The service, or what stands before it, says that it takes nothing now."""
 
-
 NOT_PASSED_ON = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization",
-     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+     "webhook-id", "webhook-timestamp", "webhook-signature"}
 )  # fmt: skip
 """Headers of a request and not of its content. An event's are left out, and so are those named like Custody's own."""
 
+SECRET = "whsec_"
 
-def signature(secret: bytes, event_id: str, timestamp: str, body: bytes) -> str:
-    """What `X-Custody-Signature` has to be: HMAC-SHA256 over event id, time and body with dots between them."""
+
+def signature(secret: str | bytes, event_id: str, timestamp: str, body: bytes) -> str:
+    """One signature of the header `webhook-signature`, as Standard Webhooks has it: `v1,` and the HMAC-SHA256 of event
+    id, time and body with dots between them, in base64. A secret is `whsec_` and base64, or the bytes themselves."""
     signed = f"{event_id}.{timestamp}.".encode() + body
-    return "v1=" + hmac.new(secret, signed, hashlib.sha256).hexdigest()
+    return "v1," + b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+
+
+def _key(secret: str | bytes) -> bytes:
+    if isinstance(secret, bytes):
+        key = secret
+    else:
+        try:
+            key = b64decode(secret.removeprefix(SECRET), validate=True) if secret.startswith(SECRET) else b""
+        except ValueError:
+            key = b""
+    if not key:
+        raise InvalidArgument(
+            "the secret of a webhook is whsec_ and base64 behind it",
+            "Make one with: printf 'whsec_%s' \"$(openssl rand -base64 32)\"",
+        )
+    return key
 
 
 class WebhookPublisher(Publisher):
     """Sends each event to a URL: the one given here, or the event's destination if that is one.
 
-    By default 2xx is success; 429, 502, 503 and 504 and a connection that cannot be made mean that the service is down;
-    408, 409, 425 and 5xx are failures; every other answer refuses the event for good. Redirects are not followed.
-    `success` may judge otherwise, from status and body. With a `secret` the request is signed (see `signature`). User
-    and password in the URL are sent as basic authentication. `timeout` is for the whole request.
+    By default 2xx is success; a status in `refused` makes the event dead; 429, 502, 503 and 504 and a connection that
+    cannot be made mean that the service is down or takes no more; every other answer is a failure. Redirects are
+    failures, too: they are not followed. `Retry-After` is obeyed up to `max_retry_after`. `success` may judge
+    otherwise, from status and body. With a `secret` the request is signed (see `signature`); during a rotation give
+    both secrets. User and password in the URL are sent as basic authentication. `timeout` is for the whole request. To
+    other addresses than public ones it connects only if `allow_networks` has them (`["10.0.0.0/8"]`).
     """
 
     def __init__(
@@ -51,24 +73,32 @@ class WebhookPublisher(Publisher):
         *,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
-        secret: str | bytes | None = None,
+        secret: str | bytes | Sequence[str | bytes] | None = None,
         timeout: Duration = "10s",
         success: Callable[[int, bytes], bool] | None = None,
+        refused: Collection[int] = (410,),
+        max_retry_after: Duration = "1h",
+        allow_networks: Iterable[str] | Networks = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         if url is not None:
             _target(url)
         self._url, self._method, self._headers = url, method, dict(headers or {})
-        self._secret = secret.encode() if isinstance(secret, str) else secret
-        self._timeout = seconds(timeout)
-        self._success, self._clock = success, clock
+        given = [secret] if isinstance(secret, str | bytes) else secret or ()
+        self._secrets = [_key(one) for one in given]
+        self._timeout, self._max_retry_after = seconds(timeout), seconds(max_retry_after)
+        self._success, self._refused, self._clock = success, frozenset(refused), clock
+        self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._context: ssl.SSLContext | None = None
 
     def publish(self, event: Claimed) -> None:
-        target = _target(self._url or event.destination)
+        url = self._url or event.destination
+        target = _target(url)
         headers = self._request_headers(event, target)
         try:
-            connection = connected(target.host, self._timeout, self._tls() if target.secure else None)
+            connection = connected(target.host, self._timeout, self._tls() if target.secure else None, self._networks)
+        except Forbidden as error:
+            raise self._forbidden(error) from error
         except OSError as error:
             raise PublisherUnavailable(f"{target.host} cannot be reached: {error}") from error
         except UnicodeError as error:
@@ -76,14 +106,19 @@ class WebhookPublisher(Publisher):
         try:
             connection.request(self._method, target.path, body=event.data, headers=headers)
             with connection.getresponse() as answer:
-                status, body = answer.status, self._body(answer)
+                status, body, named = answer.status, self._body(answer), answer.headers
         except (OSError, http.client.HTTPException) as error:
             raise PublishFailed(f"{target.host} gave no answer: {type(error).__name__} {error}") from error
         except ValueError as error:
             raise PublishRefused(f"the event cannot be sent as an HTTP request: {error}") from error
         finally:
             connection.close()
-        self._judge(target.host, status, body)
+        self._judge(target.host, url, status, body, named)
+
+    def _forbidden(self, error: Forbidden) -> Exception:
+        """What an event names is refused. A URL of the relay's own configuration waits until that is put right."""
+        kind = PublishRefused if self._url is None else PublisherUnavailable
+        return kind(str(error), ALLOWING)
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
@@ -115,23 +150,28 @@ class WebhookPublisher(Publisher):
         ]
         if event.key is not None:
             found.append(("X-Custody-Key", event.key))
-        if self._secret is not None:
-            timestamp = str(int(self._clock()))
-            signed = signature(self._secret, str(event.event_id), timestamp, event.data)
-            found += [("X-Custody-Timestamp", timestamp), ("X-Custody-Signature", signed)]
+        timestamp = str(int(self._clock()))
+        found += [("webhook-id", str(event.event_id)), ("webhook-timestamp", timestamp)]
+        if self._secrets:
+            signed = (signature(secret, str(event.event_id), timestamp, event.data) for secret in self._secrets)
+            found.append(("webhook-signature", " ".join(signed)))
         merged = {name.lower(): (name, value) for name, value in found}
         # bytes beyond Latin-1 would be refused by http.client; servers read them as UTF-8
         return {name: value.encode().decode("latin-1") for name, value in merged.values()}
 
-    def _judge(self, host: str, status: int, body: bytes) -> None:
+    def _judge(self, host: str, url: str, status: int, body: bytes, headers: http.client.HTTPMessage) -> None:
         if self._success(status, body) if self._success is not None else 200 <= status < 300:
             return
         said = f"{host} answered {status}: {body[:200].decode('utf-8', 'replace')}"
+        if status in self._refused:
+            raise PublishRefused(said)
+        if 300 <= status < 400 and "location" in headers:
+            said = f"{host} answered {status}, a redirect to {shown(urljoin(url, headers['location']))}"
+            raise PublishFailed(said, "Redirects are not followed: give the address that it points to.")
+        wait = retry_after(headers, self._clock(), self._max_retry_after)
         if status in UNAVAILABLE:
-            raise PublisherUnavailable(said, busy=status == 429)
-        if status >= 500 or status in (408, 409, 425) or self._success is not None:
-            raise PublishFailed(said)
-        raise PublishRefused(said)
+            raise PublisherUnavailable(said, busy=status == 429, retry_after=wait)
+        raise PublishFailed(said, retry_after=wait)
 
 
 def _passed_on(name: str) -> bool:

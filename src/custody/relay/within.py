@@ -10,14 +10,20 @@ import io
 import socket
 import ssl
 import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
+from custody.relay.addresses import Networks, permitted
 
-def connected(host: str, seconds: float, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
-    """A connection to `host` (and its port), with TLS if there is a context. Raises OSError if it fails."""
+
+def connected(
+    host: str, seconds: float, context: ssl.SSLContext | None = None, networks: Networks | None = None
+) -> http.client.HTTPConnection:
+    """A connection to `host` (and its port), with TLS if there is a context. Raises OSError if it fails, and
+    `Forbidden` if `networks` permit none of its addresses."""
     until = time.monotonic() + seconds
     made: Any = http.client.HTTPSConnection(host, context=context) if context else http.client.HTTPConnection(host)
-    opened = _opened(made.host, made.port, until)
+    opened = _opened(made.host, made.port, until, networks)
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
@@ -31,9 +37,21 @@ def connected(host: str, seconds: float, context: ssl.SSLContext | None = None) 
     return connection
 
 
-def _opened(host: str, port: int, until: float) -> socket.socket:
-    """By the first address that answers; each has its share of the time."""
+def retry_after(headers: http.client.HTTPMessage, now: float, most: float) -> float | None:
+    """For how many seconds, `most` at most, an answer asks to be left alone: it names them, or a date."""
+    given = headers.get("retry-after", "").strip()
+    try:
+        wait = float(given) if given.isdecimal() else parsedate_to_datetime(given).timestamp() - now
+    except ValueError:  # it is neither, or there is none
+        return None
+    return min(max(wait, 0.0), most)
+
+
+def _opened(host: str, port: int, until: float, networks: Networks | None) -> socket.socket:
+    """By the first address that answers; each has its share of the time. What was judged is what is connected to."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if networks is not None:
+        found = permitted(found, host, networks)
     failure: OSError | None = None
     for place, (family, kind, protocol, _, address) in enumerate(found):
         opened = socket.socket(family, kind, protocol)

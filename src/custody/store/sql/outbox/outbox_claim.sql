@@ -172,13 +172,15 @@ LANGUAGE sql VOLATILE AS $$
     WHERE o.id = ANY (p_locked) AND s.id IS NULL
 $$;
 
--- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay unless the
--- limit or the age is reached); dead (a terminal error); or released (no attempt was made). Returns what each is now; an event
+-- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay); unavailable (an attempt
+-- is counted, but the event does not die of it: its destination was down, or took no more); dead (a terminal error); or released (no
+-- attempt was made). An event that has failed is dead if there were p_max_attempts attempts and it is older than p_retry_for, or if it is
+-- older than p_max_age. Returns what each is now; an event
 -- that the claim no longer holds is left out and unchanged, and one that somebody else has locked (an operator, in an open
 -- transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key behind it.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
-    p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_retry_for interval DEFAULT '0'
 ) RETURNS TABLE (id bigint, status text)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -186,8 +188,8 @@ DECLARE
     v_ids       bigint[];
     v_published bigint[];
 BEGIN
-    IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'dead', 'released')) THEN
-        PERFORM custody.refuse('invalid_argument', 'an event is published, failed, dead or released');
+    IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'unavailable', 'dead', 'released')) THEN
+        PERFORM custody.refuse('invalid_argument', 'an event is published, failed, unavailable, dead or released');
     END IF;
     IF p_now IS NOT NULL THEN
         PERFORM set_config('custody.given_time', 'on', true);
@@ -217,7 +219,8 @@ BEGIN
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
-                          o.attempts + 1 >= p_max_attempts OR custody.outbox_waits_since(o) <= v_now - p_max_age)
+                          o.attempts + 1 >= p_max_attempts AND custody.outbox_waits_since(o) <= v_now - p_retry_for
+                          OR custody.outbox_waits_since(o) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
         attempts = o.attempts + (s.outcome <> 'released')::int, releases = o.releases + (s.outcome = 'released')::int,
         last_error = coalesce(s.error, o.last_error),

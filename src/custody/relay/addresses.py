@@ -1,0 +1,64 @@
+"""To which addresses a relay connects: public ones, and those of the networks that its configuration names.
+
+Whoever writes events could otherwise reach what only the relay's machine reaches. An address is judged when the
+connection is made to it, so that a name that means another one by then gets nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any, TypeVar
+
+from custody.errors import InvalidArgument
+
+ALLOWING = "If the relay may connect to it, allow its network (allow_networks, --allow-network)."
+_NAT64 = ip_network("64:ff9b::/96")
+
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class Forbidden(Exception):
+    """All addresses of a host are ones that the relay does not connect to."""
+
+
+class Networks:
+    """Networks beside the public ones that a relay may connect to, such as 10.0.0.0/8 or ::1."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        if isinstance(allowed, str):
+            raise InvalidArgument(f"{allowed!r} is not a list of networks", f"Write [{allowed!r}].")
+        try:
+            self._allowed = [ip_network(network, strict=False) for network in allowed]
+        except ValueError as error:
+            raise InvalidArgument(
+                f"no network: {error}", "Write for example 10.0.0.0/8, 127.0.0.1 or fd00::/8."
+            ) from error
+
+    def permit(self, address: str) -> bool:
+        """Whether the relay may connect to it: as it stands, and as the IPv4 address that it stands for, if it does."""
+        return all(self._permits(each) for each in _meant(ip_address(address.partition("%")[0])))
+
+    def _permits(self, address: IPv4Address | IPv6Address) -> bool:
+        public = address.is_global and not address.is_multicast
+        return public or any(address in network for network in self._allowed)
+
+
+def permitted(found: Sequence[T], host: str, networks: Networks) -> list[T]:
+    """Of what `getaddrinfo` has found for a host those that are permitted; `Forbidden` if none is."""
+    permitted = [one for one in found if networks.permit(str(one[4][0]))]
+    if found and not permitted:
+        raise Forbidden(f"{host} has no public address: {', '.join(sorted({str(one[4][0]) for one in found}))}")
+    return permitted
+
+
+def _meant(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
+    if isinstance(address, IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if address in _NAT64:
+        return [IPv4Address(int(address) & 0xFFFFFFFF)]
+    through = [address.sixtofour, *(address.teredo or ())]
+    return [address, *(each for each in through if each is not None)]
