@@ -146,7 +146,9 @@ def claim(
 def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable[[str, bytes], Any] = decode) -> Lease:
     """The lease that the rows of a claim describe, or why there is none. `decode` makes payloads of kinds and bytes."""
     lease_id, partition, deadline, reason, _, _, priority = rows[0][:7]
-    messages = [] if lease_id is None else _messages(topic, partition, rows, decode)
+    if lease_id is None:
+        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=rows[0][12])
+    messages = _messages(topic, UUID(rows[0][12]), partition, rows, decode)
     if priority is not None:
         messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
     return Lease(
@@ -154,12 +156,13 @@ def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable
         lease_id=lease_id,
         deadline=deadline,
         messages=messages,
-        reason=reason,
-        detail=rows[0][12],
+        reason=None,
     )
 
 
-def _messages(topic: str, partition: int, rows: Sequence[Row], decode: Callable[[str, bytes], Any]) -> list[Message]:
+def _messages(
+    topic: str, uid: UUID, partition: int, rows: Sequence[Row], decode: Callable[[str, bytes], Any]
+) -> list[Message]:
     """The messages of a claim's rows after the first. One loop without calls: this is where a consumer's time goes."""
     return [
         Message(
@@ -171,6 +174,7 @@ def _messages(topic: str, partition: int, rows: Sequence[Row], decode: Callable[
             headers=headers or {} if attempt == 1 else told(headers, attempt, first_delivery, last_error),
             attempt=attempt,
             published_at=published_at,
+            topic_uid=uid,
         )
         for _, _, _, _, offset, published_at, key, kind, data, headers, attempt, first_delivery, last_error in rows[1:]
     ]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from custody import topics
 from custody.codec import Decoding, decode
 from custody.errors import Busy
 from custody.lanes import priority_of
@@ -70,7 +69,7 @@ def dead(
     db.call("lifecycle_group", topic=topic, group=group)
     if max_bytes is not None:
         limit = db.call("dead_within", topic=topic, group=group, limit=limit, bytes=max_bytes)[0][0]
-    priorities = topics.layout(db, topic).priorities
+    of = db.call_dicts("topic_named", topic=topic)[0]
     rows = db.select("dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group)
     return [
         DeadLetter(
@@ -82,7 +81,8 @@ def dead(
             headers=row["headers"] or {},
             attempt=row["attempts"],
             published_at=row["published_at"],
-            priority=priority_of(row["partition"]) if priorities else None,
+            priority=priority_of(row["partition"]) if of["starvation_limit"] is not None else None,
+            topic_uid=of["uid"],
             attempts=row["attempts"],
             reason=row["reason"],
             last_error=row["last_error"],

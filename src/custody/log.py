@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from custody import lanes
 from custody.codec import Decoding, arrays, decode, encode_message
 from custody.model import Message, Outgoing, Receipt
 from custody.placement import Layout, place
@@ -105,7 +104,6 @@ def read(
     offset: int | None,
     max_messages: int,
     max_bytes: int | None = None,
-    priorities: bool = False,
     decoding: Decoding = decode,
 ) -> list[Message]:
     """Messages of a partition from an offset on, as they are in the log; the last is the one that reaches `max_bytes`
@@ -122,7 +120,8 @@ def read(
             headers=row[5] or {},
             attempt=0,
             published_at=row[1],
-            priority=lanes.priority_of(partition) if priorities else None,
+            priority=row[6],
+            topic_uid=row[7],
         )
         for row in rows
     ]

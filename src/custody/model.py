@@ -110,6 +110,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     published_at: datetime
     priority: Priority | None = None
+    topic_uid: UUID | None = None
+    """Of the topic: a topic that is deleted and made anew has another one, and counts its offsets from 0 again."""
 
     @property
     def routing_key(self) -> str | None:
@@ -132,6 +134,8 @@ class Topic:
     """`partitions` are those of the log: with priorities five, one for each, for every one that was asked for."""
 
     name: str
+    uid: UUID
+    """A topic that is deleted and made anew has another one."""
     partitions: int
     max_depth: int | None
     created_at: datetime

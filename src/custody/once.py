@@ -18,9 +18,10 @@ from custody.store.postgres import Connection, translated
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS custody_once (
-    consumer_group text NOT NULL, topic text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL,
+    consumer_group text NOT NULL, topic text NOT NULL, topic_uid uuid NOT NULL,
+    partition int NOT NULL, "offset" bigint NOT NULL,
     at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (consumer_group, topic, partition, "offset"))
+    PRIMARY KEY (consumer_group, topic_uid, partition, "offset"))
 """
 
 
@@ -28,26 +29,33 @@ def once(connection: Any, group: str, message: Message) -> bool:
     """True if the message was not processed for this group before; that it is now, is recorded in the transaction.
 
     Somebody else who is processing it in an open transaction is waited for. The record is the table `custody_once` of
-    the connection's database; it is made if it is not there.
+    the connection's database; it is made if it is not there. A topic that was deleted and made anew is another one,
+    with messages of its own. A group is its name: one that was made anew, or rewound, has processed what it had.
     """
+    if message.topic_uid is None:
+        raise InvalidArgument(
+            "the message does not say of which topic it is (topic_uid)", "Pass a message that Custody has delivered."
+        )
     on = joined(connection)
     with translated():
         _require_table(on)
         row = on.execute(
-            'INSERT INTO custody_once (consumer_group, topic, partition, "offset") VALUES (%s, %s, %s, %s)'
-            " ON CONFLICT DO NOTHING",
-            [group, message.topic, message.partition, message.offset],
+            'INSERT INTO custody_once (consumer_group, topic, topic_uid, partition, "offset")'
+            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            [group, message.topic, message.topic_uid, message.partition, message.offset],
         )
         return row.rowcount == 1
 
 
-def forget_once(connection: Any, *, older_than: Duration) -> int:
-    """Removes old records, and says how many. A message that is redelivered later counts as new."""
+def forget_once(connection: Any, *, older_than: Duration, group: str | None = None) -> int:
+    """Removes old records, of one group or of all, and says how many. A message that is redelivered later counts as
+    new."""
     on = joined(connection)
     with translated():
         _require_table(on)
         return on.execute(
-            "DELETE FROM custody_once WHERE at < now() - %s", [timedelta(seconds=seconds(older_than))]
+            "DELETE FROM custody_once WHERE at <= now() - %s AND consumer_group = coalesce(%s, consumer_group)",
+            [timedelta(seconds=seconds(older_than)), group],
         ).rowcount
 
 

@@ -62,6 +62,7 @@ def describe(db: Database, row: Mapping[str, Any]) -> Topic:
     bounds = _bounds(db, row["name"])
     return Topic(
         name=row["name"],
+        uid=row["uid"],
         partitions=row["partitions"],
         max_depth=row["max_depth"],
         created_at=row["created_at"],

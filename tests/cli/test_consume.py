@@ -32,7 +32,8 @@ def test_it_prints_and_acknowledges(cli: Run, quick: Run, live: Custody, explain
         explained(document)
     assert [d.get("payload", d.get("payload_base64")) for d in rest.documents] == ["AA==", "te\x1bxt", 3]
     assert set(rest.documents[-1]) == {
-        *("topic", "partition", "offset", "key", "payload", "headers", "attempt", "published_at", "priority")
+        *("topic", "partition", "offset", "key", "payload", "headers", "attempt", "published_at", "priority"),
+        "topic_uid",
     }
     assert live.stats("orders", "stock").depth == 0
     nothing = quick("consume", "orders", "stock", "-q")

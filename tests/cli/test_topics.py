@@ -32,6 +32,7 @@ def test_a_topic_is_created_listed_and_described(cli: Run, quick: Run, live: Cus
         "name": "orders",
         "partitions": 2,
         "max_depth": 10,
+        "uid": str(live.topic("orders").uid),
         "created_at": live.topic("orders").created_at.isoformat(),
         "tails": [0, 1],
         "first_offsets": [0, 0],

@@ -27,7 +27,7 @@ def test_a_lease_has_an_id_a_deadline_and_messages_with_receipts(http_: Http) ->
     UUID(lease["lease_id"])
     assert lease["deadline"] == "2030-01-01T00:00:30Z"
     assert [sorted(message) for message in lease["messages"]] == [
-        ["attempt", "headers", "key", "offset", "partition", "payload", "published_at", "receipt", "topic"]
+        ["attempt", "headers", "key", "offset", "partition", "payload", "published_at", "receipt", "topic", "topic_uid"]
     ] * 2
     assert lease["messages"][1] == {
         "topic": "orders",
@@ -38,6 +38,7 @@ def test_a_lease_has_an_id_a_deadline_and_messages_with_receipts(http_: Http) ->
         "headers": {"h": "1"},
         "attempt": 1,
         "published_at": "2030-01-01T00:00:00Z",
+        "topic_uid": http_.get("/topics/orders").json["uid"],
         "receipt": f"{lease['lease_id']}:1",
     }
 

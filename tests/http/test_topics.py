@@ -32,6 +32,7 @@ def test_a_topic_tells_its_offsets_and_counts_its_messages(http_: Http) -> None:
     found = http_.get("/topics/orders")
     assert found.json == {
         "name": "orders",
+        "uid": http_.get("/topics").json[0]["uid"],
         "partitions": 2,
         "message_count": 3,
         "first_offsets": [0, 0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -151,6 +152,7 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
     for retention, limit in ((kept, None), (None, 5 * SECOND)):
         topic = Topic(
             name="orders",
+            uid=UUID(int=7),
             partitions=2,
             max_depth=10,
             created_at=AT,

@@ -132,7 +132,6 @@ class Grouping(Base):
             offset=positions[partition],
             max_messages=max_messages,
             max_bytes=self._max_bytes,
-            priorities=self._layout_of(topic).priorities,
             decoding=self._decoding,
         )
 

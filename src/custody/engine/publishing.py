@@ -215,7 +215,6 @@ class Publishing(Base):
             if offset is not None:
                 raise InvalidArgument("read takes an offset or a time, not both")
             offset = log.offset_at(self._db, topic, partition, time)
-        priorities = self._layout_of(topic).priorities
         return log.read(
             self._db,
             topic,
@@ -223,6 +222,5 @@ class Publishing(Base):
             offset=offset,
             max_messages=max_messages,
             max_bytes=self._max_bytes,
-            priorities=priorities,
             decoding=self._decoding,
         )

@@ -50,6 +50,7 @@ from custody.wire.reports import GroupOut, HandlingOut, JournalOut, JournalPartO
 
 _AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 _LATER = _AT + timedelta(seconds=30)
+_TOPIC = UUID("b3c4a3a2-58a5-4c30-9d13-6f0e6b6a6c51")
 _LEASE = UUID("3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e")
 _TRANSACTION = UUID("0b6f5a52-8a3e-4a5b-9a54-5d1f3d8f0c11")
 _PAYLOAD = {"sku": "SKU-123", "add": 100}
@@ -62,6 +63,7 @@ _MESSAGE: dict[str, Any] = {
     "payload": _PAYLOAD,
     "headers": {"source": "shop"},
     "published_at": _AT,
+    "topic_uid": _TOPIC,
 }
 _POLICY = Policy(ordering="key", max_attempts=5, backoff=Exponential("2s"))
 _FIGURES: dict[str, Any] = {"lag": 10, "waiting": 1, "in_flight": 2, "holes": 1, "parked": 3, "dead": 1, "depth": 16}
@@ -89,6 +91,7 @@ _EXAMPLES: tuple[Any, ...] = (
     DeadlineOut(_LATER),
     TopicOut(
         name="orders",
+        uid=_TOPIC,
         partitions=2,
         message_count=85,
         first_offsets=(0, 0),

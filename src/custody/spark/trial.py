@@ -98,6 +98,7 @@ def try_out(
                     for number, name in enumerate(pipeline.sinks)
                     for topic in [c.topic(name)]
                 },
+                topic_uid=c.topic(pipeline.source).uid,
                 priorities=c.topic(pipeline.source).priorities,
                 schema=None if schema is None else schema.jsonValue(),
                 keeps=bool(pipeline.outside),
@@ -251,6 +252,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                         attempt=1,
                         published_at=event["_published_at"],
                         priority=priority_of(event["_partition"]) if job.priorities else None,
+                        topic_uid=job.topic_uid,
                     )
                     outputs = handling.outputs(message)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:

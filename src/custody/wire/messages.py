@@ -57,7 +57,8 @@ class ReceiptsOut(Struct):
 
 
 class MessageOut(Struct, kw_only=True, omit_defaults=True):
-    """A message: its payload is `payload`, or `payload_base64` if it is bytes."""
+    """A message: its payload is `payload`, or `payload_base64` if it is bytes. `topic_uid` is another one when the
+    topic is deleted and made anew: it belongs to the key of what a consumer has processed."""
 
     topic: str
     partition: int
@@ -69,6 +70,7 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
     attempt: int
     published_at: datetime
     priority: Priority | None = None
+    topic_uid: UUID | None = None
     receipt: str | UnsetType = UNSET
 
     @classmethod
@@ -86,6 +88,7 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
             attempt=message.attempt,
             published_at=message.published_at,
             priority=message.priority,
+            topic_uid=message.topic_uid,
             receipt=receipt,
         )
 
@@ -100,6 +103,7 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
             attempt=self.attempt,
             published_at=self.published_at,
             priority=self.priority,
+            topic_uid=self.topic_uid,
         )
 
 
@@ -124,6 +128,7 @@ class DeadOut(MessageOut, kw_only=True):
             attempt=self.attempt,
             published_at=self.published_at,
             priority=self.priority,
+            topic_uid=self.topic_uid,
             attempts=self.attempts,
             reason=self.reason,
             last_error=self.last_error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -28,9 +29,11 @@ class RetentionOut(Struct, kw_only=True):
 
 
 class TopicOut(Struct, kw_only=True):
-    """`partitions` are those of the log, `tails` their next offsets."""
+    """`partitions` are those of the log, `tails` their next offsets. A topic that is deleted and made anew has another
+    `uid`."""
 
     name: str
+    uid: UUID
     partitions: int
     message_count: int
     first_offsets: tuple[int, ...]
@@ -44,6 +47,7 @@ class TopicOut(Struct, kw_only=True):
     def value(self) -> Topic:
         return Topic(
             name=self.name,
+            uid=self.uid,
             partitions=self.partitions,
             max_depth=self.max_depth,
             created_at=self.created_at,

@@ -165,7 +165,7 @@ class Driving:
 
     def _job(self, drive: Drive) -> Job:
         """What tasks are told."""
-        policy = self._policy
+        policy, source = self._policy, self._c.topic(self.pipeline.source)
         return Job(
             url=self._c.database_url,
             topic=self.pipeline.source,
@@ -176,7 +176,8 @@ class Driving:
             handler_timeout=seconds_or_none(policy.handler_timeout),
             sinks={name: drive.sink(name) for name in self.pipeline.sinks},
             schema=None if self._shape.schema is None else self._shape.schema.jsonValue(),
-            priorities=self._c.topic(self.pipeline.source).priorities,
+            topic_uid=source.uid,
+            priorities=source.priorities,
             keeps=bool(self.pipeline.outside),
         )
 

@@ -346,6 +346,7 @@ def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> 
                 attempt=attempt,
                 published_at=published_at,
                 priority=priority,
+                topic_uid=job.topic_uid,
             ),
             malformed,
         )

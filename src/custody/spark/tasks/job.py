@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -55,6 +56,8 @@ class Job:
     """The topics that may be written to; the first is the default."""
     schema: Mapping[str, Any] | None
     """The value of a StructType."""
+    topic_uid: UUID | None = None
+    """Of the topic, which a message carries."""
     priorities: bool = False
     """The topic has them: the partition of a message says which one it has."""
     keeps: bool = False

@@ -48,8 +48,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
--- breaker_open or the cap that was reached), and has the priority in place of a key; the rows after it are its messages, by
--- offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
+-- breaker_open or the cap that was reached), and has the priority in place of a key and the topic's uid in place of an error; the
+-- rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
 -- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease
 -- ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or published before.
 CREATE FUNCTION custody.claim(
@@ -176,6 +176,7 @@ BEGIN
     IF v_topic.starvation_limit IS NOT NULL THEN
         key := custody.lane(v_partition);
     END IF;
+    last_error := v_topic.uid;
     RETURN NEXT;
     IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_claim.head, lease_id)) AND v_claim.parts = 1 THEN
         RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no);

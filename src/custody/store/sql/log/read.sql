@@ -68,17 +68,20 @@ END $$;
 -- Up to p_max messages of a partition from an offset on; with p_bytes none after the one that reaches so much payload.
 CREATE FUNCTION custody.read(
     p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100, p_bytes bigint DEFAULT NULL
-) RETURNS SETOF custody.event
+) RETURNS TABLE (
+    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb, priority text, topic_uid uuid
+)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_head  custody.heads;
+    v_lane  text := CASE WHEN v_topic.starvation_limit IS NOT NULL THEN custody.lane(p_partition) END;
 BEGIN
     PERFORM custody.require_partition(v_topic, p_partition);
     IF p_max IS NULL OR p_max < 1 THEN
         PERFORM custody.refuse('invalid_argument', 'max must be at least 1');
     END IF;
-    SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_topic.topic_id AND partition = p_partition;
+    SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = p_partition;
     p_from := coalesce(p_from, v_head.first_offset);
     IF p_from < v_head.first_offset THEN
         PERFORM custody.refuse('offset_out_of_range',
@@ -86,12 +89,12 @@ BEGIN
             'Start at the first offset, or read older messages from an archive.');
     END IF;
     IF p_bytes IS NULL THEN
-        RETURN QUERY SELECT * FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max)));
+        RETURN QUERY SELECT e.*, v_lane, v_topic.uid FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e;
         RETURN;
     END IF;
     -- the length of a payload is known without reading it
     RETURN QUERY
-    SELECT x."offset", x.published_at, x.key, x.kind, x.payload, x.headers
+    SELECT x."offset", x.published_at, x.key, x.kind, x.payload, x.headers, v_lane, v_topic.uid
     FROM (SELECT e.*, sum(octet_length(e.payload)) OVER (ORDER BY e."offset") - octet_length(e.payload) AS before
           FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e) x
     WHERE x.before < p_bytes ORDER BY x."offset";

@@ -6,7 +6,8 @@ CREATE TABLE custody.topics (
     name         text NOT NULL UNIQUE CHECK (name ~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$'),
     partitions   int NOT NULL CHECK (partitions BETWEEN 1 AND 4096),
     max_depth    bigint CHECK (max_depth > 0),
-    created_at   timestamptz NOT NULL
+    created_at   timestamptz NOT NULL,
+    uid          uuid NOT NULL DEFAULT gen_random_uuid()    -- tells a topic from one that had its name before, in any database
 );
 
 -- A segment is a stretch of a topic's log over all its partitions, and one table. Retention drops whole segments.
