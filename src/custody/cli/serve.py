@@ -27,8 +27,8 @@ def serve(
     write_timeout: Annotated[
         Any, typer.Option(help="How long a client may take nothing of its answer.", **_DURATION)
     ] = "30s",
-    max_connections: Annotated[int, typer.Option(min=1, help="The most connections of clients.")] = 2_000,
-    max_connections_per_address: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 1_000,
+    max_connections: Annotated[int, typer.Option(min=1, help="The most connections of clients.")] = 10_000,
+    max_connections_per_address: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 5_000,
     max_buffered: Annotated[
         Any, typer.Option(parser=arguments.size, metavar="SIZE", help="The most memory for bodies, and for answers.")
     ] = "256MB",

@@ -1,8 +1,8 @@
 """The connections of a server: how many there may be, which is closed to make room, and who reads too slowly.
 
 A connection is trusted once a request on it has shown a valid key (on a server without keys: once a request was let
-in). The others have a quarter of each limit, and the oldest of them is closed first: whoever has a key shows it within
-moments, so that callers without one cannot keep callers with one out.
+in). The others have a quarter of each limit for longer than a moment, and the oldest of them is closed first: whoever
+has a key shows it at once, so that callers without one cannot keep callers with one out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 SHARE = 4
 """Connections that are not trusted have one in so many."""
+MOMENT = 1.0
+"""Seconds for a new connection to become trusted, while there is room: many may come at once after a restart."""
 SLOWEST = 1024
 """Bytes a second that a reader has to take while something waits for it."""
 SOON = 2.0
@@ -27,10 +29,10 @@ _PREFIX = 64
 class Connection:
     """One connection. `idle` says whether no request on it is being served."""
 
-    __slots__ = ("_mark", "_since", "address", "idle", "secured", "transport", "trusted", "written")
+    __slots__ = ("_mark", "_since", "address", "idle", "made", "secured", "transport", "trusted", "written")
 
-    def __init__(self, transport: asyncio.Transport, address: str) -> None:
-        self.transport, self.address = transport, address
+    def __init__(self, transport: asyncio.Transport, address: str, made: float) -> None:
+        self.transport, self.address, self.made = transport, address, made
         self.secured: asyncio.Transport | None = None
         self.trusted = False
         self.idle: Callable[[], bool] = lambda: True
@@ -90,13 +92,13 @@ class _Share:
         self.others.pop(connection, None)
         self.trusted.pop(connection, None)
 
-    def surplus(self) -> tuple[bool, Connection | None]:
-        """Whether there is no room for another connection, and which one can be closed for it."""
-        if len(self.others) >= max(1, self.most // SHARE):
-            return True, next(iter(self.others))
-        if len(self) < self.most:
-            return False, None
-        return True, next(iter(self.others), None) or next((one for one in self.trusted if one.idle()), None)
+    def surplus(self, now: float) -> tuple[bool, Connection | None]:
+        """Whether there is no room for another connection, and which one is closed for it."""
+        oldest = next(iter(self.others), None)
+        if len(self) >= self.most:
+            return True, oldest or next((one for one in self.trusted if one.idle()), None)
+        many = len(self.others) >= max(1, self.most // SHARE)
+        return False, oldest if many and oldest is not None and now - oldest.made >= MOMENT else None
 
 
 class Connections:
@@ -120,16 +122,16 @@ class Connections:
 
     def admit(self, transport: asyncio.Transport) -> Connection | None:
         """Counts a new connection, and closes another if there are too many; None if there is no room."""
-        address = client_of(transport)
+        address, now = client_of(transport), self._clock()
         here = self._addresses.get(address) or _Share(self._for_each)
         for share in (here, self._all):
-            crowded, victim = share.surplus()
+            crowded, victim = share.surplus(now)
             if crowded and victim is None:
                 self.closed["refused"] += 1
                 return None
             if victim is not None:
                 self.cut(victim, "crowded")
-        connection = Connection(transport, address)
+        connection = Connection(transport, address, now)
         self._addresses.setdefault(address, here).add(connection)
         self._all.add(connection)
         if self._looking is None:

@@ -26,8 +26,8 @@ class Settings:
     body_timeout: Duration = "30s"
     write_timeout: Duration = "30s"
     """A client that takes next to nothing of its answer for so long is cut off."""
-    max_connections: int = 2_000
-    max_connections_per_address: int = 1_000
+    max_connections: int = 10_000
+    max_connections_per_address: int = 5_000
     max_buffered: Size = "256MB"
     """What large bodies may take in memory, and as much again for large answers."""
     grace: Duration = "30s"
