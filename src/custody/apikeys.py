@@ -110,11 +110,13 @@ def revoke(db: Database, name: str, *, actor: str | None, now: datetime | None) 
 class Ring:
     """All keys that are in use at one moment, to tell who shows one without asking the database."""
 
-    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] = ()) -> None:
+    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] = (), *, revoked: bool = False) -> None:
         self._keys = {key.key_id.encode(): (digest, key) for digest, key in keys}
+        self.all_revoked = revoked and not self._keys
+        """There were keys, and each of them was revoked."""
 
     def __bool__(self) -> bool:
-        """Whether there are keys, be they expired: a door does not open because a key has come to its end."""
+        """Whether there are keys, be they expired: a server does not open because a key has come to its end."""
         return bool(self._keys)
 
     @property
@@ -131,4 +133,6 @@ class Ring:
 
 
 def ring(db: Database, *, now: datetime | None) -> Ring:
-    return Ring((row["digest"], _key(row)) for row in db.call_dicts("list_api_keys", revoked=False, now=now))
+    rows = db.call_dicts("list_api_keys", revoked=False, now=now)
+    revoked = not rows and bool(db.call("had_api_keys")[0][0])
+    return Ring(((row["digest"], _key(row)) for row in rows), revoked=revoked)

@@ -14,10 +14,10 @@ from tests.waiting import wait_for
 import custody
 from custody.apikeys import Ring
 from custody.engine.serving import ServerVerbs
-from custody.errors import DatabaseUnavailable, Unauthorized
-from custody.http import keyring
+from custody.errors import DatabaseUnavailable, KeysNeeded, Unauthorized
+from custody.http import Server, Settings, keyring
 from custody.http.keyring import Keyring
-from custody.http.rights import ANYBODY, Caller
+from custody.http.rights import Caller
 
 pytestmark = pytest.mark.core
 
@@ -79,7 +79,33 @@ def test_a_new_key_works_at_once_and_a_revoked_one_not_for_long(
     wait_for(lambda: http.get("/topics", headers=bearer(new)).status == 401, "the revoked key is refused", timeout=2)
     assert http.get("/topics", headers=bearer(boss)).status == 200
     c.revoke_api_key("boss")
-    wait_for(lambda: http.get("/topics").status == 200, "the last key is gone, and none is asked for", timeout=2)
+    wait_for(lambda: http.get("/topics", headers=bearer(boss)).status == 401, "the last key is refused", timeout=2)
+
+
+@pytest.mark.req("G19")
+def test_the_revocation_of_the_last_key_opens_nothing(
+    c: custody.Custody,
+    serve: Callable[..., Http],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH", 0.1)
+    monkeypatch.setattr(keyring, "AGAIN", 0.0)
+    boss = c.create_api_key("boss", admin=["*"]).secret
+    http, opened = serve(), serve(open=True)
+    assert http.get("/topics", headers=bearer(boss)).status == 200
+    assert opened.get("/topics").status == 401, "with keys, both ask for one"
+    c.revoke_api_key("boss")
+    wait_for(lambda: http.get("/topics", headers=bearer(boss)).status == 401, "the last key is refused", timeout=2)
+    wait_for(lambda: opened.get("/topics").status == 200, "only what was said to be open opens", timeout=2)
+    for _ in range(3):
+        assert http.get("/topics").status == 401
+    assert "the last API key was revoked: every call is refused" in caplog.text
+    with pytest.raises(KeysNeeded, match="--open"):
+        Server(c, Settings(port=0))
+    new = c.create_api_key("boss", admin=["*"]).secret
+    assert http.get("/topics", headers=bearer(new)).status == 200, "a new key works at once"
+    wait_for(lambda: opened.get("/topics").status == 401, "and both ask for it", timeout=2)
 
 
 @pytest.mark.req("G19")
@@ -197,7 +223,7 @@ def test_what_was_read_is_renewed_before_it_is_old_and_not_believed_after(c: cus
         assert await shown(ring, key) is not None, "it is read again, and nobody waits for it"
         while reads.count < 2 or ring._reading is not None:
             await asyncio.sleep(0)
-        assert await ring.caller({}) is ANYBODY
+        assert await shown(ring, key) is None
         c.create_api_key("other", consume=["orders"])
         reads.now = 100.0
         assert await shown(ring, key) is None, "long idle: it is read before anybody is believed"

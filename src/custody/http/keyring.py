@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 
@@ -10,12 +11,15 @@ from custody.apikeys import ApiKey, Ring
 from custody.errors import CustodyError, Unauthorized
 from custody.http.rights import ANYBODY, Caller
 
+logger = logging.getLogger(__name__)
+
 FRESH = 5.0
 """Seconds after which what was read is not believed any more: so long a revoked key may go on."""
 RENEWED = 2.5
 """Seconds after which a request has it read again, without waiting for it."""
 AGAIN = 1.0
 """Seconds between two readings because of keys that nobody knows: a new key works at once, guessing costs one call."""
+CLOSED = "every call is refused until there is a new key"
 _REMEDY = "Send it as `Authorization: Bearer …`; `custody apikeys create` makes one."
 
 
@@ -27,10 +31,12 @@ class Keyring:
         read: Callable[[], Ring],
         *,
         required: bool,
+        open: bool = False,
         in_thread: Callable[[Callable[[], Ring]], asyncio.Future[Ring]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._required, self._in_thread, self._clock = read, required, in_thread, clock
+        self._open = open
         self._ring, self._read_at = Ring(), float("-inf")
         self._callers: dict[str, Caller] = {}
         self._reading: asyncio.Future[Ring] | None = None
@@ -43,8 +49,8 @@ class Keyring:
 
     @property
     def needed(self) -> bool:
-        """Whether a call needs a key, by what was read last."""
-        return self._required or bool(self._ring)
+        """Whether a call needs a key, by what was read last. The revocation of the last key opens nothing."""
+        return self._required or bool(self._ring) or (self._ring.all_revoked and not self._open)
 
     async def caller(self, headers: Mapping[bytes, bytes], *, stale: bool = False) -> Caller:
         """Whose key these headers show; anybody, if none is needed. `stale`: what was read last will do, if need be."""
@@ -96,8 +102,11 @@ class Keyring:
             self._take(reading.result(), began)
 
     def _take(self, ring: Ring, began: float) -> None:
+        ended = ring.all_revoked and bool(self._ring)
         # as old as the beginning of the reading: what is revoked while it goes on may not be in it
         self._ring, self._read_at = ring, began
+        if ended:
+            logger.warning("the last API key was revoked: %s", CLOSED if self.needed else "no call needs one (--open)")
         self._callers.clear()
 
 

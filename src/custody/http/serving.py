@@ -63,11 +63,16 @@ class Server:
 
     def _require_keys(self) -> None:
         """Refuses to be open to everybody who can reach this machine."""
-        active = self._state.keys.load().active
+        ring = self._state.keys.load()
         if self._settings.loopback:
+            if ring.all_revoked and not self._settings.open:
+                raise KeysNeeded(
+                    "there were API keys, and all of them are revoked",
+                    "Make one with `custody apikeys create NAME --admin '*'`, or say --open to serve without keys.",
+                )
             return
         where = f"{self._settings.host} can be reached from elsewhere"
-        if not active:
+        if not ring.active:
             raise KeysNeeded(f"{where}, and there is no API key", REMEDY)
         if self._settings.tls_cert is None:
             logger.warning("%s, and keys and messages travel in the clear. Give --tls-cert and --tls-key", where)

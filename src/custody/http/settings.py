@@ -31,6 +31,8 @@ class Settings:
     max_buffered: Size = "256MB"
     """What large bodies may take in memory, and as much again for large answers."""
     grace: Duration = "30s"
+    open: bool = False
+    """Serve without keys on the loopback although there were some, which are all revoked."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     origins: tuple[str, ...] = ()

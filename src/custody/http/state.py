@@ -89,6 +89,7 @@ class State:
         self.keys = Keyring(
             self.verbs.key_ring,
             required=not settings.loopback,
+            open=settings.open,
             in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self.threads.keys, read),
         )
         self._pinging: asyncio.Future[None] | None = None

@@ -36,6 +36,12 @@ LANGUAGE sql STABLE AS $$
     FROM custody.api_keys k WHERE p_revoked OR k.revoked_at IS NULL ORDER BY k.created_at, k.name
 $$;
 
+-- Whether there ever was a key: revoked ones stay.
+CREATE FUNCTION custody.had_api_keys() RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM custody.api_keys)
+$$;
+
 -- False if it was revoked before.
 CREATE FUNCTION custody.revoke_api_key(p_name text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
