@@ -76,7 +76,7 @@ CustodyError
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class CustodyError(Exception):
@@ -88,7 +88,14 @@ class CustodyError(Exception):
     def __init__(self, message: str | None = None, remedy: str = "") -> None:
         self.message = message or (type(self).__doc__ or "").strip()
         self.remedy = remedy
+        self.shown = self.message
+        """What a server tells its callers: the words of the database are not for them."""
         super().__init__(f"{self.message.rstrip('.')}. {remedy}" if remedy else self.message)
+
+    def showing(self, text: str) -> Self:
+        """The same error, of which a server tells its callers this much."""
+        self.shown = text
+        return self
 
 
 class Transient(CustodyError):

@@ -95,7 +95,43 @@ def test_a_line_for_each_request_and_no_secret_in_any(
     (failure,) = [line for line in lines(server) if line["level"] == "error"]
     assert "r9" in failure["message"]
     assert failure["cause"]["sqlstate"] == "42883"
+    assert "function custody.publish" in failure["cause"]["database"]
     assert any("publishes.py" in frame for frame in failure["at"])
+
+
+@pytest.mark.req("G20")
+def test_callers_are_not_told_the_words_of_the_database(
+    c: custody.Custody, db: psycopg.Connection, process: Callable[..., Process]
+) -> None:
+    c.create_topic("orders")
+    server = process("--statement-timeout", "300ms")
+    message = {"topic": "orders", "payload": 1, "key": "hidden-value"}
+
+    def refused(status: int, path: str = "/messages", body: object = message) -> dict[str, Any]:
+        answer = server.http("POST", path, body)
+        assert answer.status == status
+        text = answer.body.decode()
+        for word in ("custody.", "log_1", "relation", "function", "statement", "SELECT", "constraint", "hidden"):
+            assert word not in text.replace("custody_error", ""), text
+        error: dict[str, Any] = answer.json["error"]
+        assert error["message"]
+        wait_for(lambda: [line for line in lines(server) if line.get("request_id") == error["request_id"]], "logged")
+        (line,) = [line for line in lines(server) if line.get("request_id") == error["request_id"] and "code" in line]
+        assert line["code"] == error["code"]
+        return line
+
+    db.execute("ALTER TABLE custody.log_1 ADD CONSTRAINT no CHECK (key <> 'hidden-value') NOT VALID")
+    assert refused(422)["cause"]["sqlstate"] == "23514"
+    db.execute("ALTER TABLE custody.log_1 DROP CONSTRAINT no")
+    with db.transaction():
+        db.execute("LOCK TABLE custody.groups")
+        line = refused(503, "/topics/orders/groups", {"name": "g"})
+    assert (line["cause"]["sqlstate"], line["level"]) == ("57014", "warning")
+    assert "statement timeout" in line["cause"]["database"]
+    db.execute("ALTER FUNCTION custody.publish RENAME TO hidden")
+    assert "custody.publish" in refused(500)["cause"]["database"]
+    db.execute("ALTER TABLE custody.topics RENAME TO hidden")
+    assert 'type "custody.topics"' in refused(500, "/topics", {"name": "more"})["cause"]["database"]
 
 
 @pytest.mark.req("G19")

@@ -160,7 +160,7 @@ def failed(error: Exception, request_id: str) -> Answer:
         body = ErrorBody(code=InvalidJson.code, message=f"the body is not JSON: {error}", request_id=request_id)
     elif isinstance(error, CustodyError):
         status = error.status
-        body = ErrorBody(code=error.code, message=error.message, request_id=request_id)
+        body = ErrorBody(code=error.code, message=error.shown, request_id=request_id)
         if error.remedy:
             body.remedy = error.remedy
         if isinstance(error, InvalidArgument) and error.path is not None:
@@ -173,11 +173,18 @@ def failed(error: Exception, request_id: str) -> Answer:
             extra.append((b"connection", b"close"))
         if status == 401:
             extra.append((b"www-authenticate", b'Bearer realm="custody"'))
-        if status >= 500 and not isinstance(error, Transient):
-            logger.error("request %s failed", request_id, exc_info=error)
+        if error.shown != error.message or (status >= 500 and not isinstance(error, Transient)):
+            _log(error, error.code, request_id)
     else:
-        logger.error("request %s failed", request_id, exc_info=error)
+        _log(error, body.code, request_id)
     return Answer(msgspec.json.encode(ErrorOut(body)), status, tuple(extra))
+
+
+def _log(error: Exception, code: str, request_id: str) -> None:
+    """What the caller is not told: the log has it under the id that the caller has."""
+    level = logging.WARNING if isinstance(error, Transient | InvalidArgument) else logging.ERROR
+    told = {"custody": {"request_id": request_id, "code": code}}
+    logger.log(level, "request %s failed", request_id, exc_info=error, extra=told)
 
 
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)

@@ -1,7 +1,7 @@
 """What a server writes down: a line for each request and for what goes wrong, and never what a message contains.
 
-Payloads, keys of messages, API keys, headers and query values are not in it. Errors of a library may quote any of them,
-so that of an exception only its kind and the way to it are written.
+Payloads, keys of messages, API keys, headers and query values are not in it. Errors of a library may quote any of them:
+of an exception only its kind and the way to it are written, and the words of the database where they quote no value.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Format = Literal["json", "text", "none"]
 FORMATS: tuple[Format, ...] = ("json", "text", "none")
 MOST = 10_000
 """So many lines wait to be written. Whoever reads them slower than that loses some, and not the server its time."""
+_WITHOUT_VALUES = ("08", "25", "26", "28", "40", "42", "53", "54", "55", "57", "58", "XX")
+"""Classes of errors of the database whose messages name tables, functions and resources, and never quote a value."""
 _LOGGERS = ("custody", "uvicorn", "asyncio", "psycopg.pool")
 
 
@@ -144,6 +146,8 @@ def described(error: BaseException) -> dict[str, Any]:
     said: dict[str, Any] = {"error": _words(error), "at": _way(error)}
     if (state := getattr(error, "sqlstate", None)) is not None:
         said["sqlstate"] = state
+        if state.startswith(_WITHOUT_VALUES):
+            said["database"] = getattr(getattr(error, "diag", None), "message_primary", None)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         said["cause"] = described(cause)

@@ -77,21 +77,26 @@ def translate(error: psycopg.Error) -> CustodyError:
     ):  # an operational error for the driver, but it would be one again
         return InvalidArgument(error.diag.message_primary or str(error).strip())
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
-    if refused_by_driver or isinstance(error, pg_errors.DataError | pg_errors.IntegrityError):
+    if isinstance(error, pg_errors.IntegrityError):
+        return InvalidArgument(error.diag.message_primary or str(error).strip()).showing(
+            "the database does not take it"
+        )
+    if refused_by_driver or isinstance(error, pg_errors.DataError):
         return InvalidArgument(error.diag.message_primary or str(error).strip())
     if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
         return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
-        return Busy(f"the database gave up waiting: {str(error).strip()}", "Try again.")
+        said = "the database gave up waiting"
+        return Busy(f"{said}: {str(error).strip()}", "Try again.").showing(said)
     if isinstance(error, pg_errors.ReadOnlySqlTransaction):
-        return DatabaseUnavailable(
-            f"the database takes no changes: {str(error).strip()}", "After a failover it is a standby: try again."
-        )
+        said = "the database takes no changes"
+        remedy = "After a failover it is a standby: try again."
+        return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
-        return DatabaseUnavailable(
-            f"the database cannot be reached: {str(error).strip()}", "Check that it runs, and try again."
-        )
-    return CustodyError(f"the database reported: {str(error).strip()}")
+        said = "the database cannot be reached"
+        remedy = "Check that it runs, and try again."
+        return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
+    return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
 
 
 def watched(url: str) -> str:
@@ -212,4 +217,5 @@ def _execute(connection: Connection, factory: RowFactory[T], function: str, argu
         try:
             return cursor.fetchall()
         except pg_errors.DataError as error:  # the driver's: the call itself has been done, and must not be repeated
-            raise DatabaseUnavailable(f"it was done, but what it returned cannot be read: {error}") from error
+            said = "it was done, but what it returned cannot be read"
+            raise DatabaseUnavailable(f"{said}: {error}").showing(said) from error
