@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from custody.outcomes import Outcome
 from custody.placement import Layout
@@ -154,6 +154,35 @@ class Figures:
     last: Committed | None
 
 
+State = Literal["running", "retrying", "stopped", "failed", "gone"]
+"""Of a pipeline. `retrying`: it failed and is tried again; `gone`: its driver ran and is not heard of any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineState:
+    """What a pipeline is at: its state and since when, its failures in a row, the last error, and who drives it.
+
+    `seen_at`: when its driver was last known to be alive. `claim`, `claimed_at` and `messages`: the claim in flight.
+    """
+
+    topic: str
+    group: str
+    state: State
+    since: datetime
+    for_seconds: float
+    tries: int
+    last_error: str | None
+    error_at: datetime | None
+    seen_at: datetime
+    seen_seconds: float
+    driver: str
+    epoch: int
+    started_at: datetime
+    claim: int | None
+    claimed_at: datetime | None
+    messages: int | None
+
+
 class Drive:
     """The verbs of one driver. Runs in the driver's process, and in the process of its source."""
 
@@ -184,6 +213,12 @@ class Drive:
     def keep(self) -> int:
         """Renews the leases of the claim in flight; how many messages they still hold."""
         return int(self._db.call("keep_claim", **self._named, visibility=self._visibility, now=self._now())[0][0])
+
+    def report(self, state: State | None = None, *, tries: int | None = None, error: str | None = None) -> None:
+        """The driver is alive, and this is how its pipeline fares; what is left out stays as it is."""
+        self._db.call(
+            "report_pipeline", **self._named, state=state, tries=tries, error=storable(error), now=self._now()
+        )
 
     def release(self) -> bool:
         """Gives back a claim that was not run. False if there is none."""
@@ -295,6 +330,12 @@ def start(
         topic=topic, group=group, group_id=group_id, epoch=epoch, name=driver, visibility=visibility, uid=str(uid)
     )
     return Drive(db, taken, clock), Pass(until=tuple(until), due=due)
+
+
+def states(db: Database, topic: str | None, group: str | None, *, now: datetime | None) -> list[PipelineState]:
+    """What the pipelines are at: all, those of a topic, or one."""
+    rows = db.call_dicts("pipeline_states", topic=topic, group=group, now=now)
+    return [PipelineState(group=row.pop("consumer_group"), **row) for row in rows]
 
 
 def figures(db: Database, topic: str, group: str, *, now: datetime | None) -> Figures:

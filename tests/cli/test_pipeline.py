@@ -319,6 +319,28 @@ def test_what_spark_needs_and_is_not_there(cli: Run, tmp_path: Path) -> None:
     assert json.loads(cli("version", "--json").out)
 
 
+@pytest.mark.req("S6")
+def test_states_are_listed_and_one_is_shown(quick: Run, live: Custody) -> None:
+    assert quick("pipeline", "list", "--json").document == []
+    live.create_group("orders", "fraud")
+    assert (
+        "never driven by a pipeline"
+        in quick("pipeline", "status", "orders", "fraud", "--json", code=1).error["message"]
+    )
+    drive, _ = live.drive("orders", "fraud")
+    drive.report("failed", tries=9, error="no disk")
+    (listed,) = quick("pipeline", "list", "--json").document
+    assert (listed["topic"], listed["group"], listed["state"], listed["tries"]) == ("orders", "fraud", "failed", 9)
+    assert (listed["last_error"], listed["epoch"]) == ("no disk", drive.driver.epoch)
+    shown = quick("pipeline", "status", "orders", "fraud", "--json").document
+    assert (shown["state"], shown["since"], shown["figures"]["lag"]) == ("failed", listed["since"], 0)
+    assert "failed" in quick("pipeline", "list").out
+    text = quick("pipeline", "status", "orders", "fraud").out
+    assert "9 failures in a row" in text
+    assert "no disk (" in text
+    assert quick("pipeline", "status", "orders", "none", "--json", code=1).error["code"] == "group_not_found"
+
+
 def test_help(quick: Run) -> None:
     assert "run" in quick("pipeline", "--help", "--no-color").out
     for verb, option in {"run": "--available-now", "try": "--limit"}.items():

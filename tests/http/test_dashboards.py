@@ -68,6 +68,8 @@ def told(c: custody.Custody, http_: Http, db: psycopg.Connection[Any]) -> Used:
     """Every metric of a server that has had some traffic, with its labels."""
     c.create_topic("orders")
     c.create_group("orders", "default", Policy(breaker=Breaker()))
+    c.create_group("orders", "screening")
+    c.drive("orders", "screening")
     with db.transaction():
         write(db, event_type="made", payload=1, destination="stdout:")
     http_.post("/messages", {"topic": "orders", "payload": 1})
@@ -122,6 +124,7 @@ def test_what_matters_is_watched() -> None:
         "custody_group_oldest_unresolved_age_seconds",
         "custody_group_breaker_state",
         "custody_outbox_backlog",
+        "custody_pipeline_state",
     } <= watched
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")

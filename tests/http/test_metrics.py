@@ -217,6 +217,30 @@ def test_the_figures_of_groups_topics_and_outbox_are_those_of_the_database(
     assert value(found, "custody_up") == 1
 
 
+@pytest.mark.req("S6")
+def test_the_state_of_pipelines_is_told(c: custody.Custody, clock: Any, http_: Http) -> None:
+    c.create_topic("orders")
+    for group in ("fails", "dies"):
+        c.create_group("orders", group)
+    failing, _ = c.drive("orders", "fails")
+    c.drive("orders", "dies")
+    clock.move(10)
+    failing.report("retrying", tries=3, error="no disk")
+    clock.move(15)
+    found = scraped(http_)
+    states = ("running", "retrying", "stopped", "failed", "gone")
+
+    def state(group: str) -> list[str]:
+        told = {one: value(found, "custody_pipeline_state", topic="orders", group=group, state=one) for one in states}
+        assert {*told.values()} == {0, 1}
+        return [one for one in states if told[one]]
+
+    assert (state("fails"), state("dies")) == (["retrying"], ["gone"])
+    assert value(found, "custody_pipeline_tries", topic="orders", group="fails") == 3
+    assert value(found, "custody_pipeline_state_seconds", topic="orders", group="fails") == 15
+    assert value(found, "custody_pipeline_seen_seconds", topic="orders", group="dies") == 25
+
+
 def test_many_who_ask_at_once_cost_one_look(
     orders: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments, render
+from custody.cli import arguments, pipeline_states, render
 from custody.cli.door import Door, counted, door_of
 from custody.plain import plain
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
 
-app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try, pack.")
+app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try, pack, list, status.")
+app.command("list")(pipeline_states.list_)
+app.command()(pipeline_states.status)
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that defines pipelines.")
@@ -94,11 +96,15 @@ def run(
                 on_trouble=progress.trouble,
                 stop=stop,
             )
-            summaries = running.run(pipelines, c, settings, master=master)
+            summaries, errors = running.run_all(pipelines, c, settings, master=master)
     if door.json:
         door.emit({"pipelines": summaries})
     for summary in summaries:
         door.say(told(summary))
+    for error in errors[1:]:
+        door.note(f"error: {error}")
+    if errors:
+        raise errors[0]
 
 
 @app.command("try")

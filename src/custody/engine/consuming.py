@@ -13,7 +13,7 @@ from custody.engine.grouping import Grouping
 from custody.engine.keeping import Keeping
 from custody.model import Settled
 from custody.outcomes import Outcome
-from custody.pipelines import Drive, Driver, Figures, Pass
+from custody.pipelines import Drive, Driver, Figures, Pass, PipelineState
 from custody.policy import Duration, seconds_or_none
 from custody.settle import Settler
 from custody.store.notify import Listener
@@ -145,6 +145,10 @@ class Consuming(Grouping, Keeping):
     def figures(self, topic: str, group: str) -> Figures:
         """Where a pipeline's group stands, and what its last batch came to."""
         return pipelines.figures(self._db, topic, group, now=self._now())
+
+    def pipelines(self, topic: str | None = None, group: str | None = None) -> list[PipelineState]:
+        """What the pipelines of the database are at: running, retrying, stopped, failed or gone, and since when."""
+        return pipelines.states(self._db, topic, group, now=self._now())
 
     def driving(self, driver: Driver) -> Drive:
         """The verbs of a driver that has taken over already, for another process of its own."""

@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from custody.errors import CustodyError
 from custody.insights import GroupFigures, TopicFigures
 from custody.outbox.events import Figures as OutboxFigures
+from custody.pipelines import PipelineState, State
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Overview:
     topics: list[TopicFigures]
     groups: list[GroupFigures]
     outbox: list[OutboxFigures]
+    pipelines: list[PipelineState]
 
 
 class Scraping:
@@ -103,3 +106,26 @@ def families(overview: Overview | None) -> Iterator[Metric]:
         held.add_metric([topic.topic], topic.messages)
         appended.add_metric([topic.topic], topic.appended)
     yield from (held, appended)
+    yield from _of_pipelines(overview.pipelines)
+
+
+def _of_pipelines(pipelines: list[PipelineState]) -> Iterator[Metric]:
+    labels = ["topic", "group"]
+    state = GaugeMetricFamily(
+        "custody_pipeline_state", "1 for the state that the pipeline is in.", labels=[*labels, "state"]
+    )
+    since = GaugeMetricFamily("custody_pipeline_state_seconds", "How long it has been in that state.", labels=labels)
+    seen = GaugeMetricFamily(
+        "custody_pipeline_seen_seconds", "How long ago its driver was known to be alive.", labels=labels
+    )
+    tries = GaugeMetricFamily(
+        "custody_pipeline_tries", "Failures in a row, without a batch committed in between.", labels=labels
+    )
+    for one in pipelines:
+        name = [one.topic, one.group]
+        for known in get_args(State):
+            state.add_metric([*name, known], one.state == known)
+        since.add_metric(name, one.for_seconds)
+        seen.add_metric(name, one.seen_seconds)
+        tries.add_metric(name, one.tries)
+    yield from (state, since, seen, tries)

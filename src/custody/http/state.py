@@ -148,8 +148,11 @@ class State:
         self.metrics.answered(method, route, status, took)
 
     async def _overview(self) -> Overview:
-        topics, groups, outbox = await in_thread(self.threads.looks, self.engine.overview, timeout=LIMIT)
-        return Overview(topics=topics, groups=groups, outbox=outbox)
+        def look() -> Overview:
+            topics, groups, outbox = self.engine.overview(timeout=LIMIT)
+            return Overview(topics=topics, groups=groups, outbox=outbox, pipelines=self.engine.pipelines())
+
+        return await in_thread(self.threads.looks, look)
 
     @property
     def stopping(self) -> bool:

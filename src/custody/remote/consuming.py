@@ -110,6 +110,9 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
     def figures(self, *_: Any, **__: Any) -> NoReturn:
         raise _pipeline()
 
+    def pipelines(self, *_: Any, **__: Any) -> NoReturn:
+        raise _pipeline()
+
     def driving(self, *_: Any, **__: Any) -> NoReturn:
         raise _pipeline()
 

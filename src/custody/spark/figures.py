@@ -51,6 +51,8 @@ class Summary:
     restarts: int
     seconds: float
     left: Outlook
+    error: str | None = None
+    """What it failed of, if it did."""
 
 
 def outlook(c: Custody, topic: str, group: str) -> Outlook:

@@ -10,13 +10,14 @@ from pyspark.sql import SparkSession
 
 import custody as api
 from custody.engine import Custody
-from custody.errors import GroupNotFound, InvalidArgument
+from custody.errors import GroupNotFound, InvalidArgument, Transient
 from custody.spark.driver.batch_jobs import shape_of
 from custody.spark.driver.driving import ENDING, Driving
 from custody.spark.driver.watching import within
 from custody.spark.environment.own_session import require_fit
 from custody.spark.environment.probe import require_able
 from custody.spark.environment.shipping import ship
+from custody.spark.faults import described
 from custody.spark.figures import Summary
 from custody.spark.pipeline import Pipeline
 from custody.spark.session import session
@@ -32,7 +33,23 @@ def run(
     spark: SparkSession | None = None,
     master: str | None = None,
 ) -> list[Summary]:
-    """Runs pipelines side by side in one Spark session. See `Pipeline.run`."""
+    """Runs pipelines side by side in one Spark session, and raises the error of the first that failed. One that fails
+    does not end the others. See `Pipeline.run`."""
+    summaries, errors = run_all(pipelines, database, settings, spark=spark, master=master)
+    if errors:
+        raise errors[0]
+    return summaries
+
+
+def run_all(
+    pipelines: Sequence[Pipeline],
+    database: Custody | str | None = None,
+    settings: RunSettings | None = None,
+    *,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+) -> tuple[list[Summary], list[Exception]]:
+    """As `run`: what each did, and the errors of those that failed."""
     settings = settings or RunSettings()
     if settings.checkpoint is not None and len(pipelines) > 1:
         raise InvalidArgument("a checkpoint is for one pipeline", "Leave it out: none has to be kept.")
@@ -48,24 +65,29 @@ def run(
         ]
         with stopped_by_signals(settings.stop.set):
             try:
-                _side_by_side(runs, settings.stop)
+                _side_by_side(runs)
             except KeyboardInterrupt:  # a second one: nothing is waited for any more
                 for one in runs:
                     one.abandon()
                 raise
-        return [one.summary() for one in runs]
+        errors = [one.error for one in runs if one.error is not None]
+        try:
+            return [one.summary() for one in runs], errors
+        except Transient:  # what still waits cannot be asked for, perhaps for the reason that made them fail
+            if errors:
+                raise errors[0] from None
+            raise
 
 
-def _side_by_side(runs: Sequence[Driving], stop: threading.Event) -> None:
-    """Each in a thread of its own; the first that fails stops the others, and its error is raised."""
-    errors: list[BaseException] = []
+def _side_by_side(runs: Sequence[Driving]) -> None:
+    """Each in a thread of its own. One that fails keeps its error and lets the others go on."""
 
     def guarded(one: Driving) -> None:
         try:
             one.run()
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
+        except Exception as error:
+            if len(runs) > 1:
+                one.trouble(f"it has failed, and the other pipelines go on: {described(error)}")
 
     threads = [
         threading.Thread(target=guarded, args=[one], name=f"custody {one.pipeline.name}", daemon=True) for one in runs
@@ -75,8 +97,6 @@ def _side_by_side(runs: Sequence[Driving], stop: threading.Event) -> None:
     for thread in threads:
         while thread.is_alive():  # a join without a time-out would keep the signal's handler from running
             thread.join(0.2)
-    if errors:
-        raise errors[0]
 
 
 @contextmanager

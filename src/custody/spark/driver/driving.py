@@ -26,6 +26,7 @@ from custody.pipelines import Drive, Pass
 from custody.policy import seconds, seconds_or_none
 from custody.spark.driver.batch_jobs import BatchJobs, Shape
 from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
+from custody.spark.driver.reporting import Report
 from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.driver.watching import Watch, within
 from custody.spark.faults import GONE, described, ours
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 ENDING = 10.0
 """Seconds that Spark has to end what was cancelled, or a query that was stopped."""
+IDLE = 10.0
+"""Seconds after which a query that has not failed, and has no batch, is taken to be well."""
 _REGISTERING = threading.Lock()
 
 
@@ -57,12 +60,17 @@ class Driving:
         self._policy = policy
         self._visibility = seconds(policy.visibility_timeout)
         self._shape = shape
+        self.error: Exception | None = None
+        """What the pipeline failed of."""
+        self._report = Report()
         self._fenced: PipelineFenced | None = None
         self._in_batch = threading.Lock()
         self._ending = threading.Event()
         self._grace = settings.grace_seconds
-        self._watch = Watch(spark, trouble=self._trouble, overdue=lambda: self._epoch.drive.overdue())
-        self._settlement = Settlement(pipeline.name, c, settings, ending=self._ending, trouble=self._trouble)
+        self._watch = Watch(spark, trouble=self.trouble, overdue=lambda: self._epoch.drive.overdue())
+        self._settlement = Settlement(
+            pipeline.name, c, settings, ending=self._ending, report=self._report, trouble=self.trouble
+        )
         self._last_epoch: int | None = None
         self._restarts = 0
         self._only: Pass | None = None
@@ -71,6 +79,14 @@ class Driving:
 
     def run(self) -> None:
         """Until it is stopped, the pass is over, a newer driver takes over, or nothing helps."""
+        try:
+            with self._report:
+                self._run()
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _run(self) -> None:
         pause, settled = 0.5, self._settlement
         while not self._stop.is_set():
             batches = settled.batches
@@ -104,7 +120,8 @@ class Driving:
                 # it may be the checkpoint: Spark refuses one that a killed driver left half written, and none is needed
                 self._checkpoint = None
             pause = 0.5 if settled.batches > batches else min(pause * 2, 30.0)
-            self._trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
+            self._report.failed(described(error), settled.failures)
+            self.trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
             self._restarts += 1
             self._stop.wait(pause)
 
@@ -120,6 +137,7 @@ class Driving:
             self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility, after=self._last_epoch
         )
         self._last_epoch = drive.driver.epoch
+        self._report.drives(drive)
         if self._settings.one_pass and self._only is None:
             drain = self._settings.drain_seconds
             self._only = found if drain is None else replace(found, due=None)
@@ -134,9 +152,9 @@ class Driving:
             kept=CachedRows(next(iter(self.pipeline.sinks), None)),
             watch=self._watch,
             stopping=self._stop.is_set,
-            trouble=self._trouble,
+            trouble=self.trouble,
         )
-        writes = StagedWrites(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self._trouble)
+        writes = StagedWrites(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self.trouble)
         return Epoch(drive=drive, job=job, jobs=jobs, writes=writes)
 
     @property
@@ -160,6 +178,7 @@ class Driving:
             outputs=totals.outputs,
             restarts=self._restarts,
             seconds=time.monotonic() - self._started,
+            error=None if self.error is None else str(self.error),
             left=outlook(self._c, self.pipeline.source, self.pipeline.group),
         )
 
@@ -210,8 +229,11 @@ class Driving:
             threading.Thread(target=keep_up, args=[maintain, ended], name="custody upkeep", daemon=True).start()
             # a URI: as a bare path it would be looked for on Spark's default file system
             query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
+            since = time.monotonic()
             while query.isActive and not self._stop.is_set() and self._fenced is None:
                 query.awaitTermination(0.2)  # type: ignore[arg-type]  # declared int; a float is taken
+                if time.monotonic() - since > IDLE and not self._in_batch.locked():
+                    self._report.goes_well()  # it claims, and there is nothing to be had
             return None if self._stop.is_set() else self._outcome(query)
         except (PySparkException, *GONE) as error:
             return error
@@ -229,13 +251,13 @@ class Driving:
         """A batch that runs is finished and committed, within the grace period; none begins any more."""
         if self._batch_ended(self._grace):
             return
-        self._trouble(f"the batch that runs has not ended within {self._grace:g} s and is cancelled")
+        self.trouble(f"the batch that runs has not ended within {self._grace:g} s and is cancelled")
         until = time.monotonic() + ENDING
         while time.monotonic() < until:
             self.abandon()
             if self._batch_ended(0.5):
                 return
-        self._trouble("the batch cannot be ended, and is left behind: what it would still commit is refused")
+        self.trouble("the batch cannot be ended, and is left behind: what it would still commit is refused")
 
     def _batch_ended(self, timeout: float) -> bool:
         if not self._in_batch.acquire(timeout=timeout):
@@ -286,7 +308,7 @@ class Driving:
             except CustodyError as error:
                 logger.debug("the leases were not renewed: %s", error)
 
-    def _trouble(self, text: str) -> None:
+    def trouble(self, text: str) -> None:
         logger.warning("%s: %s", self.pipeline.name, text)
         if self._settings.on_trouble is not None:
             self._settings.on_trouble(f"{self.pipeline.name}: {text}")

@@ -30,6 +30,7 @@ from custody.errors import (
 from custody.outcomes import Outcome
 from custody.pipelines import Committed, Drive, Part, Work
 from custody.spark.driver.batch_jobs import BatchJobs
+from custody.spark.driver.reporting import Report
 from custody.spark.faults import GONE, described, fault, ours, worker_died
 from custody.spark.figures import Batch
 from custody.spark.outside.staged_writes import StagedWrites
@@ -77,9 +78,16 @@ class Settlement:
     """Settles the batches of one run of a pipeline, over all its epochs."""
 
     def __init__(
-        self, name: str, c: Custody, settings: RunSettings, *, ending: Event, trouble: Callable[[str], None]
+        self,
+        name: str,
+        c: Custody,
+        settings: RunSettings,
+        *,
+        ending: Event,
+        report: Report,
+        trouble: Callable[[str], None],
     ) -> None:
-        self._name, self._c, self._trouble = name, c, trouble
+        self._name, self._c, self._report, self._trouble = name, c, report, trouble
         self._stop, self._ending, self._on_batch = settings.stop, ending, settings.on_batch
         self.max_per_batch = settings.max_per_batch
         """What a claim may take: less than was set, once a batch has turned out to be too large for its sink."""
@@ -129,6 +137,7 @@ class Settlement:
                 if not bearable and not isinstance(known, Transient):
                     raise
                 careful = True
+                self._report.failed(described(error), self.failures)
                 self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 10.0)
@@ -189,6 +198,7 @@ class Settlement:
     def _count(self, batch: Batch) -> None:
         self.failures = 0
         self.batches += 1
+        self._report.goes_well()
         counts: dict[str, Any] = {
             name: getattr(self.totals, name) + getattr(batch.committed, name)
             for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")

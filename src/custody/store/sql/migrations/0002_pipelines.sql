@@ -9,6 +9,18 @@ CREATE TABLE custody.pipelines (
     started_at  timestamptz NOT NULL
 );
 
+-- How a pipeline fares, as its driver says it. Not in the row of the pipeline: a commit locks that for as long as it takes.
+CREATE TABLE custody.pipeline_reports (
+    group_id    int PRIMARY KEY REFERENCES custody.pipelines ON DELETE CASCADE,
+    epoch       bigint NOT NULL,
+    state       text NOT NULL CHECK (state IN ('running', 'retrying', 'stopped', 'failed')),
+    since       timestamptz NOT NULL,      -- it is in this state
+    tries       int NOT NULL,              -- failures in a row, without a batch committed in between
+    last_error  text,                      -- it stays when the pipeline runs again
+    error_at    timestamptz,
+    seen_at     timestamptz NOT NULL       -- the driver was alive
+);
+
 -- The claim in flight: at most one. Its number is the key by which a commit is recognised when it is repeated.
 CREATE TABLE custody.pipeline_claims (
     group_id    int PRIMARY KEY REFERENCES custody.pipelines ON DELETE CASCADE,

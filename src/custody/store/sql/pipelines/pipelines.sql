@@ -52,6 +52,13 @@ BEGIN
     ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = nextval('custody.epochs'), driver = excluded.driver, started_at = excluded.started_at
     RETURNING p.group_id, p.epoch, p.uid INTO group_id, epoch, uid;
     v_now := coalesce(p_now, clock_timestamp());
+    -- a driver that starts again is still trying; what a driver before this one had tried is over
+    INSERT INTO custody.pipeline_reports AS r (group_id, epoch, state, since, tries, seen_at)
+    VALUES (v_group.group_id, start_pipeline.epoch, 'running', v_now, 0, v_now)
+    ON CONFLICT ON CONSTRAINT pipeline_reports_pkey DO UPDATE
+    SET epoch = excluded.epoch, seen_at = excluded.seen_at,
+        state = CASE WHEN p_after IS NULL THEN 'running' ELSE r.state END, since = CASE WHEN p_after IS NULL THEN v_now ELSE r.since END,
+        tries = CASE WHEN p_after IS NULL THEN 0 ELSE r.tries END;
     DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
@@ -342,12 +349,49 @@ LANGUAGE sql STABLE AS $$
     FROM custody.overdue o WHERE o.group_id = p_group_id AND o.claim = coalesce(p_claim, o.claim) ORDER BY o.since
 $$;
 
--- What the pipelines of a database are at, for people.
-CREATE VIEW custody.pipeline_state AS
-SELECT t.name AS topic, g.name AS consumer_group, p.epoch, p.driver, p.started_at, c.claim, c.claimed_at,
-       (SELECT sum(x.messages)::bigint FROM custody.pipeline_parts x WHERE x.group_id = p.group_id) AS messages
-FROM custody.pipelines p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
-LEFT JOIN custody.pipeline_claims c USING (group_id);
+-- The driver of this epoch is alive, and this is how its pipeline fares; what is left out stays as it is. The same may be said again.
+CREATE FUNCTION custody.report_pipeline(
+    p_topic text, p_group text, p_epoch bigint, p_state text DEFAULT NULL, p_tries int DEFAULT NULL, p_error text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_now   timestamptz := coalesce(p_now, clock_timestamp());
+BEGIN
+    UPDATE custody.pipeline_reports r
+    SET seen_at = v_now, state = coalesce(p_state, r.state), tries = coalesce(p_tries, r.tries), last_error = coalesce(p_error, r.last_error),
+        since = CASE WHEN p_state <> r.state THEN v_now ELSE r.since END,
+        error_at = CASE WHEN p_error IS NOT NULL AND (p_error IS DISTINCT FROM r.last_error OR p_tries > r.tries) THEN v_now ELSE r.error_at END
+    WHERE r.group_id = v_group.group_id AND r.epoch = p_epoch;
+    IF NOT FOUND THEN
+        PERFORM custody.driven_by(v_group, p_epoch);
+    END IF;
+END $$;
+
+-- What the pipelines of a database are at. state: running; retrying (it failed and is tried again: tries, last_error); stopped in
+-- order; failed (it has given up, or cannot be run); gone: its driver was running and has not been heard of for 20 seconds.
+CREATE FUNCTION custody.pipeline_states(p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (
+    topic text, consumer_group text, state text, since timestamptz, for_seconds double precision, tries int, last_error text,
+    error_at timestamptz, seen_at timestamptz, seen_seconds double precision, driver text, epoch bigint, started_at timestamptz,
+    claim bigint, claimed_at timestamptz, messages bigint
+)
+LANGUAGE sql STABLE AS $$
+    SELECT t.name, g.name, s.state, s.since, extract(epoch FROM greatest(s.now - s.since, '0'))::double precision, s.tries, s.last_error,
+           s.error_at, s.seen_at, extract(epoch FROM greatest(s.now - s.seen_at, '0'))::double precision, p.driver, p.epoch, p.started_at,
+           c.claim, c.claimed_at, (SELECT sum(x.messages)::bigint FROM custody.pipeline_parts x WHERE x.group_id = p.group_id)
+    FROM custody.pipelines p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+    LEFT JOIN custody.pipeline_claims c USING (group_id),
+         LATERAL (SELECT r.*, n.now, r.state IN ('running', 'retrying') AND r.seen_at < n.now - interval '20 s' AS silent
+                  FROM custody.pipeline_reports r, (SELECT coalesce(p_now, clock_timestamp()) AS now) n WHERE r.group_id = p.group_id) q,
+         LATERAL (SELECT CASE WHEN q.silent THEN 'gone' ELSE q.state END AS state, CASE WHEN q.silent THEN q.seen_at ELSE q.since END AS since,
+                         q.tries, q.last_error, q.error_at, q.seen_at, q.now) s
+    WHERE t.name = coalesce(p_topic, t.name) AND g.name = coalesce(p_group, g.name)
+    ORDER BY t.name, g.name
+$$;
+
+CREATE VIEW custody.pipeline_state AS SELECT * FROM custody.pipeline_states();
 
 -- The figures of a pipeline in one row: where its group stands, and what its last batch came to.
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)

@@ -1,0 +1,90 @@
+"""`custody pipeline list` and `status`: how the pipelines of a database fare, whoever drives them. Needs no Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from custody.cli import render
+from custody.cli.door import counted, door_of
+from custody.errors import InvalidArgument
+from custody.plain import plain
+
+if TYPE_CHECKING:
+    from custody.pipelines import PipelineState
+
+_SHOWN = 80  # characters of an error in a table
+
+
+def list_(
+    ctx: typer.Context,
+    topic: Annotated[str | None, typer.Option(help="Only the pipelines of this topic.")] = None,
+) -> None:
+    """List the pipelines: whether they run, are retrying, stopped, failed or gone, since when, and the last error."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        states = c.pipelines(topic)
+    if door.json:
+        door.emit(states)
+        return
+    rows = [
+        [_name(one), one.state, render.span(one.for_seconds), one.tries, _short(one.last_error), one.driver]
+        for one in states
+    ]
+    columns = ["pipeline", "state", "for", "tries", "last error", "driver"]
+    door.table(columns, rows, empty="No pipeline has ever run here.")
+
+
+def status(
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Argument(help="The topic that the pipeline reads.")],
+    group: Annotated[str, typer.Argument(help="Its group.")],
+) -> None:
+    """Show how one pipeline fares: its state, tries and last error, driver and claim, and where its group stands."""
+    door = door_of(ctx)
+    with door.connect() as c:
+        c.group(topic, group)
+        found = c.pipelines(topic, group)
+        if not found:
+            raise InvalidArgument(
+                f"group {group!r} of topic {topic!r} was never driven by a pipeline", "See `custody pipeline list`."
+            )
+        state, figures = found[0], c.figures(topic, group)
+    if door.json:
+        door.emit({**plain(state), "figures": figures})
+        return
+    door.facts(
+        {
+            "pipeline": _name(state),
+            "state": f"{state.state}, for {render.span(state.for_seconds)}",
+            **_troubles(state),
+            "driver": f"{state.driver} (epoch {state.epoch}), alive {render.span(state.seen_seconds)} ago",
+            "in flight": _in_flight(state),
+            "group": ", ".join(
+                f"{name.replace('_', ' ')} {getattr(figures, name):,}"
+                for name in ("lag", "waiting", "parked", "dead", "blocked_keys")
+            ),
+        }
+    )
+
+
+def _troubles(state: PipelineState) -> dict[str, object]:
+    facts: dict[str, object] = {}
+    if state.tries:
+        facts["tries"] = f"{counted(state.tries, 'failure')} in a row"
+    if state.last_error is not None and state.error_at is not None:
+        facts["last error"] = f"{state.last_error} ({render.moment(state.error_at)})"
+    return facts
+
+
+def _name(state: PipelineState) -> str:
+    return f"{state.topic}/{state.group}"
+
+
+def _in_flight(state: PipelineState) -> str:
+    return "nothing" if state.claim is None else f"claim {state.claim}, {counted(state.messages or 0, 'message')}"
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
