@@ -70,11 +70,14 @@ class Lease:
             raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
         return self._deadline
 
+    # Without messages a verb means all that were handed out and are not settled yet. If some of these are lost, the
+    # others are settled, and LeaseLost names the lost ones.
     # `connection`: the caller's own, of psycopg or SQLAlchemy, to the same database. What is said joins its transaction
-    # and counts when that is committed. A LeaseLost in it has settled what the lease still held: roll back.
+    # and counts when that is committed. There it is all or nothing: after a LeaseLost the transaction can only be
+    # rolled back, to a savepoint or as a whole.
 
     def ack(self, *messages: Which, connection: Any = None) -> Settled:
-        """Done: these messages, or all that the lease still holds."""
+        """Done: these messages, or all that are not settled."""
         return self._settling(connection).ack(self.lease_id, offsets_of(messages))
 
     def nack(

@@ -45,7 +45,6 @@ CustodyError
     │   ├── GroupExists           group_exists
     │   ├── KeyExists             key_exists
     │   ├── LeaseLost             lease_lost
-    │   ├── ReceiptRequired       receipt_required
     │   ├── OrderConflict         order_conflict
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
@@ -361,20 +360,15 @@ class KeyExists(Conflict):
 
 
 class LeaseLost(Conflict):
-    """The lease no longer holds these messages: it expired, was revoked, or they were settled before."""
+    """The lease no longer holds these messages: it expired, was revoked, or they were settled otherwise before."""
 
     code = "lease_lost"
 
     def __init__(self, message: str | None = None, remedy: str = "", *, lost: Sequence[int] = ()) -> None:
         super().__init__(message, remedy)
         self.lost = tuple(lost)
-        """The offsets that were named and not held; what the lease did hold has been settled."""
-
-
-class ReceiptRequired(Conflict):
-    """The message was delivered more than once: only its receipt or lease can say which delivery is meant."""
-
-    code = "receipt_required"
+        """The offsets that were meant and not held. What the lease did hold has been settled, and in a transaction
+        nothing has."""
 
 
 class OrderConflict(Conflict):

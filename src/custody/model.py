@@ -344,9 +344,10 @@ class Rewound:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a settle did: how many messages it settled, which of them are dead by it, and which later messages of a
-    stopped key it released from the lease."""
+    """What a settle did: how many messages are settled by it, which of them are dead, and which later messages of a
+    stopped key it released from the lease. `already`: the same lease had settled some of them so before."""
 
     settled: int
     dead: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
+    already: bool = False

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from custody.errors import InvalidArgument
+from custody.errors import Busy, InvalidArgument
 from custody.model import Replayed, Rewound
 from custody.policy import require_zone
 from custody.store.postgres import Database, Row
+
+PATIENCE = 5.0
+"""For so many seconds a rewind is tried while somebody has a lease locked that it takes something from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +109,30 @@ def rewind(
     reason: str | None,
     now: datetime | None,
 ) -> list[Rewound]:
+    """Tried again for a while if it is busy: each try gives up soon, so that claims go on between them."""
     require_zone(to_time)
-    rows = db.call(
-        "rewind",
-        topic=topic,
-        group=group,
-        to_offset=to_offset,
-        to_time=to_time,
-        partition=partition,
-        dry_run=dry_run,
-        actor=actor,
-        reason=reason,
-        now=now,
-    )
-    return [Rewound(partition=partition, target=target, messages=messages) for partition, target, messages in rows]
+    until, pause = time.monotonic() + PATIENCE, 0.05
+    while True:
+        try:
+            rows = db.call(
+                "rewind",
+                topic=topic,
+                group=group,
+                to_offset=to_offset,
+                to_time=to_time,
+                partition=partition,
+                dry_run=dry_run,
+                actor=actor,
+                reason=reason,
+                now=now,
+            )
+        except Busy:
+            if time.monotonic() + pause > until:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+        else:
+            return [Rewound(partition=at, target=target, messages=messages) for at, target, messages in rows]
 
 
 def release_key(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from custody.errors import LeaseLost
@@ -33,37 +34,26 @@ class Settler:
     def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
         """Many outcomes at once, by offset: one statement, one commit.
 
-        Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest.
+        Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest. What the
+        same lease has settled so before is no loss. In a transaction of the caller it is all or nothing.
         """
         if not outcomes:
             return Settled(settled=0)
         others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
-        result = self.db.call(
+        return self._settled(
             "settle",
-            on=self.connection,
-            lease_id=lease_id,
+            lease_id,
             offsets=list(others),
             outcomes=[outcome.kind for outcome in others.values()],
             errors=[storable(outcome.error) for outcome in others.values()],
             delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
-            worker=self.worker,
-            now=self._now(),
             acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
-        )[0]
-        settled, lost, dead, released = result
-        if lost:
-            raise LeaseLost(f"lease {lease_id} does not hold {listed(lost)}", REMEDY, lost=lost)
-        return Settled(settled=settled, dead=tuple(dead), released=tuple(released))
+        )
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         if offsets is not None:
             return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
-        settled = self.db.call("ack_lease", on=self.connection, lease_id=lease_id, worker=self.worker, now=self._now())[
-            0
-        ][0]
-        if settled == 0:
-            raise LeaseLost(f"lease {lease_id} holds nothing any more", REMEDY)
-        return Settled(settled=settled)
+        return self._settled("ack_lease", lease_id)
 
     def nack(
         self,
@@ -83,28 +73,49 @@ class Settler:
         return self._all(lease_id, offsets, Outcome("later", delay=after))
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
-        deadline: datetime | None = self.db.call(
+        deadline, lost = self.db.call(
             "extend",
             on=self.connection,
             lease_id=lease_id,
             timeout=interval(timeout),
             offset=offset,
             now=self._now(),
-        )[0][0]
-        if deadline is None:
-            raise LeaseLost(
-                f"lease {lease_id} does not hold {'anything any more' if offset is None else f'offset {offset}'}",
-                REMEDY,
-                lost=() if offset is None else (offset,),
-            )
-        return deadline
+            exact=self.connection is not None,
+        )[0]
+        if deadline is None or lost:
+            raise lease_lost(lease_id, lost)
+        extended: datetime = deadline
+        return extended
 
     def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
-        if offsets is None:
-            offsets = self.db.call("lease_offsets", on=self.connection, lease_id=lease_id, now=self._now())[0][0]
-            if not offsets:
-                raise LeaseLost(f"lease {lease_id} holds nothing any more", REMEDY)
-        return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+        if offsets is not None:
+            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+        return self._settled(
+            "settle_lease",
+            lease_id,
+            outcome=outcome.kind,
+            error=storable(outcome.error),
+            delay=seconds_or_none(outcome.delay),
+        )
+
+    def _settled(self, function: str, lease_id: UUID, **arguments: Any) -> Settled:
+        settled, lost, dead, released, already = self.db.call(
+            function,
+            on=self.connection,
+            lease_id=lease_id,
+            worker=self.worker,
+            now=self._now(),
+            exact=self.connection is not None,
+            **arguments,
+        )[0]
+        if lost or not settled:
+            raise lease_lost(lease_id, lost)
+        return Settled(settled=settled, dead=tuple(dead), released=tuple(released), already=bool(already))
+
+
+def lease_lost(lease_id: UUID | None, lost: Sequence[int]) -> LeaseLost:
+    what = f"does not hold {listed(lost)}" if lost else "holds nothing any more"
+    return LeaseLost(f"lease {lease_id} {what}", REMEDY, lost=lost)
 
 
 def storable(error: object, longest: int = LONGEST_ERROR) -> str | None:

@@ -125,7 +125,7 @@ class Transactions:
         return count
 
     def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
-        """These offsets of a lease, or all that it holds at the commit, are done by the commit."""
+        """These offsets of a lease, or all that are not settled, are done by the commit, or it is refused."""
         self.db.call(
             "ack_in_transaction",
             transaction=transaction_id,
@@ -227,7 +227,7 @@ class Transaction:
             self._flush()
 
     def ack(self, lease: Lease, *messages: Which) -> None:
-        """Done with the commit: these messages of the lease, or all that it still holds then."""
+        """Done with the commit: these messages of the lease, or all that are not settled. All of it, or LeaseLost."""
         self._verbs.ack(self.transaction_id, lease.lease_id, offsets_of(messages))
 
     def commit(self) -> list[Receipt | Delayed]:

@@ -12,6 +12,7 @@ from tests.conftest import Clock
 import custody
 from custody import Outcome
 from custody.errors import LeaseLost
+from custody.model import Settled
 
 pytestmark = pytest.mark.core
 
@@ -74,7 +75,7 @@ def test_messages_are_acknowledged_one_by_one_or_all(orders: custody.Custody, fi
 def test_what_is_not_held_is_lost_and_the_rest_is_settled(orders: custody.Custody, fill: Fill) -> None:
     fill(3)
     lease = orders.claim("orders", "stock", max_messages=3)
-    lease.ack(lease.messages[0])
+    lease.nack(lease.messages[0])
     with pytest.raises(LeaseLost) as lost:
         orders.ack(lease.lease_id, [0, 1])
     assert lost.value.lost == (0,)
@@ -253,3 +254,49 @@ def test_the_beginning_of_a_long_error_is_kept(orders: custody.Custody, fill: Fi
     assert [letter.last_error for letter in orders.dead("orders", "stock")] == ["é\ufffd" * 4_000]
     told = [orders.trace("orders", 0, offset)[-1].error for offset in range(3)]
     assert [(error or "")[:2] + str(len(error or "")) for error in told] == ["xx8000", "yy8000", "é\ufffd8000"]
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "later", "extend"])
+def test_a_verb_for_the_whole_lease_names_what_was_lost(orders: custody.Custody, fill: Fill, verb: str) -> None:
+    fill(4)
+    lease = orders.claim("orders", "stock", max_messages=4)
+    lease.ack(lease.messages[0])
+    orders.rewind("orders", "stock", to_offset=2)
+    with pytest.raises(LeaseLost) as lost:
+        getattr(lease, verb)(**({"after": "1m"} if verb == "later" else {}))
+    assert lost.value.lost == (2, 3)
+    assert orders.stats("orders", "stock").in_flight == (1 if verb == "extend" else 0)
+    assert orders.trace("orders", 0, 1)[-1].kind == verb
+
+
+@pytest.mark.req("X1")
+def test_a_transaction_takes_a_whole_lease_or_nothing(orders: custody.Custody, fill: Fill) -> None:
+    fill(4)
+    lease = orders.claim("orders", "stock", max_messages=4)
+    orders.rewind("orders", "stock", to_offset=2)
+    transaction = orders.init_producer("p").transaction()
+    with pytest.raises(LeaseLost) as lost:
+        transaction.ack(lease)
+    assert lost.value.lost == (2, 3)
+    transaction.ack(lease, lease.messages)  # named ones are looked at by the commit
+    with pytest.raises(LeaseLost) as lost:
+        transaction.commit()
+    assert lost.value.lost == (2, 3)
+    assert orders.stats("orders", "stock").in_flight == 2
+
+
+@pytest.mark.req("G5", "G14")
+def test_a_repeated_settle_is_a_success_and_a_lost_one_is_not(orders: custody.Custody, fill: Fill) -> None:
+    fill(4)
+    lease = orders.claim("orders", "stock", max_messages=4)
+    first, second, *rest = lease.messages
+    assert lease.ack(first) == Settled(settled=1)
+    assert lease.ack(first) == Settled(settled=1, already=True)
+    assert lease.ack(first, second) == Settled(settled=2, already=True)
+    assert lease.nack(rest, requeue=False) == Settled(settled=2, dead=(2, 3))
+    assert lease.nack(rest, requeue=False) == Settled(settled=2, dead=(2, 3), already=True)
+    with refused("lease_lost"):
+        lease.ack(rest)
+    with refused("lease_lost"):
+        lease.release()

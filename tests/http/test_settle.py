@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 import pytest
 from tests.conftest import Clock
@@ -85,11 +87,11 @@ def test_what_is_lost_of_many_is_named_and_the_rest_is_done(http_: Http) -> None
     make(http_)
     publish(http_, *range(4))
     messages = received(http_, max=4)
-    http_.post("/messages/ack", {"receipt": messages[1]["receipt"]})
+    http_.post("/messages/release", {"receipt": messages[1]["receipt"]})
     again = http_.post("/messages/ack", {"messages": [{"receipt": message["receipt"]} for message in messages]})
     assert error(again) == (409, "lease_lost", None)
     assert again.json["error"]["lost"] == [1]
-    assert depth(http_) == 0
+    assert depth(http_) == 1
 
 
 @pytest.mark.req("G14")
@@ -115,16 +117,23 @@ def test_just_before_the_deadline_it_is_in_time(http_: Http, clock: Clock) -> No
     assert http_.post("/messages/ack", {"receipt": message["receipt"]}).status == 200
 
 
-def test_by_its_place_alone_only_the_first_delivery_can_be_meant(http_: Http, clock: Clock) -> None:
+@pytest.mark.req("G5", "G6", "G7")
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [("ack", {}), ("nack", {}), ("release", {}), ("later", {"after": 1}), ("extend-visibility", {})],
+)
+def test_by_its_place_alone_the_live_delivery_is_meant(
+    http_: Http, clock: Clock, verb: str, more: dict[str, Any]
+) -> None:
     make(http_)
     publish(http_, 1)
-    received(http_)
+    (first,) = received(http_)
     clock.move(30)
+    assert error(http_.post(f"/messages/{verb}", {**place(first), **more})) == (409, "lease_lost", None)
     (second,) = received(http_)
-    for verb, more in (("ack", {}), ("nack", {}), ("release", {}), ("later", {"after": 1}), ("extend-visibility", {})):
-        refused = http_.post(f"/messages/{verb}", {**place(second), **more})
-        assert error(refused) == (409, "receipt_required", None), verb
-    assert http_.post("/messages/ack", {**place(second), "receipt": second["receipt"]}).status == 200
+    assert (second["offset"], second["attempt"]) == (first["offset"], 2)
+    assert error(http_.post(f"/messages/{verb}", {"receipt": first["receipt"], **more}))[:2] == (409, "lease_lost")
+    assert http_.post(f"/messages/{verb}", {**place(second), **more}).status == 200
 
 
 @pytest.mark.req("N2")
@@ -320,3 +329,36 @@ def test_an_error_text_may_be_anything(http_: Http) -> None:
     assert http_.post("/messages/nack", body).status == 200
     (letter,) = http_.get("/topics/orders/groups/default/dead").json
     assert letter["last_error"].startswith("é")
+
+
+def test_a_repeated_ack_is_answered_as_one(http_: Http, clock: Clock) -> None:
+    make(http_)
+    publish(http_, 1, 2, 3)
+    lease = receive(http_, max=3).json
+    first, second, third = lease["messages"]
+    whole, one = {"lease_id": lease["lease_id"]}, {"receipt": first["receipt"]}
+    assert http_.post("/messages/ack", one).json == {"settled": 1, "dead": [], "released": []}
+    again = http_.post("/messages/ack", one)
+    assert (again.status, again.json) == (200, {"settled": 1, "dead": [], "released": [], "already": True})
+    assert http_.post("/messages/ack", {"messages": [one, {"receipt": second["receipt"]}]}).json["already"] is True
+    assert error(http_.post("/messages/nack", one))[:2] == (409, "lease_lost")
+    assert http_.post("/messages/release", {"receipt": third["receipt"]}).status == 200
+    assert http_.post("/messages/release", {"receipt": third["receipt"]}).json["already"] is True
+    assert http_.post("/messages/ack", whole).json == {"settled": 2, "dead": [], "released": [], "already": True}
+    elsewhere = {**one, "topic": "other"}
+    assert error(http_.post("/messages/ack", elsewhere))[:2] == (409, "lease_lost")
+    assert error(http_.post("/messages/ack", place(first)))[:2] == (409, "lease_lost")  # which delivery is not said
+    assert depth(http_) == 1
+
+
+@pytest.mark.req("X1")
+def test_what_a_whole_lease_has_lost_is_named(http_: Http) -> None:
+    make(http_)
+    publish(http_, 1, 2, 3, 4)
+    body = {"lease_id": receive(http_, max=4).json["lease_id"]}
+    assert http_.post("/topics/orders/groups/default/rewind", {"to_offset": 2}).status == 200
+    for verb, more in (("extend-visibility", {}), ("ack", {})):
+        refused = http_.post(f"/messages/{verb}", {**body, **more})
+        assert error(refused)[:2] == (409, "lease_lost")
+        assert refused.json["error"]["lost"] == [2, 3]
+    assert depth(http_) == 2

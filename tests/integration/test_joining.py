@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -213,3 +214,77 @@ def test_one_who_may_not_make_the_table_is_told_how(orders: custody.Custody, dat
         ):
             custody.once(mine, "g", message)
         mine.rollback()
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_partly_lost_lease_takes_all_of_the_results_back(
+    orders: custody.Custody, db: psycopg.Connection, database_url: str, whole: bool
+) -> None:
+    lease = orders.claim("orders", "g", max_messages=3)
+    orders.rewind("orders", "g", to_offset=2)
+    with psycopg.connect(database_url) as mine:
+        mine.execute("INSERT INTO results VALUES (1), (2), (3)")
+        with pytest.raises(LeaseLost, match="does not hold offset 2") as lost:
+            lease.ack(*([] if whole else [lease.messages]), connection=mine)
+        assert lost.value.lost == (2,)
+        mine.commit()  # PostgreSQL rolls back: nothing can go through by mistake
+    assert (results(db), orders.stats("orders", "g").in_flight) == ([], 2)
+    with psycopg.connect(database_url) as mine:
+        mine.execute("INSERT INTO results VALUES (1), (2)")
+        lease.ack(lease.messages[:2], connection=mine)
+    assert (results(db), open_messages(orders)) == ([1, 2], 1)
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda lease, mine: lease.nack(connection=mine),
+        lambda lease, mine: lease.release(connection=mine),
+        lambda lease, mine: lease.later(after="1m", connection=mine),
+    ],
+)
+def test_a_loss_refuses_every_verb_in_a_transaction_and_a_savepoint_saves_it(
+    orders: custody.Custody, db: psycopg.Connection, database_url: str, verb: Any
+) -> None:
+    lease = orders.claim("orders", "g", max_messages=3)
+    orders.rewind("orders", "g", to_offset=1)
+    with psycopg.connect(database_url) as mine:
+        mine.execute("INSERT INTO results VALUES (7)")
+        with pytest.raises(LeaseLost) as lost, mine.transaction():
+            verb(lease, mine)
+        assert lost.value.lost == (1, 2)
+    assert (results(db), orders.stats("orders", "g").in_flight) == ([7], 1)
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_transaction_that_is_run_again_after_its_commit_is_refused(
+    orders: custody.Custody, db: psycopg.Connection, database_url: str, whole: bool
+) -> None:
+    """Else its results would be there twice: outside of a transaction the same ack is a success."""
+    lease = orders.claim("orders", "g", max_messages=3)
+
+    def run() -> None:
+        with psycopg.connect(database_url) as mine:
+            mine.execute("INSERT INTO results VALUES (1), (2), (3)")
+            lease.ack(*([] if whole else [lease.messages]), connection=mine)
+
+    run()
+    with pytest.raises(LeaseLost):
+        run()
+    assert results(db) == [1, 2, 3]
+    assert lease.ack().already
+
+
+@pytest.mark.req("X1")
+def test_an_ack_that_was_rolled_back_counts_as_not_settled(orders: custody.Custody, database_url: str) -> None:
+    lease = orders.claim("orders", "g", max_messages=3)
+    with psycopg.connect(database_url) as mine:
+        lease.ack(lease.messages[0], connection=mine)
+        mine.rollback()
+        orders.rewind("orders", "g", to_offset=2)
+        with pytest.raises(LeaseLost) as lost:
+            lease.ack(connection=mine)
+    assert lost.value.lost == (2,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -14,11 +15,12 @@ from tests.integration.stream import GROUP, TOPIC, drain, everything, offsets, s
 
 from custody import Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Policy
 from custody.errors import InvalidArgument, OrderConflict
+from custody.model import Settled
 
 pytestmark = pytest.mark.core
 
 # every verb, as it is called on a lease
-VERBS: dict[str, Callable[[Lease], object]] = {
+VERBS: dict[str, Callable[[Lease], Any]] = {
     "ack": lambda lease: lease.ack(),
     "ack one": lambda lease: lease.ack(lease.messages[0]),
     "nack": lambda lease: lease.nack(),
@@ -334,9 +336,14 @@ def test_a_second_settle_is_lost_and_an_unknown_lease_too(c: Custody, db: psycop
         c.ack(uuid4(), [0])
     assert everything(db) == before
     lease.ack()
-    for verb in VERBS.values():
+    before = everything(db)
+    for name, verb in VERBS.items():
+        if name.startswith("ack"):
+            assert verb(lease).already
+            continue
         with pytest.raises(LeaseLost):
             verb(lease)
+    assert everything(db) == before
 
 
 @pytest.mark.req("G14", "V9")
@@ -403,9 +410,11 @@ def test_a_big_lease_settled_piece_by_piece_stays_right(
         verb(lease.lease_id, [offset])
         done.add(offset)
         left.discard(offset)
-        if chosen.random() < 0.02:
+        if chosen.random() < 0.02 and nacked | released:
             with pytest.raises(LeaseLost):
-                c.ack(lease.lease_id, [chosen.choice(sorted(acked | nacked | released))])
+                c.ack(lease.lease_id, [chosen.choice(sorted(nacked | released))])
+        if chosen.random() < 0.02 and acked:
+            assert c.ack(lease.lease_id, [chosen.choice(sorted(acked))]) == Settled(settled=1, already=True)
         if chosen.random() < 0.02:
             stats = c.stats(TOPIC, GROUP)
             assert (stats.in_flight, stats.waiting) == (len(left), len(nacked) + len(released))
@@ -420,3 +429,135 @@ def test_a_big_lease_settled_piece_by_piece_stays_right(
     assert sorted(offsets(again)) == sorted(nacked | released)
     assert {m.offset: m.attempt for m in again} == dict.fromkeys(nacked, 2) | dict.fromkeys(released, 1)
     assert c.stats(TOPIC, GROUP).depth == 0
+
+
+WHOLE = [name for name in VERBS if not name.endswith(" one")]
+
+
+def lose_by_rewind(c: Custody, lease: Lease, clock: Clock) -> None:
+    c.rewind(TOPIC, GROUP, to_offset=4)
+
+
+def lose_by_expiry(c: Custody, lease: Lease, clock: Clock) -> None:
+    for message in lease.messages[:4]:
+        lease.extend("5m", message=message)
+    clock.move(31)
+
+
+def lose_to_another(c: Custody, lease: Lease, clock: Clock) -> None:
+    lose_by_expiry(c, lease, clock)
+    assert c.claim(TOPIC, GROUP)
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("lose", [lose_by_rewind, lose_by_expiry, lose_to_another])
+@pytest.mark.parametrize("verb", WHOLE)
+def test_a_whole_lease_settle_names_what_was_lost_and_settles_the_rest(
+    c: Custody, clock: Clock, verb: str, lose: Callable[[Custody, Lease, Clock], None]
+) -> None:
+    start(c, 6)
+    lease = c.claim(TOPIC, GROUP, max_messages=6)
+    lose(c, lease, clock)
+    with pytest.raises(LeaseLost, match="offsets 4, 5") as lost:
+        VERBS[verb](lease)
+    assert lost.value.lost == (4, 5)
+    kind = c.trace(TOPIC, 0, 0)[-1].kind
+    assert kind == verb
+    with pytest.raises(LeaseLost) as lost:  # it stays lost
+        VERBS[verb](lease)
+    assert lost.value.lost == (4, 5)
+    assert all(entry.kind != verb for entry in c.trace(TOPIC, 0, 4) if entry.kind != "extend")
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("verb", WHOLE)
+def test_what_the_holder_has_settled_itself_does_not_count_as_lost(c: Custody, clock: Clock, verb: str) -> None:
+    start(c, 12)
+    lease = c.claim(TOPIC, GROUP, max_messages=12)
+    first, second, third, fourth, *_ = lease.messages
+    lease.ack(first)
+    lease.nack(second, error="x")
+    lease.release(third)
+    lease.later(fourth, after="1m")
+    lease.nack(lease.messages[4], requeue=False)
+    lease.extend("2m", message=lease.messages[5])
+    done = VERBS[verb](lease)
+    if verb != "extend":
+        assert done.settled == 7
+    assert c.trace(TOPIC, 0, 11)[-1].kind == verb
+
+
+@pytest.mark.req("X1")
+def test_what_a_key_took_along_does_not_count_as_lost(c: Custody) -> None:
+    start(c, policy=Policy(ordering="key"), keys=["a", "a", "b", "a"])
+    lease = c.claim(TOPIC, GROUP, max_messages=4)
+    assert lease.nack(lease.messages[0]).released == (1, 3)
+    assert lease.ack() == Settled(settled=1)
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("settled", [1, 300])
+def test_a_lease_that_was_split_is_exact_too(c: Custody, settled: int) -> None:
+    """Its rows are counted together, whichever of them were settled whole or taken away."""
+    start(c, 1200)
+    lease = c.claim(TOPIC, GROUP, max_messages=1200)
+    for n in range(0, 600, 600 // settled):
+        lease.ack(lease.messages[n])
+    c.ack(lease.lease_id, range(200, 600))
+    c.rewind(TOPIC, GROUP, to_offset=1000)
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack()
+    assert lost.value.lost == tuple(range(1000, 1200))
+    assert c.stats(TOPIC, GROUP).depth == 200
+
+
+@pytest.mark.req("X1")
+def test_a_loss_that_the_journal_has_forgotten_is_refused_as_a_whole(c: Custody, db: psycopg.Connection) -> None:
+    start(c, 3)
+    lease = c.claim(TOPIC, GROUP, max_messages=3)
+    c.rewind(TOPIC, GROUP, to_offset=2)
+    db.execute("DELETE FROM custody.journal")
+    before = everything(db)
+    with pytest.raises(LeaseLost, match="does not go back to its claim"):
+        lease.ack()
+    assert everything(db) == before
+    assert lease.ack(lease.messages[:2]).settled == 2
+
+
+@pytest.mark.req("G5")
+@pytest.mark.parametrize("verb", [name for name in VERBS if not name.startswith("extend")])
+def test_a_repeat_is_a_success_and_changes_nothing(c: Custody, db: psycopg.Connection, verb: str) -> None:
+    start(c, 2)
+    lease = c.claim(TOPIC, GROUP, max_messages=2)
+    first = VERBS[verb](lease)
+    before = everything(db)
+    again = VERBS[verb](lease)
+    assert (again.settled, again.dead, again.already) == (first.settled, first.dead, True)
+    assert not first.already
+    assert everything(db) == before
+
+
+@pytest.mark.req("G5")
+def test_a_repeat_tells_again_what_left_the_lease_with_its_key(c: Custody) -> None:
+    start(c, policy=Policy(ordering="key"), keys=["a", "a", "b", "a"])
+    lease = c.claim(TOPIC, GROUP, max_messages=4)
+    assert lease.nack(lease.messages[0]).released == (1, 3)
+    assert lease.nack(lease.messages[0]) == Settled(settled=1, released=(1, 3), already=True)
+
+
+@pytest.mark.req("G5", "G14")
+def test_a_repeat_is_told_from_a_loss(c: Custody, clock: Clock) -> None:
+    start(c, 3, policy=Policy(max_attempts=1))
+    lease = c.claim(TOPIC, GROUP, max_messages=3)
+    lease.ack(lease.messages[0])
+    c.rewind(TOPIC, GROUP, to_offset=0)  # also what was acknowledged is to be delivered again
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack(lease.messages)
+    assert lost.value.lost == (1, 2)
+    with pytest.raises(LeaseLost):
+        lease.nack(lease.messages[0])
+    alone = c.claim(TOPIC, GROUP)
+    clock.move(31)
+    assert [letter.offset for letter in c.dead(TOPIC, GROUP)] == [] and c.claim(TOPIC, GROUP)  # noqa: PT018
+    with pytest.raises(LeaseLost):  # it has died of its lease, not by this
+        alone.nack(requeue=False)

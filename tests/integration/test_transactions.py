@@ -333,3 +333,46 @@ def test_receipts_are_remembered_for_a_day(shop: Custody, clock: Clock) -> None:
     producer.transaction()
     with pytest.raises(TransactionNotFound):
         tx.commit()
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("when", ["before the ack", "before the commit"])
+def test_consumed_and_published_in_a_transaction_happens_once_beside_a_rewind(shop: Custody, when: str) -> None:
+    """Consume, publish, acknowledge the lease: a rewind of its upper half in between must publish nothing twice."""
+    shop.create_group("orders", "billing")
+    shop.publish_many("orders", [Outgoing(n, partition=0) for n in range(6)])
+    producer = shop.init_producer("billing")
+    lease = shop.claim("orders", "billing", max_messages=6)
+    tx = producer.transaction()
+    tx.publish_many("bills", [message.payload for message in lease])
+    if when == "before the ack":
+        shop.rewind("orders", "billing", to_offset=3, partition=0)
+        with pytest.raises(LeaseLost, match="offsets 3, 4, 5") as lost:
+            tx.ack(lease)
+    else:
+        tx.ack(lease)
+        shop.rewind("orders", "billing", to_offset=3, partition=0)
+        with pytest.raises(LeaseLost, match="offsets 3, 4, 5") as lost:
+            tx.commit()
+    assert lost.value.lost == (3, 4, 5)
+    tx.abort()
+    assert seen(shop)["bills"] == []
+    lease.release([message for message in lease if message.offset not in lost.value.lost])
+    while lease := shop.claim("orders", "billing", max_messages=6):
+        with producer.transaction() as tx:
+            tx.publish_many("bills", [message.payload for message in lease])
+            tx.ack(lease)
+    assert sorted(seen(shop)["bills"]) == list(range(6))
+
+
+@pytest.mark.req("X1")
+def test_what_was_settled_before_does_not_count_as_lost_in_a_transaction(shop: Custody) -> None:
+    shop.create_group("orders", "billing")
+    shop.publish_many("orders", [Outgoing(n, partition=0) for n in range(3)])
+    lease = shop.claim("orders", "billing", max_messages=3)
+    lease.ack(lease.messages[0])
+    lease.nack(lease.messages[1], delay="1h")
+    with shop.init_producer("billing").transaction() as tx:
+        tx.ack(lease)
+    stats = shop.stats("orders", "billing")
+    assert (stats.in_flight, stats.depth) == (0, 1)

@@ -38,6 +38,7 @@ class Outcome:
     lost: list[int]
     dead: list[int]
     released: list[int]
+    already: list[int]
 
 
 class Session:
@@ -71,6 +72,13 @@ class Session:
         """Whether this session waits for a lock of another one."""
         row = self._watch.execute(
             "SELECT cardinality(pg_blocking_pids(%s)) > 0", (self.connection.info.backend_pid,)
+        ).fetchone()
+        return bool(row and row[0])
+
+    def waits_for(self, other: Session) -> bool:
+        row = self._watch.execute(
+            "SELECT %s = ANY (pg_blocking_pids(%s))",
+            (other.connection.info.backend_pid, self.connection.info.backend_pid),
         ).fetchone()
         return bool(row and row[0])
 
@@ -110,7 +118,9 @@ class Session:
         lease_id, of, _, reason = rows[0][:4]
         return Claimed(lease_id, of, reason, {row[4]: row[10] for row in rows[1:]} if lease_id else {})
 
-    def settle(self, lease_id: UUID | None, outcomes: Mapping[int, str], *, delay: float | None = None) -> Outcome:
+    def settle(
+        self, lease_id: UUID | None, outcomes: Mapping[int, str], *, delay: float | None = None, exact: bool = False
+    ) -> Outcome:
         row = self.call(
             "settle",
             lease_id=lease_id,
@@ -120,6 +130,7 @@ class Session:
             delays=None if delay is None else [delay] * len(outcomes),
             worker=self.name,
             now=self._clock(),
+            exact=exact,
         )[0]
         return Outcome(*row)
 
@@ -129,8 +140,14 @@ class Session:
     def nack(self, lease_id: UUID | None, *offsets: int, delay: float | None = None) -> Outcome:
         return self.settle(lease_id, dict.fromkeys(offsets, "nack"), delay=delay)
 
-    def ack_lease(self, lease_id: UUID | None) -> int:
-        return int(self.call("ack_lease", lease_id=lease_id, worker=self.name, now=self._clock())[0][0])
+    def ack_lease(self, lease_id: UUID | None, *, exact: bool = False, by_its_clock: bool = False) -> Outcome:
+        """`by_its_clock`: what the time is, is for the database to say."""
+        now = None if by_its_clock else self._clock()
+        return Outcome(*self.call("ack_lease", lease_id=lease_id, worker=self.name, now=now, exact=exact)[0])
+
+    def settle_lease(self, lease_id: UUID | None, outcome: str) -> Outcome:
+        row = self.call("settle_lease", lease_id=lease_id, outcome=outcome, worker=self.name, now=self._clock())[0]
+        return Outcome(*row)
 
     def extend(self, lease_id: UUID | None, timeout: float, *, offset: int | None = None) -> datetime | None:
         row = self.call(
@@ -157,7 +174,7 @@ class Session:
     def redrive(self) -> list[tuple[Any, ...]]:
         return self.call("redrive", topic=TOPIC, group=GROUP, actor=self.name, now=self._clock())
 
-    def rewind(self, to_offset: int, *, partition: int | None = None) -> list[tuple[Any, ...]]:
+    def rewind(self, to_offset: int, *, partition: int | None = None, wait: float = 30) -> list[tuple[Any, ...]]:
         return self.call(
             "rewind",
             topic=TOPIC,
@@ -166,6 +183,7 @@ class Session:
             partition=partition,
             actor=self.name,
             now=self._clock(),
+            wait=timedelta(seconds=wait),
         )
 
     def skip(self, offset: int, *, partition: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 from tests.conftest import Clock
 from tests.interleaving.conftest import Make
 from tests.interleaving.session import GROUP, TOPIC, Session
+from tests.waiting import wait_for
 
 import custody
 
@@ -109,7 +111,7 @@ def test_trap_1_12_late_ack_behind_a_rewind_is_lost(make: Make, c: custody.Custo
     two.commit()
     assert acking.result(10).lost == [0, 1]
     one.commit()
-    assert one.ack_lease(lease.lease_id) == 0
+    assert one.ack_lease(lease.lease_id).settled == 0
     one.commit()
     assert c.stats(TOPIC, GROUP).depth == 3
     assert one.claim(9).attempts == {0: 1, 1: 1, 2: 1}
@@ -281,3 +283,85 @@ def test_the_clock_is_read_after_the_locks(
     waiting.result(10)
     two.commit()
     assert one.connection.execute(f"SELECT {stamped}".encode()).fetchall()[0][0] >= unlocked
+
+
+@pytest.mark.req("V9", "G14")
+def test_a_rewind_that_waited_while_the_lease_was_split_takes_from_its_new_rows(
+    make: Make, c: custody.Custody, one: Session, two: Session, three: Session
+) -> None:
+    """The new rows are locked too, before anything is taken from them: nothing changes them meanwhile."""
+    make([None] * 600, ordering="none")
+    lease = one.claim(600)
+    one.commit()
+    assert one.ack(lease.lease_id, 300).settled == 1  # splits the row in three
+    rewinding = two.blocked(two.rewind, 255)
+    one.commit()
+    # it has locked what there is now: whoever settles the piece before the target waits for it
+    assert rewinding.result(10) == [(0, 255, 345)]
+    acking = three.blocked(three.ack, lease.lease_id, *range(256))
+    two.commit()
+    outcome = acking.result(10)
+    assert (outcome.settled, outcome.lost) == (255, [255])
+    three.commit()
+    assert c.stats(TOPIC, GROUP).depth == 345
+
+
+@pytest.mark.req("V9", "G14")
+def test_a_rewind_beside_acks_in_pieces_never_breaks_a_lease(
+    make: Make, c: custody.Custody, one: Session, two: Session, three: Session
+) -> None:
+    """A row that was made while the rewind waited is emptied, but for what is rewound, while it waits for another."""
+    make([None] * 601, ordering="none")
+    lease, other = one.claim(600), one.claim(1)
+    one.commit()
+    one.ack(lease.lease_id, 300)  # splits the row
+    three.extend(other.lease_id, 60)
+    rewinding = two.blocked(two.rewind, 255)  # for the row that is split
+    one.commit()
+    wait_for(lambda: two.waits_for(three), "the rewind does not go on to the other lease")
+    one.ack(lease.lease_id, *range(255))
+    three.commit()
+    wait_for(lambda: two.waits_for(one), "the rewind does not look at the new row")
+    one.commit()
+    assert rewinding.result(10) == [(0, 255, 346)]
+    two.commit()
+    assert one.ack_lease(lease.lease_id).lost == [*range(255, 300), *range(301, 600)]
+    assert c.stats(TOPIC, GROUP).in_flight == 0
+
+
+@pytest.mark.req("V9")
+def test_a_rewind_gives_up_soon_on_an_open_transaction_and_names_it(
+    make: Make, c: custody.Custody, one: Session, two: Session, three: Session
+) -> None:
+    make([None] * 4, partitions=2)
+    lease = one.claim(1)
+    one.commit()
+    one.ack_lease(lease.lease_id)  # and the transaction stays open
+    with pytest.raises(psycopg.Error) as refused:
+        two.rewind(0, wait=0.05)
+    two.rollback()
+    said = refused.value.diag
+    assert said.message_detail == "busy"
+    assert f"process {one.connection.info.backend_pid} of the database) has locked lease {lease.lease_id}" in str(
+        said.message_primary
+    )
+    assert three.claim(1).offsets  # nobody holds a cursor any more
+    three.commit()
+    one.commit()
+    assert two.rewind(0, wait=0.05)
+
+
+@pytest.mark.req("V9")
+def test_claims_go_on_while_a_rewind_is_tried_again(make: Make, c: custody.Custody, one: Session, two: Session) -> None:
+    make([None] * 8, partitions=2)
+    lease = one.claim(1)
+    one.commit()
+    one.ack_lease(lease.lease_id)
+    with ThreadPoolExecutor(1) as pool:
+        rewinding = pool.submit(c.rewind, TOPIC, GROUP, to_offset=0)
+        for _ in range(3):
+            wait_for(lambda: two.claim(1).offsets, "nothing can be claimed")
+            two.commit()
+            assert not rewinding.done()
+        one.commit()
+        assert sum(rewound.messages for rewound in rewinding.result(10)) == 4

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.interleaving.conftest import Make
 from tests.interleaving.session import GROUP, TOPIC, Session
+from tests.waiting import wait_for
 
 import custody
 
@@ -94,14 +97,19 @@ def test_second_settle_of_one_lease_loses(make: Make, c: custody.Custody, one: S
     assert [entry.kind for entry in c.trace(TOPIC, 0, 0)] == ["claim", "nack"]
 
 
-def test_whole_acks_of_one_lease_count_once(make: Make, one: Session, two: Session) -> None:
+@pytest.mark.req("G5")
+def test_a_whole_ack_that_waited_for_another_finds_that_it_was_done(make: Make, one: Session, two: Session) -> None:
     make("ab")
     lease = one.claim(2)
     one.commit()
-    assert one.ack_lease(lease.lease_id) == 2
+    assert one.ack_lease(lease.lease_id).settled == 2
     second = two.blocked(two.ack_lease, lease.lease_id)
     one.commit()
-    assert second.result(10) == 0
+    outcome = second.result(10)
+    assert (outcome.settled, outcome.lost, outcome.already) == (2, [], [0, 1])
+    two.commit()
+    kinds = two.connection.execute("SELECT kind FROM custody.journal WHERE lease_id = %s", [lease.lease_id]).fetchall()
+    assert kinds == [("claim",), ("ack",)]
 
 
 @pytest.mark.req("N2")
@@ -130,7 +138,7 @@ def test_whole_ack_that_waited_while_the_lease_was_split_takes_all_of_it(
     assert one.ack(lease.lease_id, 300).settled == 1
     second = two.blocked(two.ack_lease, lease.lease_id)
     one.commit()
-    assert second.result(10) == 599
+    assert second.result(10).settled == 599
     two.commit()
     assert c.stats(TOPIC, GROUP).depth == 0
 
@@ -160,7 +168,8 @@ def test_extension_that_waited_does_not_bring_back_what_was_acked(make: Make, on
     one.commit()
     assert second.result(10) is None
     two.commit()
-    assert two.ack(lease.lease_id, 0, 1).lost == [0]
+    outcome = two.ack(lease.lease_id, 0, 1)
+    assert (outcome.settled, outcome.lost, outcome.already) == (2, [], [0])
 
 
 @pytest.mark.req("G7")
@@ -176,7 +185,7 @@ def test_extension_in_time_keeps_the_lease_from_the_fold(make: Make, one: Sessio
     one.commit()
     assert two.claim(9).reason == "empty"
     two.commit()
-    assert one.ack_lease(lease.lease_id) == 2
+    assert one.ack_lease(lease.lease_id).settled == 2
 
 
 @pytest.mark.req("G7", "K2")
@@ -234,3 +243,60 @@ def test_ack_behind_a_fold_is_lost(make: Make, c: custody.Custody, one: Session,
     assert acking.result(10).lost == [0, 1]
     one.commit()
     assert c.stats(TOPIC, GROUP).depth == 2
+
+
+@pytest.mark.req("G14")
+def test_a_whole_ack_that_waited_past_its_deadline_is_lost(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    """Whoever had the row has changed nothing, so nothing makes PostgreSQL look at the deadline again."""
+    make("ab")
+    row = one.call("claim", topic=TOPIC, group=GROUP, max=2, visibility=timedelta(seconds=1))[0]
+    one.commit()
+    one.call("lock_lease", lease_id=row[0])
+    acking = two.blocked(two.ack_lease, row[0], by_its_clock=True)
+    wait_for(
+        lambda: one.connection.execute("SELECT clock_timestamp() > %s", [row[2]]).fetchone() == (True,),
+        "the deadline does not pass",
+    )
+    one.rollback()
+    outcome = acking.result(10)
+    assert (outcome.settled, outcome.lost) == (0, [0, 1])
+    two.commit()
+    assert two.connection.execute("SELECT count(*) FROM custody.journal WHERE kind = 'ack'").fetchone() == (0,)
+    assert two.call("claim", topic=TOPIC, group=GROUP, max=2)[1][4] == 0
+
+
+@pytest.mark.req("X1")
+def test_a_whole_ack_behind_a_rewind_names_what_it_lost(make: Make, one: Session, two: Session) -> None:
+    make("abcd")
+    lease = one.claim(4)
+    one.commit()
+    two.rewind(2)
+    acking = one.blocked(one.ack_lease, lease.lease_id)
+    two.commit()
+    outcome = acking.result(10)
+    assert (outcome.settled, outcome.lost) == (2, [2, 3])
+    one.commit()
+    assert two.claim(9).attempts == {2: 1, 3: 1}
+
+
+@pytest.mark.req("X1")
+@pytest.mark.parametrize("named", [True, False])
+def test_an_exact_settle_behind_a_rewind_changes_nothing(
+    make: Make, c: custody.Custody, one: Session, two: Session, named: bool
+) -> None:
+    make("abcd")
+    lease = one.claim(4)
+    one.commit()
+    two.rewind(2)
+    if named:
+        acking = one.blocked(one.settle, lease.lease_id, dict.fromkeys(range(4), "ack"), exact=True)
+    else:
+        acking = one.blocked(one.ack_lease, lease.lease_id, exact=True)
+    two.commit()
+    with pytest.raises(psycopg.Error) as refused:
+        acking.result(10)
+    assert (refused.value.diag.message_detail, refused.value.diag.column_name) == ("lease_lost", "2,3")
+    one.rollback()
+    assert c.stats(TOPIC, GROUP).in_flight == 2

@@ -129,7 +129,7 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
 
     def _claim_all(self) -> None:
         while (lease_id := self._claim(60 * self.scale, 30)) is not None:
-            self._settles(lease_id, self._same(lease_id, Said("ack")), lambda: self.c.ack(lease_id))
+            self._settles_all(lease_id, Said("ack"), lambda: self.c.ack(lease_id))
         self.agrees()
 
     def _figures(self) -> None:

@@ -15,6 +15,15 @@ from custody.outcomes import Kind
 
 REFUSALS: dict[str, str] = {"dead": "terminal", "reject": "rejected"}
 """Outcomes that make a message dead at once, with the reason that they give it."""
+REPEATED: dict[Kind, frozenset[str]] = {
+    "ack": frozenset({"ack"}),
+    "nack": frozenset({"nack", "dead"}),
+    "dead": frozenset({"dead"}),
+    "reject": frozenset({"dead"}),
+    "later": frozenset({"later"}),
+    "release": frozenset({"release"}),
+}
+"""Of which a settle is a repeat, by what became of the message in the same lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +79,16 @@ class Delivery:
 class Lease:
     size: int
     deadlines: dict[int, datetime]
+    given: frozenset[int]
+    done: dict[int, str] = field(default_factory=dict)
+    """What its holder has settled, and what became of it."""
+
+    def missing(self, now: datetime) -> tuple[int, ...]:
+        """What was lost: given, not held any more, and not settled."""
+        return tuple(sorted(self.given - self.live(now) - self.done.keys()))
+
+    def again(self, said: Mapping[int, Said]) -> set[int]:
+        return {offset for offset, what in said.items() if self.done.get(offset) in REPEATED[what.kind]}
 
     def live(self, now: datetime) -> set[int]:
         return {offset for offset, deadline in self.deadlines.items() if deadline > now}
@@ -93,6 +112,7 @@ class Verdict:
     lost: tuple[int, ...] = ()
     dead: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
+    already: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +279,7 @@ class Model:
             message = self.messages[offset]
             message.state = State.PROCESSING
             message.attempts += 1
-        self.leases[lease_id] = Lease(len(offsets), dict.fromkeys(offsets, deadline))
+        self.leases[lease_id] = Lease(len(offsets), dict.fromkeys(offsets, deadline), frozenset(offsets))
 
     # settles
 
@@ -267,8 +287,14 @@ class Model:
         lease = self.leases[lease_id]
         live = lease.live(now)
         todo = {offset: what for offset, what in said.items() if offset in live}
-        verdict = Verdict(settled=len(todo), lost=tuple(sorted(set(said) - live)))
+        again = lease.again(said)
+        others = {offset for offset in again if said[offset].kind != "ack"}
+        verdict = Verdict(
+            settled=len(todo) + len(again), lost=tuple(sorted(set(said) - live - again)), already=bool(again)
+        )
         leaving: list[int] = []
+        # what left the lease with a key that stopped is told again
+        told = {offset for offset, what in lease.done.items() if what == "release"} - said.keys() if others else set()
         if self.rules.ordered:
             for key in {self.messages[offset].key for offset in live} - {None}:
                 of_key = sorted(offset for offset in live if self.messages[offset].key == key)
@@ -276,17 +302,32 @@ class Model:
                 if follow is None:
                     return Verdict(conflict=True)
                 leaving += follow
-        dead = []
+        dead = [offset for offset in others if lease.done[offset] == "dead"]
         for offset, what in sorted(todo.items()):
             self._apply(self.messages[offset], what, now)
+            lease.done[offset] = what.kind
             if self.messages[offset].state is State.DEAD:
                 dead.append(offset)
+                lease.done[offset] = "dead"
         for offset in leaving:
             self._apply(self.messages[offset], Said("release"), now)
+            lease.done[offset] = "release"
         for offset in [*todo, *leaving]:
             del lease.deadlines[offset]
-        verdict.dead = tuple(dead)
-        verdict.released = tuple(sorted(leaving))
+        verdict.dead = tuple(sorted(dead))
+        verdict.released = tuple(sorted([*leaving, *told]))
+        return verdict
+
+    def settle_all(self, lease_id: UUID, what: Said, now: datetime) -> Verdict:
+        """One outcome for all that was given and is not settled. Where nothing is left it may be a repeat."""
+        lease = self.leases[lease_id]
+        live = lease.live(now)
+        lost = lease.missing(now)
+        again = dict.fromkeys(sorted(lease.again(dict.fromkeys(lease.done, what))), what)
+        verdict = self.settle(lease_id, dict.fromkeys(live, what) or again, now)
+        verdict.lost = lost
+        if not live:
+            verdict.released = ()
         return verdict
 
     def _followers(self, of_key: list[int], todo: Mapping[int, Said]) -> list[int] | None:

@@ -158,31 +158,58 @@ class Verbs:
         live = sorted(self.model.leases[lease_id].live(self.clock()))
         return [offset for n, offset in enumerate(live) if mask >> (n % 12) & 1] or live[:1]
 
-    def _settles(self, lease_id: UUID, said: dict[int, Said], call: Callable[[], Settled]) -> Verdict:
-        verdict = self.model.settle(lease_id, said, self.clock())
+    def _settles(self, lease_id: UUID, said: dict[int, Said], call: Callable[[], Settled]) -> None:
+        self._judge(self.model.settle(lease_id, said, self.clock()), call)
+
+    def _settles_all(self, lease_id: UUID, what: Said, call: Callable[[], Settled]) -> None:
+        self._judge(self.model.settle_all(lease_id, what, self.clock()), call)
+
+    def _judge(self, verdict: Verdict, call: Callable[[], Settled]) -> None:
         try:
             settled = call()
         except OrderConflict:
-            assert verdict.conflict, f"the order was not broken: {said}"
+            assert verdict.conflict, "the order was not broken"
         except LeaseLost as error:
-            assert not verdict.conflict, f"the order was broken: {said}"
+            assert not verdict.conflict, "the order was broken"
             assert error.lost == verdict.lost  # noqa: PT017  # one of three outcomes
-            assert verdict.lost or not said
+            assert verdict.lost or not verdict.settled, "nothing was lost"
         else:
-            assert not verdict.conflict, f"the order was broken: {said}"
+            assert not verdict.conflict, "the order was broken"
             assert not verdict.lost, f"not held, and yet settled: {verdict.lost}"
             assert settled.settled == verdict.settled
-            assert settled.dead == verdict.dead
+            assert tuple(sorted(settled.dead)) == verdict.dead
             assert tuple(sorted(settled.released)) == verdict.released
-        return verdict
-
-    def _same(self, lease_id: UUID, what: Said) -> dict[int, Said]:
-        return dict.fromkeys(sorted(self.model.leases[lease_id].live(self.clock())), what)
+            assert settled.already == verdict.already
 
     def ack_all(self, pick: int) -> None:
         if (lease_id := self._lease(pick)) is None:
             return
-        self._settles(lease_id, self._same(lease_id, Said("ack")), lambda: self.c.ack(lease_id))
+        self._settles_all(lease_id, Said("ack"), lambda: self.c.ack(lease_id))
+
+    def settle_all(self, pick: int, kind: Kind) -> None:
+        if (lease_id := self._lease(pick)) is not None:
+            self._settle_all(lease_id, kind)
+
+    def _settle_all(self, lease_id: UUID, kind: Kind) -> None:
+        verbs: dict[Kind, Callable[[], Settled]] = {
+            "ack": lambda: self.c.ack(lease_id),
+            "nack": lambda: self.c.nack(lease_id),
+            "reject": lambda: self.c.nack(lease_id, requeue=False),
+            "later": lambda: self.c.later(lease_id, after=self.terms.backoff),
+            "release": lambda: self.c.release(lease_id),
+        }
+        self._settles_all(lease_id, Said(kind), verbs[kind])
+
+    def settle_again(self, pick: int, mask: int) -> None:
+        """What a lease has settled, and perhaps some that it has not, with the same outcomes once more."""
+        settled = [lease_id for lease_id, lease in self.model.leases.items() if lease.done]
+        if not settled:
+            return
+        lease_id = settled[-1 - pick % len(settled)]
+        lease = self.model.leases[lease_id]
+        offsets = [offset for n, offset in enumerate(sorted(lease.given)) if mask >> (n % 12) & 1]
+        if offsets:
+            self._settle_each(lease_id, {o: Said(cast("Kind", lease.done.get(o, "ack")), "again") for o in offsets})
 
     def ack_some(self, pick: int, mask: int) -> None:
         if (lease_id := self._lease(pick)) is None:
@@ -204,8 +231,7 @@ class Verbs:
     def nack_all(self, pick: int, error: str | None) -> None:
         if (lease_id := self._lease(pick)) is None:
             return
-        said = self._same(lease_id, Said("nack", error))
-        self._settles(lease_id, said, lambda: self.c.nack(lease_id, error=error))
+        self._settles_all(lease_id, Said("nack", error), lambda: self.c.nack(lease_id, error=error))
 
     def release_some(self, pick: int, mask: int) -> None:
         if (lease_id := self._lease(pick)) is None:
@@ -227,11 +253,11 @@ class Verbs:
         said = {offset: Said(kinds[n % len(kinds)], "mixed", delay) for n, offset in enumerate(offsets)}
         self._settle_each(lease_id, said)
 
-    def _settle_each(self, lease_id: UUID, said: dict[int, Said]) -> Verdict:
+    def _settle_each(self, lease_id: UUID, said: dict[int, Said]) -> None:
         outcomes = {
             offset: custody.Outcome(what.kind, error=what.error, delay=what.delay) for offset, what in said.items()
         }
-        return self._settles(lease_id, said, lambda: self.c.settle(lease_id, outcomes))
+        self._settles(lease_id, said, lambda: self.c.settle(lease_id, outcomes))
 
     def settle_strange(self, pick: int, offsets: list[int], kind: Kind) -> None:
         """Whatever the lease does not hold is lost and stays as it is, be it another's, settled or not there."""
@@ -240,23 +266,21 @@ class Verbs:
             self._settle_each(lease_id, dict.fromkeys(offsets, Said(kind, "strange")))
 
     def settle_late(self, pick: int, how: str) -> None:
-        """A lease that is settled, expired or revoked changes nothing any more."""
+        """A lease that is settled, expired or revoked changes nothing any more: it can only repeat itself."""
         now = self.clock()
         gone = [lease_id for lease_id, lease in self.model.leases.items() if not lease.live(now)]
         if not gone:
             return
         lease_id = gone[-1 - pick % len(gone)]
-        offsets = sorted(self.model.leases[lease_id].deadlines) or [0]
-        with pytest.raises(LeaseLost):
-            self._say(how, lease_id, offsets)
-
-    def _say(self, how: str, lease_id: UUID, offsets: list[int]) -> None:
         if how == "extend":
-            self.c.extend(lease_id, 60)
-        elif how == "all":
-            self.c.ack(lease_id)
+            with pytest.raises(LeaseLost) as lost:
+                self.c.extend(lease_id, 60)
+            assert lost.value.lost == self.model.leases[lease_id].missing(now)
+        elif how.startswith("all "):
+            self._settle_all(lease_id, cast("Kind", how.removeprefix("all ")))
         else:
-            self.c.settle(lease_id, dict.fromkeys(offsets, custody.Outcome(cast("Kind", how))))
+            said = dict.fromkeys(sorted(self.model.leases[lease_id].given), Said(cast("Kind", how)))
+            self._settle_each(lease_id, said)
 
     def extend(self, pick: int, one: int | None, timeout: int) -> None:
         if (lease_id := self._lease(pick)) is None:
@@ -265,11 +289,13 @@ class Verbs:
             held = sorted(self.model.leases[lease_id].deadlines)
             one = held[one % len(held)] if one < 55 else one
         deadline = self.clock() + timedelta(seconds=timeout)
-        if self.model.extend(lease_id, deadline, one, self.clock()):
+        lost = self.model.leases[lease_id].missing(self.clock()) if one is None else (one,)
+        if self.model.extend(lease_id, deadline, one, self.clock()) and (one is not None or not lost):
             assert self.c.extend(lease_id, timeout, offset=one) == deadline
         else:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLost) as refused:
                 self.c.extend(lease_id, timeout, offset=one)
+            assert refused.value.lost == lost
 
     # operators
 

@@ -414,3 +414,30 @@ def test_it_does_not_spin_while_somebody_holds_an_expired_lease(
         assert 2 <= len(claims) <= 20
     wait_for(lambda: resolved(live), "the message is handled when the lease is let go")
     assert running.stop().done == 1
+
+
+@pytest.mark.req("X1", "V9")
+def test_a_rewind_of_a_part_of_its_lease_takes_only_that_part(live: custody.Custody, start: Start) -> None:
+    """The keeper hears of it: what is left is done, and what was taken away is begun by nobody on the old lease."""
+    live.create_topic("orders")
+    live.create_group("orders", "stock", custody.Policy(visibility_timeout="1s"))
+    live.publish_many("orders", range(6))
+    begun: list[tuple[int, int]] = []
+    rewound, go_on = threading.Event(), threading.Event()
+
+    def handle(message: custody.Message) -> None:
+        begun.append((message.offset, message.attempt))
+        if message.offset == 0 and not rewound.is_set():
+            live.rewind("orders", "stock", to_offset=3)
+            rewound.set()
+            assert go_on.wait(30), "nobody has extended the lease"
+
+    running = start("orders", "stock", handle, concurrency=1, max_messages=6)
+    assert rewound.wait(30)
+    wait_for(lambda: live.trace("orders", 0, 0)[-1].kind == "extend", "the lease is not extended")
+    wait_for(lambda: all(len(lease.open) < 6 for lease in list(running.worker._leases)), "the loss is not noticed")
+    go_on.set()
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "not everything is done")
+    summary = running.stop()
+    assert sorted(begun) == [(offset, 1) for offset in range(6)]
+    assert (summary.done, summary.lost) == (6, 0)

@@ -14,7 +14,7 @@ from custody.cli import render
 from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
 from custody.cli.door import Door, counted, door_of, single
 from custody.elapsed import elapsed, holds_until
-from custody.errors import CustodyError
+from custody.errors import CustodyError, LeaseLost
 from custody.model import Message
 from custody.plain import to_json
 from custody.policy import seconds
@@ -108,7 +108,10 @@ class _Taking:
             _give_back(lease)
             raise
         if keep:
-            lease.ack()
+            try:
+                lease.ack()
+            except LeaseLost as error:
+                self._door.note(f"printed, and to be delivered again: {error.message}")
         else:
             self._looked_at.append(lease)
         return len(lease)

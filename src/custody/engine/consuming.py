@@ -52,7 +52,7 @@ class Consuming(Grouping, Keeping):
         return Settler(db=self._db, worker=self.worker, clock=self._clock, connection=connection)
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
-        """Done: these offsets, or all that the lease still holds."""
+        """Done: these offsets, or all of the lease that are not settled."""
         return self._settler().ack(lease_id, offsets)
 
     def nack(

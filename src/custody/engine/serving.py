@@ -80,12 +80,12 @@ class ServerVerbs:
         return together.next_due(self._db, topic, group, partition, now=self._now())
 
     def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
-        """The topic, group and partition of a lease, or None if it holds nothing any more."""
+        """The topic, group and partition of a lease, or None if it is not known, or not any more."""
         return together.lease_place(self._db, lease_id)
 
-    def first_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
-        """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
-        return together.first_lease(self._db, topic, group, partition, offset, now=self._now())
+    def live_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
+        """The lease that holds a message now; else `lease_lost`."""
+        return together.live_lease(self._db, topic, group, partition, offset, now=self._now())
 
     def change_group(
         self,

@@ -31,7 +31,8 @@ async def ack(call: Call) -> Answer:
     """Messages are done.
 
     One by its receipt, several of a lease by their offsets, all of a lease, or any as `messages`: one request, one
-    commit. What the lease does not hold any more is `lease_lost`, and the rest is done.
+    commit. What the lease has lost is `lease_lost`, and the rest is done. What the same lease has acknowledged before
+    is a success, with `already`.
     """
     call.allow("consume")
     wanted = _acks(call, call.body)
@@ -39,16 +40,18 @@ async def ack(call: Call) -> Answer:
     if len(wanted) == 1:
         settled = await call.state.acks.submit(wanted[0])
         _count(call, wanted[0], settled)
-        return Answer(encode(SettledOut(settled.settled)))
+        return Answer(encode(SettledOut.of(settled)))
     answers = await call.state.settle_together(wanted)
     for answer, one in zip(answers, wanted, strict=True):
         if isinstance(answer, Settled):
             _count(call, one, answer)
-    return Answer(encode(SettledOut(sum(one.settled for one in _all_good(answers, wanted)))))
+    return Answer(encode(SettledOut.of(*_all_good(answers, wanted))))
 
 
 def _count(call: Call, one: Ack, settled: Settled) -> None:
     metrics = call.state.metrics
+    if settled.already:
+        return  # counted when it was done
     if one.lease_id is not None:
         metrics.settled(one.lease_id, "ack", settled.settled)
     elif one.topic is not None:
@@ -104,7 +107,9 @@ def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
         )
     if offsets is not None and not offsets:
         raise InvalidArgument(
-            "`offsets` is empty", "Name offsets, or leave it out for all that the lease holds.", path="$.offsets"
+            "`offsets` is empty",
+            "Name offsets, or leave it out for all of the lease that are not settled.",
+            path="$.offsets",
         )
     return Ack(
         lease_id=lease_id,
@@ -162,7 +167,7 @@ def _resolved(call: Call, one: Ack) -> _Held:
         assert one.topic is not None
         assert one.partition is not None
         assert offsets is not None
-        lease_id = call.state.verbs.first_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
+        lease_id = call.state.verbs.live_lease(one.topic, one.group or DEFAULT_GROUP, one.partition, offsets[0])
     else:
         place = call.state.verbs.lease_place(lease_id)
         elsewhere = place is not None and (one.topic not in (None, place[0]) or one.partition not in (None, place[2]))
@@ -181,9 +186,7 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
     counts: list[tuple[UUID, int, int]] = []
 
     def settle_all() -> SettledOut:
-        settled = 0
-        dead: list[int] = []
-        released: list[int] = []
+        done: list[Settled] = []
         losses: list[tuple[Ack, LeaseLost]] = []
         held: list[tuple[Ack, _Held]] = []
         for one in wanted:  # all of them first: whatever else is wrong with one is found before anything is settled
@@ -197,15 +200,14 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
             except LeaseLost as error:
                 losses.append((one, error))
                 continue
-            counts.append((found.lease_id, result.settled, len(result.dead)))
-            settled += result.settled
-            dead += result.dead
-            released += result.released
+            if not result.already:
+                counts.append((found.lease_id, result.settled, len(result.dead)))
+            done.append(result)
         if losses and len(wanted) == 1:
             raise losses[0][1]
         if losses:
             raise _some_lost([offset for one, error in losses for offset in error.lost or one.offsets or ()])
-        return SettledOut(settled, tuple(dead), tuple(released))
+        return SettledOut.of(*done)
 
     try:
         async with call.state.threads.turn(_turn_of(wanted[0])):
@@ -275,9 +277,10 @@ async def settle(call: Call) -> Answer:
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
     async with call.state.threads.turn(body.lease_id):
         done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
-    for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
-        call.state.metrics.settled(body.lease_id, kind, count)
-    call.state.metrics.died(body.lease_id, len(done.dead))
+    if not done.already:
+        for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
+            call.state.metrics.settled(body.lease_id, kind, count)
+        call.state.metrics.died(body.lease_id, len(done.dead))
     return Answer(encode(SettledOut.of(done)))
 
 
@@ -291,7 +294,8 @@ async def settle(call: Call) -> Answer:
 async def extend(call: Call) -> Answer:
     """Set the deadline to now plus the timeout.
 
-    For one message, or with a lease alone for all that it holds; without a timeout it is the one of the group.
+    For one message, or with a lease alone for all of it; without a timeout it is the one of the group. If the lease has
+    lost some of its messages, the others are extended, and the answer is `lease_lost`.
     """
     call.allow("consume")
     body: ExtendIn = call.body

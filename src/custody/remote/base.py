@@ -12,7 +12,6 @@ from custody.model import NAME
 from custody.placement import Layout
 from custody.policy import Policy
 from custody.remote.forking import tell_of_forks
-from custody.remote.leases import Leases
 from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.wire.reports import TopicOut
 
@@ -44,7 +43,6 @@ class RemoteBase(Base):
         self._server, self._clock = None, None
         self._defaults = defaults or Policy()
         self._layouts: dict[str, Layout] = {}
-        self._leases = Leases()
         self._this_process = this_process()
         self.worker = worker or self._this_process
         tell_of_forks(self)

@@ -61,9 +61,6 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
             found = self._call("GET", path, LeaseOut, query=query, **self._patience)
         except Withheld as error:
             return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
-        if found.lease_id is not None:
-            offsets = [message.offset for message in found.messages]
-            self._leases.remember(found.lease_id, topic, group, found.messages[0].partition, offsets)
         return self._lease(found)
 
     def _lease(self, found: LeaseOut, withheld: Withheld | None = None) -> Lease:
@@ -77,9 +74,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         )
 
     def _settler(self, connection: Any = None) -> RemoteSettler:
-        return RemoteSettler(
-            db=NO_DATABASE, worker=self.worker, connection=connection, transport=self._transport, leases=self._leases
-        )
+        return RemoteSettler(db=NO_DATABASE, worker=self.worker, connection=connection, transport=self._transport)
 
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
         """As the direct connection. The upkeep of the log is the server's."""

@@ -14,7 +14,6 @@ from custody.model import Delayed, OpenTransaction, Outgoing, Producer, Receipt
 from custody.policy import Duration
 from custody.producer import IdempotentProducer
 from custody.remote.base import NO_DATABASE
-from custody.remote.leases import Leases
 from custody.remote.publishing import RemotePublishing
 from custody.remote.transport import Method, Transport
 from custody.remote.values import outgoing
@@ -52,7 +51,6 @@ class RemoteProducing(RemotePublishing, Producing):
             committed=self.hint,
             worker=self.worker,
             transport=self._transport,
-            leases=self._leases,
         )
 
 
@@ -66,7 +64,6 @@ class RemoteTransactions(Transactions):
     """The verbs of transactions, each a request."""
 
     transport: Transport = field(repr=False)
-    leases: Leases = field(repr=False)
 
     def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
         """Sent again after a lost answer: the one that nobody knows of times out, and nothing is in it."""
@@ -92,20 +89,16 @@ class RemoteTransactions(Transactions):
             transaction_id=transaction_id, lease_id=lease_id, offsets=None if offsets is None else list(offsets)
         )
         self._call("POST", "/transactions/ack", type(None), body=body, repeat=True)
-        self.leases.acked_in(transaction_id, lease_id, offsets)
 
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
         body = TransactionIn(transaction_id=transaction_id)
         done = self._call("POST", "/transactions/commit", CommittedOut, body=body, repeat=True)
-        self.leases.ended(transaction_id, committed=True)
         return [one.value() for one in done.receipts]
 
     def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
         """As the direct connection. After a lost answer False may mean that the first attempt did it."""
         body = AbortIn(transaction_id=transaction_id, reason=reason)
-        aborted = self._call("POST", "/transactions/abort", AbortedOut, body=body, repeat=True).aborted
-        self.leases.ended(transaction_id, committed=False)
-        return aborted
+        return self._call("POST", "/transactions/abort", AbortedOut, body=body, repeat=True).aborted
 
     def open(self) -> list[OpenTransaction]:
         return self._call("GET", "/transactions", list[OpenTransaction])

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import RowFactory, dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code, key_too_long
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, LeaseLost, by_code, key_too_long
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -69,7 +69,11 @@ def translated() -> Iterator[None]:
 def translate(error: psycopg.Error) -> CustodyError:
     if error.sqlstate == "CY000":
         known = _ERRORS.get(error.diag.message_detail or "", CustodyError)
-        return known(error.diag.message_primary, error.diag.message_hint or "")
+        why, remedy = error.diag.message_primary, error.diag.message_hint or ""
+        if known is LeaseLost:
+            lost = [int(offset) for offset in (error.diag.column_name or "").split(",") if offset]
+            return LeaseLost(why, remedy, lost=lost)
+        return known(why, remedy)
     if isinstance(error, pg_errors.CheckViolation) and error.diag.constraint_name == "key_length":
         return key_too_long()
     if isinstance(

@@ -2,10 +2,10 @@
 
 from custody.together.acks import Ack, ack_each
 from custody.together.blocking import BLOCKED
-from custody.together.claims import Claim, claim_each, first_lease, in_flight, lease_place, next_due
+from custody.together.claims import Claim, claim_each, in_flight, lease_place, live_lease, next_due
 from custody.together.publishes import Placed, Publish, Publishes
 
 __all__ = [
     "Publish", "Publishes", "Placed", "Ack", "ack_each", "Claim", "claim_each", "BLOCKED",
-    "lease_place", "first_lease", "in_flight", "next_due",
+    "lease_place", "live_lease", "in_flight", "next_due",
 ]  # fmt: skip

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from custody.errors import Busy, CustodyError, DatabaseUnavailable, LeaseLost, by_code
+from custody.errors import Busy, CustodyError, DatabaseUnavailable, by_code
 from custody.model import Settled
-from custody.settle import REMEDY, listed
+from custody.settle import lease_lost
 from custody.store.postgres import Database, Row
 from custody.together.blocking import BLOCKED
 
@@ -18,10 +18,10 @@ _ERRORS = by_code()
 
 @dataclass(frozen=True, kw_only=True)
 class Ack:
-    """One caller's ack: these offsets of a lease, or all that it holds.
+    """One caller's ack: these offsets of a lease, or all that are not settled.
 
-    With a topic and a partition the lease has to be of these. Without a lease it is one message, which has to be on its
-    first one (`receipt_required`).
+    With a topic and a partition the lease has to be of these. Without a lease it is one message, whichever lease holds
+    it now.
     """
 
     lease_id: UUID | None
@@ -48,17 +48,15 @@ def ack_each(
             return [error for _ in callers]
         blocked = list(range(len(callers)))
         rows = []
-    for number, settled, lost, code, message, remedy in rows:
-        caller = callers[number - 1]
+    for number, settled, lost, already, code, message, remedy in rows:
         if code == "blocked":
             blocked.append(number - 1)
         elif code is not None:
             answers[number - 1] = _ERRORS.get(code, CustodyError)(message, remedy or "")
         elif lost or not settled:
-            what = listed(lost) if lost else "anything any more"
-            answers[number - 1] = LeaseLost(f"lease {caller.lease_id} does not hold {what}", REMEDY, lost=lost or ())
+            answers[number - 1] = lease_lost(callers[number - 1].lease_id, lost)
         else:
-            answers[number - 1] = Settled(settled=settled)
+            answers[number - 1] = Settled(settled=settled, already=already)
     if not patient and len(callers) > 1:
         answers.update(dict.fromkeys(blocked, BLOCKED))
         blocked = []

@@ -62,14 +62,14 @@ def next_due(db: Database, topic: str, group: str, partition: int | None, *, now
 
 
 def lease_place(db: Database, lease_id: UUID) -> tuple[str, str, int] | None:
-    """The topic, group and partition of a lease, or None if it holds nothing any more."""
+    """The topic, group and partition of a lease, or None if it is not known, or not any more."""
     rows = db.call("lease_place", lease_id=lease_id)
     return rows[0] if rows else None
 
 
-def first_lease(db: Database, topic: str, group: str, partition: int, offset: int, *, now: datetime | None) -> UUID:
-    """The lease of a message that is on its first one; else `receipt_required` or `lease_lost`."""
-    found: UUID = db.call("first_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
+def live_lease(db: Database, topic: str, group: str, partition: int, offset: int, *, now: datetime | None) -> UUID:
+    """The lease that holds a message now; else `lease_lost`."""
+    found: UUID = db.call("live_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
     return found
 
 

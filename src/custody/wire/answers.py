@@ -36,18 +36,27 @@ class AddedOut(Struct):
 
 
 class SettledOut(Struct):
-    """How many messages were settled, which offsets are dead by it, which later ones of a key left the lease."""
+    """How many messages are settled, which offsets are dead by it, which later ones of a key left the lease.
+
+    `already` is there, and true, if the same lease had settled some of them so before.
+    """
 
     settled: int
     dead: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
+    already: bool | UnsetType = UNSET
 
     @classmethod
-    def of(cls, settled: Settled) -> Self:
-        return cls(settled.settled, settled.dead, settled.released)
+    def of(cls, *each: Settled) -> Self:
+        return cls(
+            sum(one.settled for one in each),
+            tuple(offset for one in each for offset in one.dead),
+            tuple(offset for one in each for offset in one.released),
+            any(one.already for one in each) or UNSET,
+        )
 
     def value(self) -> Settled:
-        return Settled(settled=self.settled, dead=self.dead, released=self.released)
+        return Settled(settled=self.settled, dead=self.dead, released=self.released, already=self.already is True)
 
 
 class DeadlineOut(Struct):

@@ -107,7 +107,7 @@ class PublishIn(MessageIn):
 class MessageRef(Element):
     """A message of a delivery: by its `receipt`, or by its place together with the `lease_id`.
 
-    With a place alone it has to be on its first delivery, else the answer is `receipt_required`.
+    With a place alone it is the delivery that is live now, whoever has it; a receipt names one delivery.
     """
 
     receipt: Text | None = None
@@ -119,7 +119,7 @@ class MessageRef(Element):
 
 
 class AckIn(MessageRef):
-    """One message, or several of a lease as `offsets` (all that it holds, without offsets), or any as `messages`."""
+    """One message, or several of a lease as `offsets` (without: all that are not settled), or any as `messages`."""
 
     offsets: list[Offset] | None = None
     messages: list[MessageRef] | None = None
@@ -310,7 +310,7 @@ class AbortIn(TransactionIn):
 
 
 class TransactionAckIn(TransactionIn):
-    """Done with the commit: these offsets of the lease, or all that it holds then."""
+    """Done with the commit: these offsets of the lease, or all that are not settled."""
 
     lease_id: UUID
     offsets: list[Offset] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -21,6 +21,11 @@ class HeldLease:
     open: set[int]
     expires: float
     lost: bool = False
+
+    def lose(self, offsets: Collection[int]) -> None:
+        """These were taken away; without offsets all of it."""
+        self.open.difference_update(offsets or tuple(self.open))
+        self.lost = not self.open
 
     def holds(self) -> bool:
         """False once it may have run out: somebody else may have its messages."""

@@ -246,6 +246,8 @@ class Worker:
             for message in track.messages:
                 if track.lease.lost:
                     break
+                if message.offset not in track.lease.open:
+                    continue  # taken away from the lease by a rewind
                 if self._stopping.is_set():
                     self._settling.add(track.lease, message, Outcome("release"))
                     break  # in an ordered group the release takes the rest of the key along
@@ -283,8 +285,10 @@ class Worker:
                     sent = elapsed()
                     self._verbs.extend(lease.lease_id, self._visibility)
                     lease.expires = holds_until(sent, self._visibility)
-                except LeaseLost:
-                    lease.lost = True
+                except LeaseLost as error:
+                    lease.lose(error.lost)
+                    if not lease.lost:  # the rest of it was extended
+                        lease.expires = holds_until(sent, self._visibility)
                     self._settled(lease)
                 except CustodyError as error:
                     logger.warning("lease %s could not be extended: %s", lease.lease_id, error)

@@ -103,9 +103,9 @@ class Settling:
         return self._settle(lease.lease_id, outcomes)
 
     def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:
-        gone = set(error.lost) or set(outcomes)
+        # what was lost before is named again
+        gone = outcomes.keys() & error.lost if error.lost else set(outcomes)
         if gone >= outcomes.keys():
-            # perhaps only the answer was lost, and later messages of a key went with it: let go of the whole lease
             lease.lost = True
         late = sum(offset in gone and outcome.kind != "release" for offset, outcome in outcomes.items())
         self._counts["lost"] += late

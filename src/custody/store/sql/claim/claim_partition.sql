@@ -44,6 +44,7 @@ DECLARE
     v_room       bigint;
     v_oldest     bigint;
     v_all        int8multirange;
+    v_entry      bigint;
 BEGIN
     parts := 0;
     reason := 'empty';
@@ -206,15 +207,16 @@ BEGIN
         RETURN;
     END IF;
 
-    lease.lease_id := gen_random_uuid();
+    v_entry := nextval('custody.journal_entries');
+    lease.lease_id := custody.lease_id_of(v_entry);
     lease.partition := v_at.partition;
     lease.deadline := p_now + p_visibility;
     lease.size := custody.cardinality(v_all);
     IF NOT isempty(v_fresh.taken) THEN
         INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size,
-                                    deadline, claimed_at, worker, fresh)
+                                    deadline, claimed_at, worker)
         VALUES (v_at.group_id, v_at.partition, lease.claim_no, 0, lease.lease_id, v_fresh.taken, custody.cardinality(v_fresh.taken),
-                false, 1, lease.size, lease.deadline, p_now, p_worker, true);
+                false, 1, lease.size, lease.deadline, p_now, p_worker);
         parts := 1;
     END IF;
     IF v_fresh.taken <> v_all THEN
@@ -229,8 +231,8 @@ BEGIN
         WHERE NOT isempty(p.held);
         parts := parts + cardinality(v_returned.parts) + (cardinality(v_due.taken) > 0)::int;
     END IF;
-    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
-    VALUES (p_now, 'claim', v_at.group_id, v_at.partition, lease.lease_id, v_all, p_worker);
+    INSERT INTO custody.journal (entry, at, kind, group_id, partition, lease_id, offsets, worker)
+    VALUES (v_entry, p_now, 'claim', v_at.group_id, v_at.partition, lease.lease_id, v_all, p_worker);
     lease.held := v_all;
     reason := NULL;
 END $$;

@@ -63,6 +63,6 @@ BEGIN
     END IF;
     PERFORM custody.settle(p_lease_id, v_beyond, array_fill('release'::text, ARRAY[cardinality(v_beyond)]),
                            p_worker => v_lease.worker, p_now => v_lease.claimed_at);
-    UPDATE custody.leases l SET size = v_lease.size - cardinality(v_beyond) WHERE l.lease_id = p_lease_id;
+    UPDATE custody.leases l SET size = v_lease.size - cardinality(v_beyond), settled = 0 WHERE l.lease_id = p_lease_id;
     RETURN true;
 END $$;

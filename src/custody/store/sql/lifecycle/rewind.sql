@@ -3,11 +3,14 @@
 -- Leases over that range lose it (their acks are lost), cases there are closed, and [target, frontier) comes back at
 -- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition.
 -- A dry run locks nothing: it says what a rewind would do now.
+-- It holds the cursors, so nobody claims meanwhile: it waits only p_wait for a lock. A lease that an open transaction has locked
+-- for longer makes it `busy`, which names the transaction; it may be tried again.
 CREATE FUNCTION custody.rewind(
     p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL, p_partition int DEFAULT NULL,
-    p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_wait interval DEFAULT '100 ms'
 ) RETURNS TABLE (partition int, target bigint, messages bigint)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET lock_timeout = '100ms' AS $$
 DECLARE
     v_now    timestamptz;
     v_topic  custody.topics;
@@ -21,6 +24,7 @@ BEGIN
     IF (p_to_offset IS NULL) = (p_to_time IS NULL) THEN
         PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
     END IF;
+    PERFORM set_config('lock_timeout', round(1000 * extract(epoch FROM p_wait)) || 'ms', true);     -- until the end of the function
     -- retention takes this lock too: what is returned here is still in the log
     v_topic := CASE WHEN p_dry_run THEN custody.topic_named(p_topic) ELSE custody.lock_topic(p_topic) END;
     v_group := custody.lifecycle_group(p_topic, p_group);
@@ -28,11 +32,7 @@ BEGIN
         PERFORM custody.require_partition(v_topic, p_partition);
     END IF;
     IF NOT p_dry_run THEN
-        PERFORM 1 FROM custody.cursors c WHERE c.group_id = v_group.group_id AND (c.partition = p_partition OR p_partition IS NULL)
-            ORDER BY c.partition FOR UPDATE;
-        IF NOT FOUND THEN
-            PERFORM custody.group_named(p_topic, p_group);
-        END IF;
+        PERFORM custody.lock_for_rewind(v_topic, v_group, p_partition, p_to_offset, p_to_time);
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
     FOR v_head IN
@@ -54,9 +54,6 @@ BEGIN
         messages := v_at.frontier - v_target;
         IF messages > 0 AND NOT p_dry_run THEN
             v_back := int8multirange(int8range(v_target, v_at.frontier));
-            PERFORM 1 FROM custody.leases l
-                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held && v_back
-                ORDER BY l.claim_no, l.part FOR UPDATE;
             DELETE FROM custody.leases l
                 WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held <@ v_back;
             UPDATE custody.leases l SET held = l.held - v_back, remaining = custody.cardinality(l.held - v_back)
@@ -73,6 +70,52 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
+END $$;
+
+-- Locks the cursors and the leases that a rewind takes something from. Refuses if somebody keeps one of them for long.
+CREATE FUNCTION custody.lock_for_rewind(p_topic custody.topics, p_group custody.groups, p_partition int, p_to_offset bigint, p_to_time timestamptz)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_head   custody.heads;
+    v_at     custody.frontiers;
+    v_target bigint;
+    v_locked custody.leases[];
+    v_by     record;
+BEGIN
+    PERFORM 1 FROM custody.cursors c WHERE c.group_id = (p_group).group_id AND (c.partition = p_partition OR p_partition IS NULL)
+        ORDER BY c.partition FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM custody.group_named((p_topic).name, (p_group).name);
+    END IF;
+    FOR v_head IN
+        SELECT * FROM custody.heads h WHERE h.topic_id = (p_topic).topic_id AND (h.partition = p_partition OR p_partition IS NULL)
+        ORDER BY h.partition
+    LOOP
+        v_at := custody.position((p_group).group_id, v_head.partition);
+        v_target := coalesce(p_to_offset, custody.offset_at(v_head, p_to_time));
+        -- whoever had a row before may have settled a part of it, or split it into others: look again until nothing has changed
+        LOOP
+            SELECT array_agg(x.l) INTO v_locked
+            FROM (SELECT l FROM custody.leases l
+                  WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim
+                    AND upper(l.held) > v_target
+                  ORDER BY l.claim_no, l.part FOR UPDATE) x;
+            EXIT WHEN v_locked IS NOT DISTINCT FROM (
+                SELECT array_agg(l ORDER BY l.claim_no, l.part) FROM custody.leases l
+                WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim
+                  AND upper(l.held) > v_target);
+        END LOOP;
+    END LOOP;
+EXCEPTION WHEN lock_not_available THEN
+    SELECT l.lease_id, l.partition, l.worker, k.pid INTO v_by
+    FROM custody.leases l JOIN pg_locks k ON k.locktype = 'transactionid' AND k.granted AND k.transactionid = l.xmax
+    WHERE l.group_id = (p_group).group_id AND (l.partition = p_partition OR p_partition IS NULL) AND k.pid <> pg_backend_pid() LIMIT 1;
+    PERFORM custody.refuse('busy',
+        CASE WHEN v_by.pid IS NULL THEN format('somebody claims or settles messages of group %L just now', (p_group).name)
+             ELSE format('an open transaction (process %s of the database) has locked lease %s of partition %s%s', v_by.pid, v_by.lease_id,
+                         v_by.partition, coalesce(format(', worker %L', v_by.worker), '')) END,
+        'Nothing was changed. Try again when it has ended.');
 END $$;
 
 -- Takes offsets out of the parked runs of a partition; the caller holds the cursor.

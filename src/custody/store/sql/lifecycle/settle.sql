@@ -1,20 +1,24 @@
 -- Settle: what a worker says of the messages of its lease. It acts on the named offsets that the lease still holds, and on
--- nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost.
+-- nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost. What the same lease has
+-- settled in the same way before is a success: whoever got no answer may ask again.
 
 CREATE TYPE custody.settled AS (
-    settled  bigint,             -- messages that this call settled
-    lost     bigint[],           -- named, but not held by the lease any more
+    settled  bigint,             -- messages that are settled as this call says
+    lost     bigint[],           -- meant, but not held by the lease any more
     dead     bigint[],           -- settled, and dead by it
-    released bigint[]            -- unnamed later messages of a key that stopped: no longer in the lease
+    released bigint[],           -- unnamed later messages of a key that stopped: no longer in the lease
+    already  bigint[]            -- those of the settled ones that the same lease had settled so before
 );
 
 -- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
 -- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs less.
 -- p_copy: false if the caller takes heads of its own, and copies what has died together with them (see dead_letter.sql).
+-- p_exact: all or nothing, for a call in a transaction: if the lease does not hold all of it now, the call is refused
+-- (lease_lost). What was settled before is not held either: the transaction that did it has done what belongs to it.
 CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
     p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_acked int8multirange DEFAULT '{}',
-    p_copy boolean DEFAULT true
+    p_copy boolean DEFAULT true, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -28,7 +32,8 @@ DECLARE
     v_follow  record;
     v_gone    int8multirange;
     v_failed  boolean;
-    v_result  custody.settled := ROW(0, '{}', '{}', '{}');
+    v_dead    bigint[] := '{}';
+    v_result  custody.settled := ROW(0, '{}', '{}', '{}', '{}');
 BEGIN
     PERFORM custody.require_read_committed();
     IF custody.cardinality(v_named) <> cardinality(p_offsets) + custody.cardinality(p_acked) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
@@ -39,11 +44,16 @@ BEGIN
     v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
     SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > v_now), '{}') INTO v_held FROM unnest(v_parts) l;
-    v_result.lost := custody.offsets_list(v_named - v_held);
-    v_result.settled := custody.cardinality(v_named * v_held);
-    IF v_result.settled = 0 THEN
+    IF NOT v_named <@ v_held THEN
+        IF p_exact THEN
+            PERFORM custody.refuse_lost(p_lease_id, v_named - v_held);
+        END IF;
+        v_result := custody.settled_before(p_lease_id, v_held, v_named - v_held, p_offsets, p_outcomes, p_acked);
+    END IF;
+    IF NOT v_named && v_held THEN
         RETURN v_result;
     END IF;
+    v_result.settled := v_result.settled + custody.cardinality(v_named * v_held);
     SELECT * INTO v_group FROM custody.groups WHERE group_id = v_parts[1].group_id;
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
     v_failed := 'nack' = ANY (p_outcomes);
@@ -64,14 +74,15 @@ BEGIN
     SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released, '{}'::bigint[] AS leaving INTO v_follow;
     IF v_group.ordering = 'key' AND v_held <> v_set.ack THEN
         v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack, v_set.failed, v_set.stops, v_set.released);
-        v_result.released := v_follow.leaving;
+        v_result.released := v_result.released || v_follow.leaving;
     END IF;
 
     IF NOT isempty(v_set.ack) THEN
         PERFORM custody.settle_acked(v_group, v_head.partition, v_parts, v_set.ack);
     END IF;
     IF NOT isempty(v_set.failed) THEN
-        v_result.dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes, p_errors, p_delays, p_worker, v_now);
+        v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes, p_errors, p_delays, p_worker, v_now);
+        v_result.dead := v_result.dead || v_dead;
     END IF;
     IF NOT isempty(v_set.later) THEN
         PERFORM custody.settle_later(v_group, v_head, v_parts, v_set.later, p_offsets, p_errors, p_delays, p_worker, v_now);
@@ -93,16 +104,16 @@ BEGIN
         UNION ALL SELECT 'later', v_set.later, NULL, NULL
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
-        SELECT 'nack', v_set.failed - custody.offsets_set(v_result.dead), min(e),
+        SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
                CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
-        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_result.dead)
+        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_dead)
     ) j
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
         PERFORM custody.breaker_settled(v_group, p_lease_id, NOT isempty(v_set.ack), v_failed OR NOT isempty(v_set.failed), v_now);
     END IF;
-    IF p_copy AND v_group.dead_letter = 'topic' AND cardinality(v_result.dead) > 0 THEN
-        PERFORM custody.copy_dead(v_group, custody.deaths(v_group, v_head.partition, v_result.dead), p_now);
+    IF p_copy AND v_group.dead_letter = 'topic' AND cardinality(v_dead) > 0 THEN
+        PERFORM custody.copy_dead(v_group, custody.deaths(v_group, v_head.partition, v_dead), p_now);
     END IF;
     RETURN v_result;
 END $$;
@@ -124,42 +135,92 @@ BEGIN
     RETURN v_parts;
 END $$;
 
--- Everything that the lease still holds is done: one statement, whatever the number of messages. Where it has several rows
--- or cases, settle decides: it locks them all before it looks at the clock.
-CREATE FUNCTION custody.ack_lease(p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+-- What the journal says of messages that a lease does not hold (p_gone; p_held is what it does hold): settled by the same lease
+-- with the outcome that is named again, or lost.
+CREATE FUNCTION custody.settled_before(
+    p_lease_id uuid, p_held int8multirange, p_gone int8multirange, p_offsets bigint[], p_outcomes text[], p_acked int8multirange
+) RETURNS custody.settled
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_gone record;
-    v_open bigint[];
-    v_rest bigint := 0;
+    v_past  custody.lease_record := custody.record_of(p_lease_id, p_held);
+    v_other int8multirange;      -- again, and not acked
+    v_again int8multirange;
 BEGIN
-    PERFORM custody.require_read_committed();
-    WITH gone AS (
-        DELETE FROM custody.leases l
-        -- the clock is read anew after a wait for the row
-        WHERE l.lease_id = p_lease_id AND l.deadline > coalesce(p_now, clock_timestamp())
-          AND NOT EXISTS (SELECT FROM custody.leases c WHERE c.lease_id = p_lease_id AND (c.of_cases OR c.part <> l.part))
-        RETURNING l.group_id, l.partition, l.held, l.remaining, l.size)
-    SELECT min(group_id) AS group_id, min(partition) AS partition, range_agg(held) AS held, sum(remaining) AS messages, min(size) AS size
-    INTO v_gone FROM gone;
-    IF v_gone.messages IS NOT NULL THEN
-        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
-        VALUES (coalesce(p_now, clock_timestamp()), 'ack', v_gone.group_id, v_gone.partition, p_lease_id, v_gone.held, p_worker);
-        PERFORM custody.breaker_settled(g, p_lease_id, true, false, coalesce(p_now, clock_timestamp()))
-        FROM custody.groups g WHERE g.group_id = v_gone.group_id AND g.breaker_state = 'probing';
-    END IF;
-    -- with cases, settled in part before, or split by somebody for whom this waited: there may be more of it
-    IF v_gone.messages IS DISTINCT FROM v_gone.size OR v_gone.messages IS NULL THEN
-        SELECT custody.offsets_list(range_agg(held)) INTO v_open FROM custody.leases WHERE lease_id = p_lease_id;
-        IF cardinality(v_open) > 0 THEN
-            v_rest := (custody.settle(p_lease_id, v_open, array_fill('ack'::text, ARRAY[cardinality(v_open)]),
-                                      p_worker => p_worker, p_now => p_now)).settled;
-        END IF;
-    END IF;
-    RETURN coalesce(v_gone.messages, 0) + v_rest;
+    SELECT coalesce(range_agg(int8range(m.o, m.o + 1)) FILTER (WHERE m.x <> 'ack'), '{}'),
+           coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') + p_acked * v_past.acked * p_gone
+    INTO v_other, v_again
+    FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE p_gone @> m.o AND custody.settled_as(v_past, m.x) @> m.o;
+    RETURN ROW(custody.cardinality(v_again), custody.offsets_list(p_gone - v_again), custody.offsets_list(v_other * v_past.dead),
+               -- what left the lease with the key of one that stopped is told again too
+               CASE WHEN isempty(v_other) THEN '{}' ELSE custody.offsets_list(v_past.released - custody.offsets_set(p_offsets) - p_acked) END,
+               custody.offsets_list(v_again))::custody.settled;
 END $$;
 
--- The offsets that a lease still holds: what a verb means that names none.
+-- Every message of the lease is done: one statement, whatever their number, if all that its holder has not settled is in one row
+-- without cases. Where there are several rows, or cases, or something was lost, settle_lease decides.
+CREATE FUNCTION custody.ack_lease(
+    p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
+) RETURNS custody.settled
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_lease custody.leases;
+BEGIN
+    PERFORM custody.require_read_committed();
+    DELETE FROM custody.leases l
+    WHERE l.lease_id = p_lease_id AND l.remaining + l.settled = l.size AND NOT l.of_cases AND l.deadline > coalesce(p_now, clock_timestamp())
+    RETURNING l.* INTO v_lease;
+    IF v_lease.deadline > coalesce(p_now, clock_timestamp()) THEN
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
+        VALUES (coalesce(p_now, clock_timestamp()), 'ack', v_lease.group_id, v_lease.partition, p_lease_id, v_lease.held, p_worker);
+        PERFORM custody.breaker_settled(g, p_lease_id, true, false, coalesce(p_now, clock_timestamp()))
+        FROM custody.groups g WHERE g.group_id = v_lease.group_id AND g.breaker_state = 'probing';
+        RETURN ROW(v_lease.remaining, '{}', '{}', '{}', '{}')::custody.settled;
+    ELSIF v_lease.lease_id IS NOT NULL THEN
+        -- it waited for somebody who had locked the row and did not change it, and meanwhile the deadline has passed
+        INSERT INTO custody.leases SELECT v_lease.*;
+    END IF;
+    RETURN custody.settle_lease(p_lease_id, 'ack', p_worker => p_worker, p_now => p_now, p_exact => p_exact);
+END $$;
+
+-- One outcome for every message of the lease that its holder has not settled. What of it was lost comes back as lost, and the rest
+-- is settled; with p_exact nothing is, and the call is refused. Where nothing is left, it may be a repeat.
+CREATE FUNCTION custody.settle_lease(
+    p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL, p_worker text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
+) RETURNS custody.settled
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_parts   custody.leases[];
+    v_now     timestamptz;
+    v_meant   record;
+    v_offsets bigint[] := '{}';
+    v_again   int8multirange;
+    v_result  custody.settled;
+BEGIN
+    PERFORM custody.require_read_committed();
+    v_parts := custody.lock_lease(p_lease_id);
+    v_now := coalesce(p_now, clock_timestamp());
+    v_meant := custody.meant(p_lease_id, v_parts, v_now);
+    IF p_exact AND (isempty(v_meant.held) OR NOT isempty(v_meant.lost)) THEN
+        PERFORM custody.refuse_lost(p_lease_id, v_meant.lost);
+    END IF;
+    IF isempty(v_meant.held) THEN
+        v_again := coalesce(custody.settled_as(v_meant.past, p_outcome), '{}');
+        RETURN ROW(custody.cardinality(v_again), custody.offsets_list(v_meant.lost),
+                   CASE WHEN p_outcome IN ('nack', 'dead', 'reject') THEN custody.offsets_list(v_again * (v_meant.past).dead) ELSE '{}' END, '{}',
+                   custody.offsets_list(v_again))::custody.settled;
+    END IF;
+    IF p_outcome <> 'ack' THEN
+        v_offsets := custody.offsets_list(v_meant.held);
+    END IF;
+    v_result := custody.settle(p_lease_id, v_offsets, array_fill(p_outcome, ARRAY[cardinality(v_offsets)]),
+                               array_fill(p_error, ARRAY[cardinality(v_offsets)]), array_fill(p_delay, ARRAY[cardinality(v_offsets)]),
+                               p_worker, v_now, CASE WHEN p_outcome = 'ack' THEN v_meant.held ELSE '{}' END);
+    v_result.lost := custody.offsets_list(v_meant.lost);
+    RETURN v_result;
+END $$;
+
+-- The offsets that a lease still holds.
 CREATE FUNCTION custody.lease_offsets(p_lease_id uuid, p_now timestamptz DEFAULT NULL) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     SELECT custody.offsets_list(range_agg(held)) FROM custody.leases
@@ -168,16 +229,20 @@ $$;
 
 -- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is then split off under the
 -- same lease and attempt. With ordering by key its key goes with it: the messages of a key live and expire together, or a
--- later one could be settled when an earlier one is lost. Returns the new deadline, or null if the lease does not hold it.
+-- later one could be settled when an earlier one is lost. Returns the new deadline, null if nothing was extended, and what the lease
+-- has lost of what is meant; with p_exact a loss refuses the call.
+CREATE TYPE custody.extended AS (deadline timestamptz, lost bigint[]);
+
 CREATE FUNCTION custody.extend(
-    p_lease_id uuid, p_timeout interval DEFAULT NULL, p_offset bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
-) RETURNS timestamptz
+    p_lease_id uuid, p_timeout interval DEFAULT NULL, p_offset bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_exact boolean DEFAULT false
+) RETURNS custody.extended
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now      timestamptz;
     v_parts    custody.leases[];
     v_part     custody.leases;
-    v_held     int8multirange;
+    v_meant    record;
     v_set      int8multirange;
     v_group    custody.groups;
     v_head     custody.heads;
@@ -190,17 +255,26 @@ BEGIN
     END IF;
     v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
-    SELECT range_agg(l.held) FILTER (WHERE l.deadline > v_now), max(l.part) INTO v_held, v_last FROM unnest(v_parts) l;
-    IF v_held IS NULL OR NOT v_held @> p_offset THEN
-        RETURN NULL;
+    IF p_offset IS NULL THEN
+        v_meant := custody.meant(p_lease_id, v_parts, v_now);
+    ELSE
+        v_set := int8multirange(int8range(p_offset, p_offset + 1));
+        SELECT coalesce(range_agg(l.held), '{}') AS held, v_set - coalesce(range_agg(l.held), '{}') AS lost
+        INTO v_meant FROM unnest(v_parts) l WHERE l.deadline > v_now;
     END IF;
+    IF p_exact AND (isempty(v_meant.held) OR NOT isempty(v_meant.lost)) THEN
+        PERFORM custody.refuse_lost(p_lease_id, v_meant.lost);
+    ELSIF isempty(v_meant.held) OR NOT isempty(v_meant.lost * v_set) THEN
+        RETURN ROW(NULL, custody.offsets_list(v_meant.lost))::custody.extended;
+    END IF;
+    SELECT max(l.part) INTO v_last FROM unnest(v_parts) l;
     SELECT * INTO v_group FROM custody.groups WHERE group_id = v_parts[1].group_id;
     v_deadline := v_now + coalesce(p_timeout, v_group.visibility_timeout);
-    v_set := coalesce(int8multirange(int8range(p_offset, p_offset + 1)) * v_held, v_held);
+    v_set := coalesce(v_set, v_meant.held);
     IF p_offset IS NOT NULL AND v_group.ordering = 'key' THEN
         SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
         SELECT v_set + coalesce(range_agg(int8range(k."offset", k."offset" + 1)), '{}') INTO v_set
-        FROM custody.keys_of(v_head, v_held) k WHERE k.key = (SELECT o.key FROM custody.keys_of(v_head, v_set) o);
+        FROM custody.keys_of(v_head, v_meant.held) k WHERE k.key = (SELECT o.key FROM custody.keys_of(v_head, v_set) o);
     END IF;
     UPDATE custody.leases SET deadline = v_deadline WHERE lease_id = p_lease_id AND deadline > v_now AND held <@ v_set;
     FOR v_part IN
@@ -212,6 +286,7 @@ BEGIN
         v_part.part := v_last;
         v_part.held := v_part.held * v_set;
         v_part.remaining := custody.cardinality(v_part.held);
+        v_part.settled := 0;
         v_part.deadline := v_deadline;
         INSERT INTO custody.leases SELECT v_part.*;
     END LOOP;
@@ -222,5 +297,5 @@ BEGIN
     INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
     VALUES (v_now, 'extend', v_group.group_id, v_parts[1].partition, p_lease_id, v_set, v_parts[1].worker,
             jsonb_build_object('deadline', v_deadline));
-    RETURN v_deadline;
+    RETURN ROW(v_deadline, custody.offsets_list(v_meant.lost))::custody.extended;
 END $$;

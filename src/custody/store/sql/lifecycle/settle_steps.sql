@@ -151,14 +151,18 @@ BEGIN
 END $$;
 
 -- Takes settled offsets out of a lease. A big row that is settled piece by piece is first split into blocks of 256
--- offsets: a multirange with thousands of gaps would be written anew with every ack.
+-- offsets: a multirange with thousands of gaps would be written anew with every ack. One of the rows that are left counts what
+-- has gone.
 CREATE FUNCTION custody.shrink_lease(p_lease_id uuid, p_parts custody.leases[], p_gone int8multirange, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_part custody.leases;
     v_next int;
+    v_gone bigint;
 BEGIN
-    DELETE FROM custody.leases WHERE lease_id = p_lease_id AND deadline > p_now AND held <@ p_gone;
+    WITH gone AS (
+        DELETE FROM custody.leases WHERE lease_id = p_lease_id AND deadline > p_now AND held <@ p_gone RETURNING remaining + settled AS count)
+    SELECT sum(count) INTO v_gone FROM gone;
     FOR v_part IN
         SELECT p.* FROM unnest(p_parts) p
         WHERE p.remaining > 256 AND p.deadline > p_now AND p.held && p_gone AND NOT p.held <@ p_gone
@@ -166,13 +170,19 @@ BEGIN
     LOOP
         SELECT max(part) + 1 INTO v_next FROM custody.leases WHERE lease_id = p_lease_id;
         DELETE FROM custody.leases WHERE lease_id = p_lease_id AND part = v_part.part;
+        v_gone := coalesce(v_gone, 0) + v_part.settled + custody.cardinality(v_part.held * p_gone);
         INSERT INTO custody.leases
         SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block, custody.cardinality(b.block),
-               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error, v_part.fresh
+               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
         FROM (SELECT n::int, (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held), (n + 1) * 256 + lower(v_part.held))) AS block
               FROM generate_series(0, (upper(v_part.held) - lower(v_part.held)) / 256) n) b
         WHERE NOT isempty(b.block);
     END LOOP;
-    UPDATE custody.leases SET held = held - p_gone, remaining = custody.cardinality(held - p_gone)
+    UPDATE custody.leases SET held = held - p_gone, remaining = custody.cardinality(held - p_gone),
+                              settled = settled + custody.cardinality(held * p_gone)
     WHERE lease_id = p_lease_id AND deadline > p_now AND held && p_gone;
+    IF v_gone > 0 THEN
+        UPDATE custody.leases SET settled = settled + v_gone
+        WHERE lease_id = p_lease_id AND part = (SELECT min(l.part) FROM custody.leases l WHERE l.lease_id = p_lease_id AND l.deadline > p_now);
+    END IF;
 END $$;

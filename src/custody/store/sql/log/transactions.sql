@@ -124,22 +124,27 @@ BEGIN
     RETURN greatest(v_count, p_first + cardinality(p_payloads));
 END $$;
 
--- These offsets of a lease, or all that it holds now, are to be done by the commit: what it has lost until then refuses the
--- commit, for others publish what follows from it. The lease is not kept alive by this.
+-- These offsets of a lease, or all that its holder has not settled, are to be done by the commit: what it has lost until then
+-- refuses the commit, for others publish what follows from it. The lease is not kept alive by this.
 CREATE FUNCTION custody.ack_in_transaction(
     p_transaction uuid, p_lease_id uuid, p_offsets bigint[] DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_transaction custody.transactions := custody.lock_transaction(p_transaction);
-    v_offsets     bigint[] := coalesce(p_offsets, custody.lease_offsets(p_lease_id, p_now));
+    v_now         timestamptz := coalesce(p_now, clock_timestamp());
+    v_set         int8multirange := custody.offsets_set(p_offsets);
+    v_meant       record;
 BEGIN
-    PERFORM custody.require_open(v_transaction, coalesce(p_now, clock_timestamp()));
-    IF v_offsets IS NULL OR v_offsets = '{}' AND p_offsets IS NULL THEN
-        PERFORM custody.refuse('lease_lost', format('lease %s holds nothing any more', p_lease_id),
-            'Somebody else may have its messages now: abort the transaction.');
+    PERFORM custody.require_open(v_transaction, v_now);
+    IF p_offsets IS NULL THEN
+        v_meant := custody.meant(p_lease_id, ARRAY(SELECT l FROM custody.leases l WHERE l.lease_id = p_lease_id), v_now);
+        IF isempty(v_meant.held) OR NOT isempty(v_meant.lost) THEN
+            PERFORM custody.refuse_lost(p_lease_id, v_meant.lost);
+        END IF;
+        v_set := v_meant.held;
     END IF;
-    INSERT INTO custody.transaction_acks AS a VALUES (p_transaction, p_lease_id, custody.offsets_set(v_offsets))
+    INSERT INTO custody.transaction_acks AS a VALUES (p_transaction, p_lease_id, v_set)
     ON CONFLICT (transaction_id, lease_id) DO UPDATE SET offsets = a.offsets + excluded.offsets;
 END $$;
 
@@ -151,7 +156,6 @@ DECLARE
     v_transaction custody.transactions := custody.lock_transaction(p_transaction);
     v_now         timestamptz := coalesce(p_now, clock_timestamp());
     v_ack         custody.transaction_acks;
-    v_lost        bigint[];
     v_topic       record;
     v_batch       record;
     v_n           int[] := '{}';
@@ -163,12 +167,7 @@ BEGIN
     IF v_transaction.state <> 'committed' THEN
         PERFORM custody.require_open(v_transaction, v_now);
         FOR v_ack IN SELECT * FROM custody.transaction_acks a WHERE a.transaction_id = p_transaction ORDER BY a.lease_id LOOP
-            v_lost := (custody.settle(v_ack.lease_id, '{}', '{}', '{}', '{}', p_worker, p_now, v_ack.offsets)).lost;
-            IF v_lost <> '{}' THEN
-                PERFORM custody.refuse('lease_lost',
-                    format('lease %s does not hold offsets %s any more', v_ack.lease_id, array_to_string(v_lost[:10], ', ')),
-                    'Nothing of the transaction was committed: somebody else may have the messages now. Abort it.');
-            END IF;
+            PERFORM custody.settle(v_ack.lease_id, '{}', '{}', p_worker => p_worker, p_now => p_now, p_acked => v_ack.offsets, p_exact => true);
         END LOOP;
         LOOP
             PERFORM custody.place_transaction(p_transaction);

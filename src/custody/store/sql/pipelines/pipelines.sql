@@ -25,7 +25,7 @@ DECLARE
     v_held bigint := 0;
 BEGIN
     FOR v_part IN SELECT lease_id FROM custody.pipeline_parts WHERE group_id = p_group_id ORDER BY partition LOOP
-        IF custody.extend(v_part.lease_id, p_visibility, NULL, p_now) IS NOT NULL THEN
+        IF (custody.extend(v_part.lease_id, p_visibility, NULL, p_now)).deadline IS NOT NULL THEN
             SELECT v_held + coalesce(sum(remaining), 0) INTO v_held FROM custody.leases WHERE lease_id = v_part.lease_id;
         END IF;
     END LOOP;
@@ -60,7 +60,7 @@ BEGIN
         state = CASE WHEN p_after IS NULL THEN 'running' ELSE r.state END, since = CASE WHEN p_after IS NULL THEN v_now ELSE r.since END,
         tries = CASE WHEN p_after IS NULL THEN 0 ELSE r.tries END;
     DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
-    PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), v_now);
+    PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), p_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     -- what was committed in the outbox before the pass began belongs to it
     FOR v_head IN
@@ -108,7 +108,7 @@ BEGIN
     messages := 0;
     SELECT * INTO v_flight FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     IF FOUND THEN
-        messages := custody.renew_claim(v_group.group_id, v_visibility, v_now);
+        messages := custody.renew_claim(v_group.group_id, v_visibility, p_now);
         IF messages > 0 THEN
             claim := v_flight.claim;
             RETURN NEXT;
@@ -216,7 +216,7 @@ DECLARE
     v_group    custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_pipeline custody.pipelines := custody.driven_by(v_group, p_epoch);
 BEGIN
-    RETURN custody.renew_claim(v_pipeline.group_id, coalesce(p_visibility, v_group.visibility_timeout), coalesce(p_now, clock_timestamp()));
+    RETURN custody.renew_claim(v_pipeline.group_id, coalesce(p_visibility, v_group.visibility_timeout), p_now);
 END $$;
 
 -- Gives back a claim that will not be run: ready at once, and the delivery does not count. False if there was none.

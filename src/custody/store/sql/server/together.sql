@@ -94,13 +94,14 @@ LANGUAGE sql STABLE AS $$
     GROUP BY 1, 2, 3
 $$;
 
--- One row for each request: what it settled, what of it was lost, or the code of its refusal. Offsets: those from p_first to
--- p_last of p_offsets, or, without bounds, all that the lease holds. A lease that is not of the topic and partition which are
--- named with it does not hold the offsets that are meant. Without a lease a message is meant that is on its first one.
+-- One row for each request: what it settled, what of it was lost, whether some of it was settled before, or the code of its
+-- refusal. Offsets: those from p_first to p_last of p_offsets, or, without bounds, all of the lease that are not settled. A lease
+-- that is not of the topic and partition which are named with it does not hold the offsets that are meant. Without a lease it is
+-- the one that holds the message now.
 CREATE FUNCTION custody.ack_each(
     p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[], p_partitions int[],
     p_workers text[], p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
-) RETURNS TABLE (request int, settled bigint, lost bigint[], code text, message text, remedy text)
+) RETURNS TABLE (request int, settled bigint, lost bigint[], already boolean, code text, message text, remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_leases uuid[] := p_leases;
@@ -113,11 +114,11 @@ BEGIN
     FOR i IN 1..cardinality(p_leases) LOOP
         CONTINUE WHEN v_leases[i] IS NOT NULL;
         BEGIN
-            v_leases[i] := custody.first_lease(p_topics[i], p_groups[i], p_partitions[i], p_offsets[p_first[i]], p_now);
+            v_leases[i] := custody.live_lease(p_topics[i], p_groups[i], p_partitions[i], p_offsets[p_first[i]], p_now);
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
             v_failed[i] := true;
-            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[],
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean,
                                 CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
         END;
     END LOOP;
@@ -133,7 +134,7 @@ BEGIN
         IF NOT p_wait AND v_leases[i] <> ALL (coalesce(v_locked, '{}'))
             AND EXISTS (SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i])
         THEN
-            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], 'blocked', NULL::text, NULL::text;
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean, 'blocked', NULL::text, NULL::text;
             CONTINUE;
         END IF;
         BEGIN
@@ -141,24 +142,20 @@ BEGIN
             IF (p_topics[i] IS NOT NULL OR p_partitions[i] IS NOT NULL) AND p_leases[i] IS NOT NULL
                 AND NOT custody.lease_is_of(v_leases[i], p_topics[i], p_partitions[i])
             THEN
-                v_result := ROW(0, v_named, '{}', '{}');
+                v_result := ROW(0, coalesce(v_named, '{}'), '{}', '{}', '{}');
             ELSIF p_first[i] IS NULL OR EXISTS (
-                SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i] HAVING count(*) = 1 AND NOT bool_or(l.of_cases)
-                AND range_agg(l.held) = custody.offsets_set(v_named))
+                SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i] AND l.remaining + l.settled = l.size AND NOT l.of_cases
+                AND l.held = custody.offsets_set(v_named) AND l.deadline > coalesce(p_now, clock_timestamp()))
             THEN
-                -- all that it holds: one statement
-                v_result := ROW(custody.ack_lease(v_leases[i], p_workers[i], p_now), '{}', '{}', '{}');
-                IF v_result.settled = 0 THEN
-                    v_result.lost := v_named;
-                END IF;
+                v_result := custody.ack_lease(v_leases[i], p_workers[i], p_now);      -- one statement
             ELSE
                 v_result := custody.settle(v_leases[i], '{}', '{}', p_worker => p_workers[i], p_now => p_now,
                                            p_acked => custody.offsets_set(v_named));
             END IF;
-            RETURN QUERY SELECT i, v_result.settled, v_result.lost, NULL::text, NULL::text, NULL::text;
+            RETURN QUERY SELECT i, v_result.settled, v_result.lost, cardinality(v_result.already) > 0, NULL::text, NULL::text, NULL::text;
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
-            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[],
+            RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean,
                                 CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
         END;
     END LOOP;
@@ -167,43 +164,29 @@ END $$;
 -- False if the lease is of another topic or partition; null means any.
 CREATE FUNCTION custody.lease_is_of(p_lease_id uuid, p_topic text, p_partition int) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT NOT EXISTS (
-        SELECT FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
-        WHERE l.lease_id = p_lease_id AND (l.partition <> p_partition OR t.name <> p_topic))
+    SELECT NOT EXISTS (SELECT FROM custody.lease_place(p_lease_id) l WHERE l.partition <> p_partition OR l.topic <> p_topic)
 $$;
 
--- Of what a lease is; no row if it holds nothing any more.
-CREATE FUNCTION custody.lease_place(p_lease_id uuid) RETURNS TABLE (topic text, consumer_group text, partition int)
-LANGUAGE sql STABLE AS $$
-    SELECT t.name, g.name, l.partition
-    FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
-    WHERE l.lease_id = p_lease_id LIMIT 1
-$$;
-
--- The lease that a message is on, if that is its first one: whoever names neither lease nor receipt might else mean a
--- delivery that is long over.
-CREATE FUNCTION custody.first_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL)
+-- The lease that holds a message now: at most one does. Whoever names neither lease nor receipt may mean a delivery that is over.
+CREATE FUNCTION custody.live_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL)
 RETURNS uuid
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
-    v_lease custody.leases;
+    v_lease uuid;
 BEGIN
     PERFORM custody.require_partition(t, p_partition) FROM custody.topics t WHERE t.topic_id = v_group.topic_id;
-    SELECT l.* INTO v_lease
+    SELECT l.lease_id INTO v_lease
     FROM custody.position(v_group.group_id, p_partition) f
     JOIN custody.leases l ON l.group_id = v_group.group_id AND l.partition = p_partition AND l.claim_no >= f.oldest_claim
-    WHERE l.held @> p_offset AND l.deadline > coalesce(p_now, clock_timestamp()) LIMIT 1;
+    WHERE l.held @> p_offset AND l.deadline > coalesce(p_now, clock_timestamp());
     IF NOT FOUND THEN
         PERFORM custody.refuse('lease_lost',
             format('%s/%s: no lease of group %L holds offset %s', p_topic, p_partition, p_group, p_offset),
-            'It was settled before, or its lease has expired: receive it again.');
-    ELSIF NOT v_lease.fresh THEN
-        PERFORM custody.refuse('receipt_required',
-            format('%s/%s: offset %s was delivered to group %L before', p_topic, p_partition, p_offset, p_group),
-            'Send the receipt of the delivery that is meant, or its lease_id.');
+            'It was settled before, or its lease has expired: receive it again. With its receipt a repeat is told from a loss.',
+            ARRAY[p_offset]);
     END IF;
-    RETURN v_lease.lease_id;
+    RETURN v_lease;
 END $$;
 
 -- Claims for several callers, one after the other, until there is nothing to give, or p_bytes of payload were given: the rows of

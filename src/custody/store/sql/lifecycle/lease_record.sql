@@ -1,0 +1,130 @@
+-- What became of the messages of a lease. Group state has no row for a message that is done, but the journal has one for each
+-- operation, with its lease. It is read only after something was not found in the lease: the hot path does not pay for it.
+
+-- The id of a lease has the number of its claim's journal entry in its first 60 bits (RFC 9562, version 8), and chance in the rest.
+-- So everything that happened to a lease is found without an index on it.
+CREATE FUNCTION custody.lease_id_of(p_entry bigint) RETURNS uuid
+LANGUAGE sql VOLATILE AS $$
+    SELECT (lpad(to_hex(p_entry >> 12), 12, '0') || '8' || lpad(to_hex(p_entry & 4095), 3, '0') || substr(gen_random_uuid()::text, 20))::uuid
+$$;
+
+-- The entry of the claim that made a lease; no row if the journal does not know it, or not any more.
+CREATE FUNCTION custody.claim_of(p_lease_id uuid) RETURNS SETOF custody.journal
+LANGUAGE sql STABLE AS $$
+    SELECT j.* FROM custody.journal j
+    WHERE j.entry = (('x' || substr(p_lease_id::text, 1, 8) || substr(p_lease_id::text, 10, 4) || substr(p_lease_id::text, 16, 3))::bit(60))::bigint
+      AND j.lease_id = p_lease_id AND j.kind = 'claim'
+$$;
+
+CREATE TYPE custody.lease_record AS (
+    given    int8multirange,     -- what its claim handed out; null: not known
+    acked    int8multirange,     -- and what its holder has settled, by outcome
+    nacked   int8multirange,
+    dead     int8multirange,
+    later    int8multirange,
+    released int8multirange
+);
+
+-- What the journal has of a lease, besides p_known, of which the caller knows where it is. It reads the entries of the partition
+-- from the claim on, and ends with the one by which the last message left the lease.
+CREATE FUNCTION custody.record_of(p_lease_id uuid, p_known int8multirange) RETURNS custody.lease_record
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_claim  custody.journal;
+    v_entry  record;
+    v_open   int8multirange;
+    v_record custody.lease_record := ROW(NULL, '{}', '{}', '{}', '{}', '{}');
+BEGIN
+    SELECT * INTO v_claim FROM custody.claim_of(p_lease_id);
+    IF NOT FOUND THEN
+        RETURN v_record;
+    END IF;
+    v_record.given := v_claim.offsets;
+    v_open := v_claim.offsets - p_known;
+    IF isempty(v_open) THEN
+        RETURN v_record;
+    END IF;
+    FOR v_entry IN
+        SELECT j.kind, j.offsets * v_claim.offsets AS offsets, j.lease_id IS NOT NULL AND j.detail ->> 'reason' IS DISTINCT FROM 'lease_expired' AS settled
+        FROM custody.journal j
+        WHERE j.group_id = v_claim.group_id AND j.partition = v_claim.partition AND j.entry > v_claim.entry
+          AND (j.lease_id = p_lease_id AND j.kind IN ('ack', 'nack', 'dead', 'later', 'release', 'expire') OR j.kind = 'rewind')
+        ORDER BY j.group_id, j.partition, j.entry
+    LOOP
+        IF v_entry.settled THEN
+            CASE v_entry.kind
+                WHEN 'ack' THEN v_record.acked := v_record.acked + v_entry.offsets;
+                WHEN 'nack' THEN v_record.nacked := v_record.nacked + v_entry.offsets;
+                WHEN 'dead' THEN v_record.dead := v_record.dead + v_entry.offsets;
+                WHEN 'later' THEN v_record.later := v_record.later + v_entry.offsets;
+                WHEN 'release' THEN v_record.released := v_record.released + v_entry.offsets;
+                ELSE NULL;
+            END CASE;
+        END IF;
+        v_open := v_open - v_entry.offsets;
+        EXIT WHEN isempty(v_open);
+    END LOOP;
+    RETURN v_record;
+END $$;
+
+-- What of a lease was settled with this outcome.
+CREATE FUNCTION custody.settled_as(p_record custody.lease_record, p_outcome text) RETURNS int8multirange
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE p_outcome WHEN 'ack' THEN (p_record).acked
+                          WHEN 'nack' THEN (p_record).nacked + (p_record).dead
+                          WHEN 'later' THEN (p_record).later
+                          WHEN 'release' THEN (p_record).released
+                          ELSE (p_record).dead END
+$$;
+
+-- What a verb means that names no offsets: every message that the lease was given and that its holder has not settled. p_parts
+-- are the rows of the lease. `past` is null if nothing is missing: then the journal was not read.
+CREATE FUNCTION custody.meant(
+    p_lease_id uuid, p_parts custody.leases[], p_now timestamptz,
+    OUT held int8multirange, OUT lost int8multirange, OUT past custody.lease_record
+)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_counted bigint;
+    v_size    int;
+BEGIN
+    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > p_now), '{}'), sum(l.remaining + l.settled) FILTER (WHERE l.deadline > p_now), min(l.size)
+    INTO held, v_counted, v_size FROM unnest(p_parts) l;
+    lost := '{}';
+    IF v_counted = v_size OR v_size = 0 THEN      -- 0: a pipeline's, whose commit finds out what was lost
+        RETURN;
+    END IF;
+    past := custody.record_of(p_lease_id, held);
+    IF (past).given IS NOT NULL THEN
+        lost := (past).given - held - (past).acked - (past).nacked - (past).dead - (past).later - (past).released;
+    ELSIF v_size IS NOT NULL THEN
+        PERFORM custody.refuse('lease_lost',
+            format('lease %s has lost messages, and the journal does not go back to its claim to say which', p_lease_id),
+            'Nothing was changed. Name the offsets.');
+    END IF;
+END $$;
+
+-- In a transaction a loss refuses everything: others may publish what follows from these messages.
+CREATE FUNCTION custody.refuse_lost(p_lease_id uuid, p_lost int8multirange) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_lost bigint[] := custody.offsets_list(p_lost);
+BEGIN
+    PERFORM custody.refuse('lease_lost',
+        format('lease %s %s', p_lease_id, CASE cardinality(v_lost)
+               WHEN 0 THEN 'holds nothing any more'
+               WHEN 1 THEN 'does not hold offset ' || v_lost[1]
+               ELSE 'does not hold offsets ' || array_to_string(v_lost[:10], ', ') || CASE WHEN cardinality(v_lost) > 10 THEN ' …' ELSE '' END END),
+        'Nothing was changed. Somebody else may have the messages now: give up the transaction.', v_lost);
+END $$;
+
+-- Of what a lease is, or was; no row if it is not known any more.
+CREATE FUNCTION custody.lease_place(p_lease_id uuid) RETURNS TABLE (topic text, consumer_group text, partition int)
+LANGUAGE sql STABLE AS $$
+    SELECT t.name, g.name, l.partition
+    FROM (SELECT group_id, partition FROM custody.leases WHERE lease_id = p_lease_id
+          UNION ALL
+          SELECT group_id, partition FROM custody.claim_of(p_lease_id)) l
+    JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+    LIMIT 1
+$$;
