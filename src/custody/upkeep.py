@@ -1,4 +1,5 @@
-"""Upkeep: segments end and go by their topic's retention, parts of the journal by its own. A step, a transaction."""
+"""Upkeep: segments end and go by their topic's retention, parts of the journal by its own, and what is left of
+transactions that timed out. A step, a transaction."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def set_journal_retention(db: Database, *, time: Duration | None, size: Size | N
 
 
 def maintain(db: Database, topic: str | None, *, now: Callable[[], datetime | None]) -> list[Upkeep]:
-    """All that is due, of one topic or of all, and of the journal. Returns what was done, and what could not be."""
+    """All that is due, of one topic or of all, and of the journal; and what producers' transactions have left that
+    timed out. Returns what was done to segments and parts, and what could not be."""
     topics = [topic] if topic is not None else [name for (name,) in db.call("maintained_topics")]
     done: list[Upkeep] = []
     for name in topics:
@@ -47,6 +49,8 @@ def maintain(db: Database, topic: str | None, *, now: Callable[[], datetime | No
             if topic is not None:
                 raise
     done += _steps(lambda: db.call_dicts("maintain_journal", now=now()))
+    while db.call("clear_transactions", now=now())[0][0]:
+        pass
     return done
 
 

@@ -376,3 +376,31 @@ def test_what_was_settled_before_does_not_count_as_lost_in_a_transaction(shop: C
         tx.ack(lease)
     stats = shop.stats("orders", "billing")
     assert (stats.in_flight, stats.depth) == (0, 1)
+
+
+@pytest.mark.parametrize("topic", [None, "orders"])
+def test_upkeep_removes_what_those_that_timed_out_have_left(
+    shop: Custody, clock: Clock, db: psycopg.Connection, topic: str | None
+) -> None:
+    producer = shop.init_producer("p")
+    done = producer.transaction()
+    done.publish("bills", 0)
+    done.commit()
+    abandoned = [producer.transaction(timeout="10s") for _ in range(25)]
+    alive = producer.transaction(timeout="1h")
+    for tx in (*abandoned, alive):
+        tx.publish_many("bills", [1, 2])
+        tx._flush()
+    clock.move(10)
+    assert db.execute("SELECT count(*) FROM custody.transaction_messages").fetchone() == (52,)
+    shop.maintain(topic)
+    assert db.execute("SELECT DISTINCT transaction_id FROM custody.transaction_messages").fetchall() == [
+        (alive.transaction_id,)
+    ]
+    with pytest.raises(TransactionOver, match="timed out"):
+        abandoned[-1].commit()
+    assert len(done.commit()) == 1, "a commit can be repeated for a day"
+    assert len(alive.commit()) == 2
+    clock.move(86_401)
+    shop.maintain(topic)
+    assert db.execute("SELECT count(*) FROM custody.transactions").fetchone() == (0,)

@@ -22,7 +22,8 @@ class Keeping(Base):
         upkeep.set_journal_retention(self._db, time=time, size=size)
 
     def maintain(self, topic: str | None = None) -> list[Upkeep]:
-        """Ends and drops segments that are due, and parts of the journal. Workers and pipelines do it by themselves.
+        """Ends and drops segments that are due, and parts of the journal, and removes what is left of producers'
+        transactions that timed out. Workers and pipelines do it by themselves.
 
         Each step is a transaction of its own and gives up at once where somebody is in the way (`did` is busy). A
         segment that a group has not resolved stays (held), and the group is named.

@@ -37,21 +37,28 @@ BEGIN
     RETURN v_producer;
 END $$;
 
--- What nobody can commit any more gives its room back; receipts are remembered for a day.
-CREATE FUNCTION custody.clear_transactions(p_now timestamptz) RETURNS void
+-- What nobody can commit any more gives its room back; receipts are remembered for a day. A few at a time: whoever begins a
+-- transaction calls it, and upkeep does until it returns 0.
+CREATE FUNCTION custody.clear_transactions(p_now timestamptz DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_old uuid;
+    v_old     uuid;
+    v_timed   int := 0;
+    v_cleared int;
 BEGIN
+    p_now := coalesce(p_now, clock_timestamp());
     FOR v_old IN
         SELECT transaction_id FROM custody.transactions WHERE state = 'open' AND expires_at <= p_now
         ORDER BY expires_at LIMIT 10 FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM custody.end_transaction(v_old, 'aborted', 'it timed out', p_now);
+        v_timed := v_timed + 1;
     END LOOP;
     DELETE FROM custody.transactions WHERE transaction_id IN (
         SELECT transaction_id FROM custody.transactions WHERE state <> 'open' AND ended_at < p_now - interval '1 day'
         ORDER BY ended_at LIMIT 100 FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS v_cleared = ROW_COUNT;
+    RETURN v_timed + v_cleared;
 END $$;
 
 CREATE FUNCTION custody.end_transaction(p_transaction uuid, p_state text, p_reason text, p_now timestamptz) RETURNS void
