@@ -40,6 +40,7 @@ def stats(db: Database, topic: str, group: str, *, now: datetime | None) -> Stat
         paused_reason=row["paused_reason"],
         breaker=None if row["breaker_rate"] is None and row["breaker_state"] == "closed" else row["breaker_state"],
         breaker_reason=row["breaker_reason"],
+        bound=row["bindings"] is not None,
     )
 
 
@@ -204,7 +205,8 @@ class TopicFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
-    """The figures of `Stats` over all partitions, with the age of the oldest unresolved message in seconds."""
+    """The figures of `Stats` over all partitions, with the age of the oldest unresolved message in seconds. Where the
+    group is bound, lag and depth include what it has not looked at yet, bound to it or not."""
 
     topic: str
     group: str
@@ -218,6 +220,7 @@ class GroupFigures:
     oldest_unresolved_age: float | None
     paused: bool
     breaker: str | None
+    bound: bool
 
 
 Rows = list[dict[str, Any]]

@@ -261,6 +261,9 @@ class Stats:
 
     lag: never handed out · waiting: to be tried again · in_flight: leased · parked: behind their key · depth: all of
     these and held dead ones, what is not resolved · dead: dead letters · holes: gaps among the resolved offsets.
+
+    Of a group that is bound to a part of the log, lag, depth and the oldest unresolved message include what it has not
+    looked at yet, whether it is bound to it or not: matching all of that would cost as much as claiming it.
     """
 
     topic: str
@@ -280,6 +283,8 @@ class Stats:
     breaker: str | None
     """closed, open or probing; None without a breaker."""
     breaker_reason: str | None
+    bound: bool = False
+    """Whether it has bindings: then lag and depth are upper bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)

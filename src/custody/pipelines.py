@@ -142,9 +142,11 @@ class Committed:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Where a pipeline's group stands, and what its last batch came to."""
+    """Where a pipeline's group stands, and what its last batch came to. Where the group is `bound`, lag includes what
+    it has not looked at yet, bound to it or not."""
 
     lag: int
+    bound: bool
     waiting: int
     in_flight: int
     parked: int

@@ -93,6 +93,12 @@ def test_the_figures_of_a_group_and_of_all(cli: Run, quick: Run, live: Custody, 
     assert quick("stats", "nowhere", "--json", code=1).error["code"] == "topic_not_found"
 
 
+def test_the_figures_of_a_bound_group_say_so(quick: Run, live: Custody) -> None:
+    live.bind("orders", "stock", ["orders.>"])
+    assert quick("stats", "orders", "stock", "--json").document["bound"] is True
+    assert "bound: lag and depth include what it has not looked at yet" in quick("stats", "orders", "stock").out
+
+
 def test_stats_can_be_watched(start, live: Custody) -> None:
     process = start("stats", "orders", "stock", "--watch", "--every", "50ms", "--json")
     assert json.loads(process.stdout.readline())["lag"] == 0

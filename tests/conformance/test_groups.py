@@ -32,6 +32,14 @@ def test_a_group_has_the_policy_that_it_was_given(c: custody.Custody, direct: cu
     assert c.groups("orders") == [made]
 
 
+def test_the_figures_say_whether_a_group_is_bound(c: custody.Custody, direct: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g", bindings=["orders.>"])
+    c.create_group("orders", "all")
+    assert [c.stats("orders", group).bound for group in ("g", "all")] == [True, False]
+    assert c.stats("orders", "g") == direct.stats("orders", "g")
+
+
 def test_a_policy_is_replaced_as_a_whole(orders: custody.Custody) -> None:
     changed = orders.update_group("orders", "stock", Policy(ordering="key", max_attempts=9))
     assert changed.policy is not None

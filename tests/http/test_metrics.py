@@ -191,7 +191,7 @@ def test_the_figures_of_groups_topics_and_outbox_are_those_of_the_database(
 ) -> None:
     c.create_topic("orders", partitions=2)
     c.create_group("orders", "g", Policy(breaker=Breaker(min_outcomes=3), max_attempts=1))
-    c.create_group("orders", "paused", Policy(breaker=None))
+    c.create_group("orders", "paused", Policy(breaker=None), bindings=["orders.>"])
     c.pause("orders", "paused")
     c.publish_many("orders", [custody.Outgoing(n, partition=0) for n in range(10)])
     c.claim("orders", "g", max_messages=3).nack()
@@ -205,6 +205,7 @@ def test_the_figures_of_groups_topics_and_outbox_are_those_of_the_database(
     assert stats.dead == 3
     assert value(found, "custody_group_oldest_unresolved_age_seconds", topic="orders", group="g") == 60
     assert [value(found, "custody_group_paused", topic="orders", group=group) for group in ("g", "paused")] == [0, 1]
+    assert [value(found, "custody_group_bound", topic="orders", group=group) for group in ("g", "paused")] == [0, 1]
     states = {
         state: value(found, "custody_group_breaker_state", topic="orders", group="g", state=state)
         for state in ("closed", "open", "probing")

@@ -41,6 +41,7 @@ def assert_same(c: Custody, now: Clock) -> None:
         assert one.oldest_unresolved_age == (None if oldest is None else (now() - oldest).total_seconds())
         assert one.paused == (stats.paused_at is not None)
         assert one.breaker == stats.breaker
+        assert one.bound == stats.bound == bool(c.group(one.topic, one.group).bindings)
 
 
 def test_all_groups_at_once_are_as_each_by_itself(c: Custody, clock: Clock) -> None:
@@ -83,6 +84,23 @@ def test_a_gap_of_parked_messages_is_no_hole(c: Custody, clock: Clock) -> None:
     (found,) = c.overview()[1]
     assert (found.waiting, found.parked, found.holes) == (1, 1, 1)
     assert_same(c, clock)
+
+
+@pytest.mark.req("V11")
+def test_the_figures_of_a_bound_group_say_that_it_is_bound(c: Custody, clock: Clock) -> None:
+    """They include what it has not looked at yet; when it has looked at everything, they are exact."""
+    c.create_topic("orders")
+    c.create_group("orders", "g", bindings=["orders.eu.>"])
+    c.create_group("orders", "all")
+    c.publish_many("orders", [Outgoing(n, routing_key="orders.us.new") for n in range(9)])
+    assert (c.stats("orders", "g").bound, c.stats("orders", "g").lag) == (True, 9)
+    assert not c.stats("orders", "all").bound
+    assert (c.figures("orders", "g").bound, c.figures("orders", "all").bound) == (True, False)
+    assert_same(c, clock)
+    assert not c.claim("orders", "g")
+    assert (c.stats("orders", "g").lag, c.stats("orders", "g").depth) == (0, 0)
+    c.bind("orders", "g", [])
+    assert not c.stats("orders", "g").bound
 
 
 def test_the_state_of_a_breaker_is_told(c: Custody) -> None:

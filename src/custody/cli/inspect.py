@@ -163,11 +163,14 @@ def _age(at: str | None) -> str | None:
 
 
 def _state(one: dict[str, Any]) -> str | None:
+    states = []
     if one["paused_at"]:
-        return f"paused: {one['paused_reason'] or 'no reason given'}"
-    return (
-        f"breaker {one['breaker']}: {one['breaker_reason'] or ''}" if one["breaker"] not in (None, "closed") else None
-    )
+        states.append(f"paused: {one['paused_reason'] or 'no reason given'}")
+    elif one["breaker"] not in (None, "closed"):
+        states.append(f"breaker {one['breaker']}: {one['breaker_reason'] or ''}")
+    if one["bound"]:
+        states.append("bound: lag and depth include what it has not looked at yet")
+    return "; ".join(states) or None
 
 
 def _table(found: list[dict[str, Any]]) -> Table:

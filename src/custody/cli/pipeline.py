@@ -194,7 +194,7 @@ def _batches(count: int) -> str:
 
 
 def _left(left: Outlook) -> str:
-    parts = [f"{left.lag:,} never handed out"] if left.lag else []
+    parts = [f"{left.lag:,} {'not looked at yet' if left.bound else 'never handed out'}"] if left.lag else []
     if left.waiting:
         due = "" if left.next_due is None else f" (the next in {render.span(max(0.0, left.next_due))})"
         parts.append(f"{left.waiting:,} to be tried again{due}")

@@ -93,7 +93,8 @@ class Course:
         ]
         if self.figures is not None:
             group = self.figures
-            parts += [f"lag {group.lag:,}", f"{group.waiting:,} waiting", f"{group.dead:,} dead"]
+            lag = f"{group.lag:,} not looked at" if group.bound else f"lag {group.lag:,}"
+            parts += [lag, f"{group.waiting:,} waiting", f"{group.dead:,} dead"]
             parts.append(counted(group.blocked_keys, "blocked key"))
         return " · ".join(parts)
 

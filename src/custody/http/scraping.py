@@ -23,13 +23,13 @@ LIMIT = 5.0
 BREAKER = ("closed", "open", "probing")
 
 _GROUPS = {
-    "lag": "Messages that were never handed out.",
+    "lag": "Messages that were never handed out; of a bound group, those that it has not looked at yet.",
     "waiting": "Messages to be tried again.",
     "in_flight": "Messages under a lease.",
     "holes": "Gaps among the resolved offsets.",
     "parked": "Messages behind an earlier one of their key.",
     "dead": "Dead letters.",
-    "depth": "Messages that are not resolved.",
+    "depth": "Messages that are not resolved; of a bound group, with those that it has not looked at yet.",
 }
 
 
@@ -88,16 +88,18 @@ def families(overview: Overview | None) -> Iterator[Metric]:
     age = GaugeMetricFamily(
         "custody_group_oldest_unresolved_age_seconds", "Age of the oldest message that is not resolved.", labels=labels
     )
+    bound = GaugeMetricFamily("custody_group_bound", "1 if the group is bound to a part of its topic.", labels=labels)
     paused = GaugeMetricFamily("custody_group_paused", "1 while the group is paused.", labels=labels)
     breaker = GaugeMetricFamily(
         "custody_group_breaker_state", "1 for the state that the group's breaker is in.", labels=[*labels, "state"]
     )
     for one in overview.groups:
         age.add_metric([one.topic, one.group], one.oldest_unresolved_age or 0.0)
+        bound.add_metric([one.topic, one.group], one.bound)
         paused.add_metric([one.topic, one.group], one.paused)
         for state in BREAKER if one.breaker is not None else ():
             breaker.add_metric([one.topic, one.group, state], one.breaker == state)
-    yield from (age, paused, breaker)
+    yield from (age, bound, paused, breaker)
     held = GaugeMetricFamily("custody_topic_messages", "Messages that the log holds.", labels=["topic"])
     appended = CounterMetricFamily(
         "custody_topic_appended", "Messages that were ever appended, through any door.", labels=["topic"]

@@ -24,9 +24,11 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a group still has: never handed out, to be retried, behind their key, dead; and how many blocked keys."""
+    """What a group still has: never handed out, to be retried, behind their key, dead; and how many blocked keys. Of a
+    group that is `bound`, lag includes what it has not looked at yet, bound to it or not."""
 
     lag: int
+    bound: bool
     waiting: int
     parked: int
     dead: int
@@ -60,6 +62,7 @@ def outlook(c: Custody, topic: str, group: str) -> Outlook:
     figures = c.figures(topic, group)
     return Outlook(
         lag=figures.lag,
+        bound=figures.bound,
         waiting=figures.waiting,
         parked=figures.parked,
         dead=figures.dead,

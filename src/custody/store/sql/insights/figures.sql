@@ -9,11 +9,12 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     GROUP BY o.topic_id ORDER BY o.name
 $$;
 
--- The figures of custody.partition_stats, for every group over all its partitions. breaker is null without one.
+-- The figures of custody.partition_stats, for every group over all its partitions. breaker is null without one. Of a
+-- group that is bound, lag and depth count what it has not looked at yet, bound to it or not.
 CREATE FUNCTION custody.group_figures(p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     topic text, consumer_group text, lag bigint, waiting bigint, in_flight bigint, holes bigint, parked bigint, dead bigint, depth bigint,
-    oldest_unresolved_age double precision, paused boolean, breaker text
+    oldest_unresolved_age double precision, paused boolean, breaker text, bound boolean
 )
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     WITH at AS MATERIALIZED (SELECT coalesce(p_now, clock_timestamp()) AS now),
@@ -62,7 +63,8 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     SELECT t.name, g.name, f.lag::bigint, f.waiting::bigint, f.live::bigint, f.holes::bigint, f.parked::bigint, f.dead::bigint,
            (f.lag + f.live + f.waiting + f.parked + f.held)::bigint,
            CASE WHEN f.oldest IS NOT NULL THEN greatest(0, extract(epoch FROM at.now - f.oldest)) END::double precision, g.paused_at IS NOT NULL,
-           CASE WHEN g.breaker_rate IS NOT NULL OR g.breaker_state <> 'closed' THEN g.breaker_state END
+           CASE WHEN g.breaker_rate IS NOT NULL OR g.breaker_state <> 'closed' THEN g.breaker_state END,
+           g.bindings IS NOT NULL
     FROM at, figures f JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
     ORDER BY t.name, g.name
 $$;

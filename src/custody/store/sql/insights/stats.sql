@@ -27,6 +27,8 @@ LANGUAGE sql STABLE AS $$
     WHERE upper(r) < (p_at).frontier AND r && u.counted
 $$;
 
+-- Of a group that is bound to a part of the log, lag and depth count what it has not looked at yet, bound to it or not: matching
+-- all of it would cost as much as claiming it.
 CREATE FUNCTION custody.partition_stats(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     partition int, first_offset bigint, tail bigint, frontier bigint, lag bigint, waiting bigint, in_flight bigint, holes bigint,

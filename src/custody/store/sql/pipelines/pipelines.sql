@@ -397,7 +397,8 @@ CREATE VIEW custody.pipeline_state AS SELECT * FROM custody.pipeline_states();
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,
-    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint, outputs bigint
+    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint, outputs bigint,
+    bound boolean
 )
 LANGUAGE sql STABLE AS $$
     SELECT s.lag, s.waiting, s.in_flight, s.parked, s.dead,
@@ -406,7 +407,8 @@ LANGUAGE sql STABLE AS $$
                 WHERE c.group_id = g.group_id AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) AND g.ordering = 'key'
                 UNION
                 SELECT p.partition, p.key FROM custody.parked p WHERE p.group_id = g.group_id) k),
-           b.claim, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs
+           b.claim, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs,
+           g.bindings IS NOT NULL
     FROM custody.group_named(p_topic, p_group) g
     CROSS JOIN LATERAL (
         SELECT sum(x.lag)::bigint AS lag, sum(x.waiting)::bigint AS waiting, sum(x.in_flight)::bigint AS in_flight,
