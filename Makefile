@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-core check lint format bench requirements clean
+.PHONY: help install demo test test-long test-core check lint format bench mutants requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ format: install ## Put the code into the house format and fix what ruff can fix
 
 bench: install ## Measure, beside bare PostgreSQL and two peers
 	@$(BIN)/python -m bench $(ARGS)
+
+mutants: install ## Remove one fence at a time from the SQL and see whether a test notices (hours)
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 requirements: install ## Write docs/requirements.md anew from the marks on the tests
 	@$(BIN)/python scripts/requirements.py
