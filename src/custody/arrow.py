@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -32,12 +31,11 @@ __all__ = ["Bounds", "Condition", "Planner", "Read", "connect", "events", "locat
 BATCH_ROWS = 10_000
 SLICE_ROWS = 250_000
 """What one task reads: a few tenths of a second of work."""
-_FRESH = 1.0  # seconds; a connection that was in use this recently is not asked whether it lives
 
 Read = tuple[str, str]
 """A table of the log with its partition ("custody.log_7 WHERE partition = 3"), and a multirange of offsets."""
 
-_idle: dict[tuple[int, str], tuple[float, dbapi.Connection]] = {}
+_idle: dict[tuple[int, str], dbapi.Connection] = {}
 
 
 class Bounds(NamedTuple):
@@ -52,8 +50,9 @@ class Bounds(NamedTuple):
 def connect(url: str) -> Iterator[dbapi.Connection]:
     """Lends this process's ADBC connection to a database, in autocommit mode; errors inside become ours.
 
-    It is made anew if it has broken, after a fork, and while somebody else in the process has it. Close cursors inside:
-    `with connect(url) as connection, connection.cursor() as cursor`. After any error it is not used again.
+    It is asked whether it lives, and made anew if it does not, after a fork, and while somebody else in the process has
+    it. Close cursors inside: `with connect(url) as connection, connection.cursor() as cursor`. After any error it is
+    not used again.
     """
     with _translated():
         connection = _borrow(url)
@@ -182,9 +181,9 @@ def locate(url: str | None = None) -> str:
 
 
 def _borrow(url: str) -> dbapi.Connection:
-    since, connection = _idle.pop((os.getpid(), url), (0.0, None))
+    connection = _idle.pop((os.getpid(), url), None)
     if connection is not None:
-        if time.monotonic() - since < _FRESH or _lives(connection):
+        if _lives(connection):
             return connection
         _close(connection)
     # it loads all of pandas: Spark starts many processes that only plan, and never read
@@ -194,10 +193,10 @@ def _borrow(url: str) -> dbapi.Connection:
 
 
 def _give_back(url: str, connection: dbapi.Connection) -> None:
-    _, other = _idle.pop((os.getpid(), url), (0.0, None))
+    other = _idle.pop((os.getpid(), url), None)
     if other is not None:
         _close(other)
-    _idle[os.getpid(), url] = (time.monotonic(), connection)
+    _idle[os.getpid(), url] = connection
 
 
 def _lives(connection: dbapi.Connection) -> bool:
@@ -219,7 +218,7 @@ def _close(connection: dbapi.Connection) -> None:
 def _close_all() -> None:
     for pid, url in list(_idle):
         if pid == os.getpid():  # closing a parent's connection would end its session
-            _close(_idle.pop((pid, url))[1])
+            _close(_idle.pop((pid, url)))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from custody.errors import ClaimLost, PipelineFenced
 from custody.outcomes import Outcome
 from custody.pipelines import Work
 from custody.spark.driver.isolate import Isolation, Reference
-from custody.spark.faults import NotTheRows, described, fault, ours
+from custody.spark.faults import NotTheRows, TaskFailed, decisive, described, fault, is_second_try, ours
 from custody.spark.tasks.job import Report, gather
 
 pytestmark = pytest.mark.req("S3")
@@ -53,6 +53,20 @@ def test_what_custody_raises_in_a_task_is_nobodys_fault() -> None:
     assert fault(error) == "infrastructure"
     assert isinstance(ours(error), PipelineFenced)
     assert isinstance(ours(raised("custody.errors.ClaimLost: gone")), ClaimLost)
+
+
+def test_the_first_attempt_decides_whose_fault_it_is() -> None:
+    row, away = raised("ValueError: x"), raised("custody.errors.DatabaseUnavailable: it restarts")
+    again = raised("custody.spark.faults.SecondTry: its first attempt has failed")
+    assert is_second_try(again)
+    assert not is_second_try(raised("ValueError: custody.spark.faults.SecondTry: x"))
+    for attempts, blamed in (([row, again], row), ([again, away], away), ([row, away, again], away), ([again], None)):
+        told = [TaskFailed(str(one)) for one in attempts]
+        found = decisive(told)
+        assert found == (None if blamed is None else told[attempts.index(blamed)])
+    assert fault(TaskFailed(str(away))) == "infrastructure"
+    assert fault(TaskFailed(REASONS[0])) == "infrastructure"
+    assert fault(TaskFailed("org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] '1x'")) == "row"
 
 
 REASONS = ["ExecutorLostFailure (executor 1 exited caused by …)", "java.lang.OutOfMemoryError: Java heap space"]

@@ -7,6 +7,7 @@ the line of an exception's class, and at the words with which Spark begins the r
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from py4j.protocol import Py4JNetworkError
@@ -67,6 +68,10 @@ class TookTooLong(Exception):
     """A job over messages was cancelled, because it took longer than they may take."""
 
 
+class TaskFailed(Exception):
+    """Why an attempt of a task failed, in Spark's words."""
+
+
 class SecondTry(Exception):
     """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
 
@@ -95,6 +100,18 @@ def ours(error: BaseException) -> CustodyError | None:
     return _NAMES[name](text.strip()) if name in _NAMES else None
 
 
+def is_second_try(error: BaseException) -> bool:
+    """Whether the job failed because a task was not tried again: an earlier attempt says why it had to be."""
+    return (_raised(error) or "").startswith(f"{SecondTry.__module__}.{SecondTry.__qualname__}")
+
+
+def decisive(attempts: Sequence[TaskFailed]) -> TaskFailed | None:
+    """Of the failed attempts of a job, in their order, the one that says whose fault it is: one that was nobody's, for
+    its job proves nothing of any row; else the first."""
+    told = [one for one in attempts if not is_second_try(one)]
+    return next((one for one in told if fault(one) != "row"), next(iter(told), None))
+
+
 def worker_died(error: BaseException) -> bool:
     """Whether a Python worker ended in the middle of its task."""
     return _raised(error) is None and _reason(error).startswith(_ENDED)
@@ -105,7 +122,7 @@ def described(error: BaseException) -> str:
     if isinstance(error, TookTooLong):
         return str(error)
     raised = _raised(error)
-    if raised is not None and raised.startswith(f"{SecondTry.__module__}.{SecondTry.__qualname__}"):
+    if is_second_try(error):
         return "one of its tasks failed"
     if raised is not None:
         return raised[:2000]

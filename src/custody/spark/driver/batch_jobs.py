@@ -17,7 +17,7 @@ from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.driver.watching import Watch, limit_of_part
 from custody.spark.environment.shipping import runs_here
-from custody.spark.faults import NotTheRows, described, fault
+from custody.spark.faults import NotTheRows, TookTooLong, described, fault
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.pipeline import Pipeline
 from custody.spark.tasks import each, frame
@@ -133,8 +133,12 @@ class BatchJobs:
 
     def _part(self, number: int, part: list[Reference]) -> Work:
         rows = self.spark.createDataFrame(references(number, sorted(part))).coalesce(1)
-        with self.watch.job(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
-            return self._framed(rows, number, once=len(part) > 1)
+        try:
+            with self.watch.job(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
+                return self._framed(rows, number, once=len(part) > 1)
+        except TookTooLong:
+            self.drive.keep()  # a database that does not answer makes every job wait: that is no row's fault
+            raise
 
 
 def _named(part: list[Reference]) -> str:

@@ -136,7 +136,7 @@ class Settlement:
                 bearable = self.failures <= KILLERS if worker_died(error) else not self.exhausted
                 if not bearable and not isinstance(known, Transient):
                     raise
-                careful = True
+                careful = careful or worker_died(error)
                 self._report.failed(described(error), self.failures)
                 self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
                 self._stop.wait(pause)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from custody.errors import CustodyError
 from custody.pipelines import Overdue
-from custody.spark.faults import TookTooLong
+from custody.spark.faults import TaskFailed, TookTooLong, decisive, is_second_try
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ SILENCE = 30.0
 """Seconds without progress after which a line says so; the next one comes after twice as long."""
 _FIRST_LOOK = 3.0  # most batches have ended by then, and cost no look at all
 _PERIOD = 0.5
+_TASKS = 100_000  # of a stage, of which failed ones are looked for
 
 
 def limit_of_part(handler_timeout: float | None, messages: int) -> float | None:
@@ -95,6 +96,8 @@ class Watch:
         except Exception as error:
             if step.cancelled:
                 raise TookTooLong(f"{what} took longer than {limit:g} s (handler_timeout) and was cancelled") from error
+            if is_second_try(error):
+                raise (decisive(self._failures()) or error) from error
             raise
         finally:
             self._step = before
@@ -137,6 +140,21 @@ class Watch:
                 finished.append((job, stage.stageId(), stage.numCompletedTasks(), stage.numFailedTasks()))
                 running += stage.numActiveTasks()
         return Progress(tuple(finished), running)
+
+    def _failures(self) -> list[TaskFailed]:
+        """The failed attempts of the tasks of the last job, in their order."""
+        context = self._context._jsc.sc()
+        context.listenerBus().waitUntilEmpty()  # what has failed is told there, and a moment later
+        store, tracker = context.statusStore(), context.statusTracker()
+        job = max(tracker.getJobIdsForTag(self._tag), default=None)
+        found: list[tuple[int, str]] = []
+        for stage in [] if job is None else _stages(tracker, job):
+            tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _TASKS)
+            for number in range(tasks.size()):
+                task = tasks.apply(number)
+                if task.status() == "FAILED" and task.errorMessage().isDefined():
+                    found.append((task.taskId(), task.errorMessage().get()))
+        return [TaskFailed(text) for _, text in sorted(found)]
 
     def _where(self, step: _Step, found: Progress) -> str:
         try:

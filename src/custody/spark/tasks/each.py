@@ -11,7 +11,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
@@ -37,6 +36,8 @@ from custody.tasks import Holding, TaskClaim
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
+GIVING_UP = 10.0
+"""Seconds for which a careful attempt that the database has failed tries to say so."""
 KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
 TOO_LONG = "the handler took longer than its handler_timeout"
 HUNG = f"{TOO_LONG} and could not be interrupted: the Python process it ran in was killed"
@@ -159,9 +160,15 @@ class Attempt:
 
     def give_up(self) -> None:
         """The database failed, and no message did: what was noted last must not be taken for the one that killed."""
-        if self._notes is not None:
-            with suppress(CustodyError):
+        until = time.monotonic() + GIVING_UP
+        while self._notes is not None:
+            try:
                 self._notes.finished()
+                return
+            except CustodyError:  # a database that is started again is waited for: nothing else could be done meanwhile
+                if time.monotonic() > until:
+                    return
+                time.sleep(0.5)
 
     def rest(self) -> None:
         """No message of this attempt is run any more."""
