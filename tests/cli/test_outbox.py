@@ -13,10 +13,13 @@ import pytest
 from psycopg import sql
 from tests.cli.conftest import Run
 from tests.conftest import url_of
+from tests.outbox.web_service import Service
 from tests.waiting import wait_for
 
 import custody
 from custody.outbox import Outbox
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 @pytest.fixture
@@ -180,9 +183,30 @@ def test_a_relay_may_serve_named_destinations_only(
     quick: Run, events: list[str], outbox: Outbox, db: psycopg.Connection[Any]
 ) -> None:
     custody.outbox.write(db, event_type="placed", payload=1, destination="mine:")
-    options = ("--publisher", "mine=stdout", "--named-only", "--secret", "s3cret")
+    options = ("--publisher", "mine=stdout", "--named-only", "--secret", SECRET)
     assert "1 published" in quick("relay", "run", "--drain", *options).out
     assert [str(event.status) for event in outbox.events()] == ["PENDING"] * 3 + ["PUBLISHED"]
+
+
+@pytest.mark.req("O9")
+def test_the_settings_of_webhooks(quick: Run, outbox: Outbox, db: psycopg.Connection[Any]) -> None:
+    service = Service()
+    try:
+        for n in range(2):
+            custody.outbox.write(db, event_type="placed", payload=n, destination=service.url)
+        assert "2 dead" in quick("relay", "run", "--drain", "--allow-network", "10.0.0.0/8").out
+        assert [event.status for event in outbox.events()] == ["DEAD", "DEAD"], "a loopback address was called"
+        assert service.requests == []
+        outbox.replay()
+        service.answers = [404]
+        options = ("--drain", "--allow-network", "127.0.0.0/8", "--refused", "404")
+        quick("relay", "run", *options, CUSTODY_WEBHOOK_SECRET=f"{SECRET} {SECRET}")
+        assert sorted(event.status for event in outbox.events()) == ["DEAD", "PUBLISHED"]
+        assert [len(headers["webhook-signature"].split()) for _, _, headers, _ in service.requests] == [2, 2]
+    finally:
+        service.close()
+    assert "whsec_" in quick("relay", "run", "--named-only", "--secret", "s3cret", code=1).err
+    assert "10.0.0.0/8" in quick("relay", "run", "--allow-network", "here", code=1).err
 
 
 def test_bad_publishers_are_usage_errors(quick: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,27 @@ PUBLISHED = (State.PUBLISHED, 0)
 
 
 @pytest.mark.req("O12")
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_many_destinations_that_hang_leave_threads_to_the_others(
+    alone_url: str, write: Any, events: Any, collector: Collector, concurrency: int
+) -> None:
+    hanging, many = Hanging(), 10
+    for n in range(many):
+        write(*range(100 * n + 100, 100 * n + 105), to=f"hanging:{n}")
+    relay = Relay(alone_url, {"hanging": hanging, "test": collector}, batch=100, poll="10ms", concurrency=concurrency)
+    try:
+        with running(relay):
+            for _ in range(many):
+                assert hanging.entered.acquire(timeout=20)
+            write(*range(10))
+            wait_for(lambda: all(events()[n] == PUBLISHED for n in range(10)), lambda: str(events()))
+            assert not hanging.entered.acquire(blocking=False), "one has two threads, and has answered nothing"
+            hanging.leave.set()
+    finally:
+        hanging.leave.set()
+
+
+@pytest.mark.req("O12")
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_destination_that_hangs_holds_up_no_other(
     alone_url: str, write: Any, events: Any, collector: Collector, key: str | None

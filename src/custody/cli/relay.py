@@ -106,9 +106,8 @@ def _publishers(given: Iterable[str], webhook: dict[str, Any], *, named_only: bo
     """Publishers by name. Every webhook has the same settings, those of events' own addresses too."""
     from custody.relay import WebhookPublisher
 
-    found: dict[str, Any] = {}
-    if not named_only:
-        found = {"http": WebhookPublisher(**webhook), "https": WebhookPublisher(**webhook)}
+    any_url = WebhookPublisher(**webhook)  # made in any case: it refuses a wrong setting
+    found: dict[str, Any] = {} if named_only else {"http": any_url, "https": any_url}
     for text in given:
         name, _, made = text.partition("=")
         if not made:

@@ -6,13 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from custody.errors import PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import Claimed, Publisher
 from custody.relay.registry import Registry
-from custody.relay.threads import Threads
+from custody.relay.threads import Threads, Work
 
 WHOLE = 2  # batches that a publisher of whole batches has at a time
 
@@ -87,10 +86,23 @@ class Batch:
                 self._unavailable(events, error, tried=False)
                 continue
             if publisher.whole_batches:
-                threads.submit(destination, partial(self._publish_whole, publisher, events), share=WHOLE)
+                threads.submit(destination, self._work(self._publish_whole, publisher, events), share=WHOLE)
             else:
                 for track in _tracks(events):
-                    threads.submit(destination, partial(self._publish_track, publisher, track))
+                    threads.submit(destination, self._work(self._publish_track, publisher, track))
+
+    def _work(
+        self, publish: Callable[[Publisher, Sequence[Claimed]], None], publisher: Publisher, events: Sequence[Claimed]
+    ) -> Work:
+        destination = events[0].destination
+
+        def work() -> bool | None:
+            publish(publisher, events)
+            if destination in self._down:
+                return False
+            return True if destination in self._answered else None
+
+        return work
 
     def hear(self, results: Sequence[Result]) -> None:
         """Takes note, in the relay's own thread."""
@@ -180,6 +192,7 @@ class Batch:
             else:
                 self._publish_tracks(publisher, events)
         else:
+            self._answered.add(events[0].destination)
             self._say("published", events)
 
     def _publish_tracks(self, publisher: Publisher, events: Sequence[Claimed]) -> None:

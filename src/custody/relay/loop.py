@@ -64,7 +64,7 @@ class Relay:
     attempts fail is dead when there were `max_attempts` of them and it is older than `retry_for`; past `max_age` it is
     dead in any case. The lease of a claim is renewed while it is worked on. To other addresses than public ones the
     built-in publishers connect only if `allow_networks` has them (`["10.0.0.0/8"]`).
-    Of one destination `concurrency` events are published at a time, and four times as many in all.
+    Of one destination `concurrency` events are published at a time, and sixteen times as many in all.
     With `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
     """
 

@@ -1,4 +1,7 @@
-"""The threads that publish: each destination has a share of them, so that one that hangs leaves the others theirs."""
+"""The threads that publish: each destination has a share of them, so that one that hangs leaves the others theirs.
+
+Until it has answered a destination gets a quarter of its share, so that many that hang take few threads each.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-SHARES = 4  # destinations that can have all of their threads at the same time
+SHARES = 16  # destinations that can have all of their threads at the same time
+MOST_ANSWERING = 10_000
 
-Work = Callable[[], None]
+Work = Callable[[], bool | None]
+"""Says whether the destination has answered; None if it was not asked."""
 
 
 @dataclass
@@ -23,28 +28,27 @@ class _Lane:
 
 
 class Threads:
-    """Runs work for destinations, at most `share` at a time for one of them, and four times as much in all."""
+    """Runs work for destinations, at most `share` at a time for one of them, and sixteen times as much in all."""
 
     def __init__(self, share: int) -> None:
         self.share, self._most = share, share * SHARES
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="custody-publisher")
         self._lanes: dict[str, _Lane] = {}
+        self._answering: set[str] = set()
+        self._closed = False
         self._guard = threading.Lock()
 
     def submit(self, destination: str, work: Work, *, share: int | None = None) -> None:
         """`share`: a smaller one than usual."""
         with self._guard:
             lane = self._lanes.setdefault(destination, _Lane(min(share or self.share, self.share)))
-            if lane.busy >= lane.share:
-                lane.waiting.append(work)
-                return
-            lane.busy += 1
-        self._pool.submit(self._run, destination, lane, work)
+            lane.waiting.append(work)
+            self._start(destination, lane)
 
     def full(self) -> list[str]:
         """The destinations for which more work would only wait."""
         with self._guard:
-            return sorted(name for name, lane in self._lanes.items() if lane.busy >= lane.share)
+            return sorted(name for name, lane in self._lanes.items() if lane.busy >= self._share(name, lane))
 
     @property
     def idle(self) -> bool:
@@ -54,13 +58,32 @@ class Threads:
 
     def close(self) -> None:
         """Waits until all is done."""
+        with self._guard:
+            self._closed = True
         self._pool.shutdown(wait=True)
+
+    def _share(self, destination: str, lane: _Lane) -> int:
+        return lane.share if destination in self._answering else max(1, lane.share // 4)
+
+    def _start(self, destination: str, lane: _Lane) -> None:
+        """As much of what waits as the destination may have at a time. Who closes gets no more threads."""
+        while lane.waiting and not self._closed and lane.busy < self._share(destination, lane):
+            lane.busy += 1
+            self._pool.submit(self._run, destination, lane, lane.waiting.popleft())
+
+    def _learn(self, destination: str, answered: bool | None) -> None:
+        if answered and len(self._answering) < MOST_ANSWERING:
+            self._answering.add(destination)
+        elif answered is False:
+            self._answering.discard(destination)
 
     def _run(self, destination: str, lane: _Lane, work: Work) -> None:
         while True:
-            work()
+            answered = work()
             with self._guard:
-                if not lane.waiting:
+                self._learn(destination, answered)
+                self._start(destination, lane)
+                if not lane.waiting or lane.busy > self._share(destination, lane):
                     lane.busy -= 1
                     if lane.busy == 0:
                         del self._lanes[destination]
