@@ -471,15 +471,22 @@ class PublisherUnavailable(Transient):
     is counted, and no event dies of it.
 
     `busy` if it is there and only takes no more for now (a limit of requests): then no event is suspected either.
+    `answered` if something there said so (a 503): then the last event that it says so of is to blame itself.
     """
 
     code = "publisher_unavailable"
 
     def __init__(
-        self, message: str | None = None, remedy: str = "", *, busy: bool = False, retry_after: float | None = None
+        self,
+        message: str | None = None,
+        remedy: str = "",
+        *,
+        busy: bool = False,
+        answered: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message, remedy)
-        self.busy, self.retry_after = busy, retry_after
+        self.busy, self.answered, self.retry_after = busy, answered, retry_after
 
 
 class PublishRefused(Terminal):

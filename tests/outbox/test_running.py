@@ -346,6 +346,30 @@ def test_what_is_tried_in_an_outage_counts_each_attempt_and_does_not_die(
     assert attempts >= 11
 
 
+@pytest.mark.req("O6", "O12")
+def test_the_last_event_is_charged_for_what_only_it_is_answered(alone_url: str, write: Any, events: Any) -> None:
+    write(1)
+
+    def publish(_: Claimed) -> None:
+        raise PublisherUnavailable("503, for this one only", answered=True)
+
+    relay = Relay(
+        alone_url,
+        {"test": publish},
+        max_attempts=10,
+        retry_for="0s",
+        backoff=custody.Constant("0s"),
+        outage_backoff=custody.Constant("0s"),
+    )
+    for _ in range(40):
+        relay.run_once()
+        if events()[1][0] is State.DEAD:
+            break
+    relay.close()
+    assert events()[1][0] is State.DEAD
+    assert events()[1][1] >= 10
+
+
 class Silent(Publisher):
     """A service that accepts requests and answers none, or only some."""
 

@@ -21,6 +21,7 @@ class Result(NamedTuple):
     more), released (it was not tried), or lost (the claim ran out before it was begun).
 
     `retry_after`: for how many seconds the destination wants to be left alone. `tried`: whether an attempt was made.
+    `answered`: whether something at the destination said that it takes nothing.
     """
 
     event: Claimed
@@ -28,6 +29,7 @@ class Result(NamedTuple):
     error: str | None = None
     retry_after: float | None = None
     tried: bool = True
+    answered: bool = False
 
 
 Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
@@ -171,7 +173,9 @@ class Batch:
     def _unavailable(self, events: Sequence[Claimed], error: BaseException, *, tried: bool = True) -> None:
         with self._guard:
             self._down.setdefault(events[0].destination, _described(error))
-        self._say("busy" if _busy(error) else "unavailable", events, _described(error), _retry_after(error), tried)
+        outcome = "busy" if _busy(error) else "unavailable"
+        answered = isinstance(error, PublisherUnavailable) and error.answered
+        self._say(outcome, events, _described(error), _retry_after(error), tried, answered)
 
     def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
         """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""

@@ -48,6 +48,7 @@ class Claims:
     hold: bool
     stopping: Callable[[], bool]
     suspects: Container[int]
+    lone: Container[int]
     clock: Callable[[], datetime] | None
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +57,7 @@ class Claims:
     ) -> Found:
         """Claims what is due behind an id. `alone`: the relay has nothing else in hand.
 
-        `only`, for destinations that are down: there no event is suspected to be the reason."""
+        `only`, for destinations that are down: there no event is suspected to be the reason, but one that is alone."""
         began = time.monotonic()
         (*_, scanned, held_back), *rows = self.db.call(
             "outbox_claim",
@@ -81,7 +82,7 @@ class Claims:
             self.registry,
             deadline=self._deadline(began),
             stopping=self.stopping,
-            suspects=self.suspects if only is None else (),
+            suspects=self.suspects if only is None else self.lone,
         )
         batch.alone = rows[0][15] == 1
         return Found(batch, scanned, held_back is not None)

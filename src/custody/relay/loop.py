@@ -125,6 +125,7 @@ class Relay:
             hold=on_dead == "hold",
             stopping=self._stopping.is_set,
             suspects=self.outages.suspects,
+            lone=self.outages.lone,
             clock=clock,
         )
         self._threads = Threads(concurrency)

@@ -34,6 +34,7 @@ class _Outage:
     due: float = 0.0
     tried: set[int] = field(default_factory=set)
     last: int = 0
+    times: int = 0  # in a row with the last one
 
 
 class Outages:
@@ -41,7 +42,8 @@ class Outages:
 
     `suspects` are events that did not arrive in several outages each of which ended with another one: if they meet the
     same again, it is their own fault. Counted anew after each charge, so that an outage now and then, or a service that
-    takes only some of what comes at once, makes no event dead.
+    takes only some of what comes at once, makes no event dead. `lone` are events that were the only ones to be had, and
+    to which a service that is there has said several times in a row that it takes nothing.
     """
 
     def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,6 +51,7 @@ class Outages:
         self._clock = clock
         self._down: dict[str, _Outage] = {}
         self.suspects: set[int] = set()
+        self.lone: set[int] = set()
         self._suspicions: Counter[int] = Counter()
 
     @property
@@ -78,12 +81,15 @@ class Outages:
         outage = self._down[destination]
         outage.due = self._clock() + delay(self._backoff, max(1, outage.failures))
 
-    def tried(self, destination: str, event: int, *, suspected: bool = True) -> None:
+    def tried(self, destination: str, event: int, *, suspected: bool = True, answered: bool = False) -> None:
         """This event, by itself, did not arrive. The next is tried with one behind it."""
         outage = self._down[destination]
         if suspected:
             outage.tried.add(event)
+        outage.times = outage.times + 1 if event == outage.last else 1
         outage.last = event
+        if answered and outage.tried == {event} and outage.times >= CHARGED_FROM:
+            self.lone.add(event)
 
     def last(self, destination: str) -> int:
         """The event with which it was tried last; 0 if there was none."""
@@ -101,4 +107,5 @@ class Outages:
     def settled(self, event: int) -> None:
         """What came of it is known: it is no longer suspected."""
         self.suspects.discard(event)
+        self.lone.discard(event)
         self._suspicions.pop(event, None)

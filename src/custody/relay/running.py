@@ -131,7 +131,7 @@ class Running:
 
     def _hear(self, batch: Batch, results: Sequence[Result]) -> None:
         batch.hear(results)
-        event, outcome, error, retry_after, _ = results[0]
+        event, outcome, error, retry_after, _, answered = results[0]
         probe = batch.probe is not None
         if outcome in ("unavailable", "busy"):
             if probe or event.destination not in self._outages.down:  # a batch before may have found out already
@@ -140,7 +140,7 @@ class Running:
             elif retry_after is not None:
                 self._outages.postpone(event.destination, retry_after)
             if len(results) == 1:
-                self._outages.tried(event.destination, event.id, suspected=outcome == "unavailable")
+                self._outages.tried(event.destination, event.id, suspected=outcome == "unavailable", answered=answered)
         elif outcome in ("published", "failed", "dead"):
             if probe and self._outages.over(event.destination, event.id):
                 logger.warning("%s is back", shown(event.destination))

@@ -170,7 +170,7 @@ class WebhookPublisher(Publisher):
             raise PublishFailed(said, "Redirects are not followed: give the address that it points to.")
         wait = retry_after(headers, self._clock(), self._max_retry_after)
         if status in UNAVAILABLE:
-            raise PublisherUnavailable(said, busy=status == 429, retry_after=wait)
+            raise PublisherUnavailable(said, busy=status == 429, answered=True, retry_after=wait)
         raise PublishFailed(said, retry_after=wait)
 
 
