@@ -28,6 +28,7 @@ CustodyError
     ├── Unauthorized              unauthorized
     ├── Forbidden                 forbidden
     ├── TooLarge                  too_large
+    ├── UnsupportedEncoding       unsupported_encoding
     ├── MethodNotAllowed          method_not_allowed
     ├── NotFound
     │   ├── NoSuchPath            no_such_path
@@ -264,6 +265,13 @@ class TooLarge(Terminal):
 
     code = "too_large"
     status = 413
+
+
+class UnsupportedEncoding(Terminal):
+    """The body of the request is encoded in a way that the server does not read."""
+
+    code = "unsupported_encoding"
+    status = 415
 
 
 class NotFound(Terminal):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -12,10 +14,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from psycopg import sql
-from tests.http.conftest import Http, Process, served
+from tests.http.conftest import Http, Process, Response, served
 from tests.waiting import wait_for
 
 import custody
+from custody.errors import TooLarge
+from custody.http.body import inflate
 from custody.http.protocol import LARGEST_HEAD
 
 pytestmark = pytest.mark.core
@@ -272,3 +276,50 @@ def test_a_body_is_read_only_for_those_who_have_the_right(c: custody.Custody, se
     ):
         answer = http("POST", path, b"nonsense", headers={"Authorization": f"Bearer {keys[right]}"})
         assert (answer.status, answer.code) == (403, "forbidden"), path
+
+
+def packed(body: object) -> bytes:
+    return gzip.compress(json.dumps(body).encode())
+
+
+@pytest.mark.req("G19")
+def test_a_compressed_body_is_read_within_the_limit(c: custody.Custody, serve: Callable[..., Http]) -> None:
+    c.create_topic("orders")
+    http = serve(max_body="64KB")
+
+    def send(body: bytes, encoding: str = "gzip", path: str = "/messages") -> Response:
+        return http("POST", path, body, headers={"Content-Encoding": encoding})
+
+    message = {"topic": "orders", "payload": "x" * 60_000}
+    assert send(packed(message)).status == 200
+    assert send(packed(message), "X-GZIP ").status == 200
+    whole = json.dumps(message).encode()
+    assert send(gzip.compress(whole[:100]) + gzip.compress(whole[100:])).status == 200, "of several members"
+    assert send(whole, "identity").status == 200
+    assert send(packed({"name": "more"}), path="/topics").status == 201, "by any operation"
+    assert c.topic("orders").message_count == 4
+    for bomb in (gzip.compress(b" " * 65_537), gzip.compress(b" " * 40_000) * 2, gzip.compress(b" " * 60_000_000)):
+        refused = send(bomb)
+        assert (refused.status, refused.code) == (413, "too_large")
+    for broken in (whole, packed(message)[:-9], packed(message) + b"x"):
+        refused = send(broken)
+        assert (refused.status, refused.code) == (400, "invalid_json")
+    for encoding in ("br", "deflate", "gzip, gzip", "zstd", "\xff"):
+        refused = send(packed(message), encoding)
+        assert (refused.status, refused.code) == (415, "unsupported_encoding")
+        assert "gzip" in refused.json["error"]["remedy"]
+        assert refused.headers["accept-encoding"] == "gzip"
+    assert c.topic("orders").message_count == 4
+    assert http.state.bodies.held == 0
+
+
+@pytest.mark.req("G19")
+def test_a_bomb_is_not_inflated_beyond_the_limit() -> None:
+    bomb = gzip.compress(b"\0" * 100_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge):
+            inflate(bomb, 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()

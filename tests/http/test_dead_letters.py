@@ -150,3 +150,25 @@ def test_what_is_no_dead_letter_is_not_replayed(http_: Http) -> None:
     assert error(http_.post("/messages/dlq/replay", {**ask, "partition": 9})) == (404, "partition_not_found", None)
     assert error(http_.post("/messages/dlq/replay", {**ask, "offset": 2**63})) == (422, "invalid_argument", "$.offset")
     assert payloads(received(http_, max=5)) == [1]
+
+
+def test_without_a_dead_letter_topic_the_answer_says_how_to_get_one(http_: Http) -> None:
+    make(http_, group="stock")
+    kill(http_, 1)
+    replay = {"dlq_topic": "orders-dlq", "partition": 0, "offset": 0}
+    for answer in (
+        http_.post("/messages/dlq/replay", replay),
+        http_.get("/topics/orders-dlq"),
+        http_.get("/messages/orders-dlq/0"),
+        http_.get("/messages/orders-dlq"),
+    ):
+        assert (answer.status, answer.code) == (404, "topic_not_found")
+        assert "no group of 'orders' sends its dead letters to a topic" in answer.json["error"]["message"]
+        assert 'dead_letter "topic"' in answer.json["error"]["remedy"]
+        assert "redrive" in answer.json["error"]["remedy"]
+    other = http_.post("/messages/dlq/replay", {**replay, "dlq_topic": "nothing-dlq"})
+    assert (other.code, "dead_letter" in other.json["error"]["remedy"]) == ("topic_not_found", False)
+    # the remedy works
+    assert http_("PATCH", GROUP, {"policy": {"dead_letter": "topic"}}).status == 200
+    kill(http_, 2)
+    assert http_.post("/messages/dlq/replay", replay).status == 200

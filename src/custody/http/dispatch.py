@@ -1,8 +1,7 @@
-"""From a request to an answer: reads the body, calls the operation, turns every error into one that says what to do."""
+"""From a request to an answer: calls the operation, and turns every error into one that says what to do."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping
@@ -19,10 +18,11 @@ from custody.errors import (
     InvalidJson,
     LeaseLost,
     RequestTimeout,
-    TooLarge,
     Transient,
+    UnsupportedEncoding,
 )
 from custody.http.answer import Answer
+from custody.http.body import Body
 from custody.http.call import Call
 from custody.http.operation import Operation
 from custody.http.rights import Caller
@@ -51,12 +51,9 @@ async def answer(
     request_id: str,
 ) -> Answer:
     """Whatever happens, there is an answer."""
-    held = 0
+    body = Body(state, headers)
     try:
-        given = b""
-        if operation.body is not None:
-            held = await state.bodies.take(announced(headers, state.max_body), state.body_timeout)
-            given = await read_body(receive, state.max_body, state.body_timeout)
+        given = b"" if operation.body is None else await body.read(receive)
         call = Call(
             state,
             caller=caller,
@@ -79,44 +76,10 @@ async def answer(
     except Exception as error:
         return failed(error, request_id)
     finally:
-        state.bodies.give(held)
+        body.release()
     if isinstance(result, Answer):
         return result
     return Answer(b"" if result is None else msgspec.json.encode(result), operation.status)
-
-
-def announced(headers: Mapping[bytes, bytes], limit: int) -> int:
-    """The size of a body by its Content-Length; without one, the largest that is allowed."""
-    length = headers.get(b"content-length", b"")
-    if not length.isdigit():
-        return limit if b"transfer-encoding" in headers else 0
-    if int(length) > limit:
-        raise _too_large(limit)
-    return int(length)
-
-
-async def read_body(receive: Receive, limit: int, timeout: float) -> bytes:
-    """The body, if it is not too large and comes in time."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(timeout):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise InvalidArgument("the client went away in the middle of its request")
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body"):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-    except TimeoutError:
-        raise RequestTimeout(f"the body did not come within {timeout:g} s", "Send it again.") from None
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit:,} bytes", "Send less at a time, or raise --max-body.")
 
 
 def parse_query(operation: Operation, query_string: bytes) -> Any:
@@ -171,6 +134,8 @@ def failed(error: Exception, request_id: str) -> Answer:
             extra.append(RETRY_AFTER)
         if isinstance(error, RequestTimeout):  # the rest of the body would be taken for the next request
             extra.append((b"connection", b"close"))
+        if isinstance(error, UnsupportedEncoding):
+            extra.append((b"accept-encoding", b"gzip"))
         if status == 401:
             extra.append((b"www-authenticate", b'Bearer realm="custody"'))
         if error.shown != error.message or (status >= 500 and not isinstance(error, Transient)):

@@ -19,7 +19,7 @@ from custody.wire.answers import ErrorOut
 
 _REF = "#/components/schemas/{name}"
 _RETRY = {429, 503}
-_WITH_A_BODY = {400, 408, 413}
+_WITH_A_BODY = {400, 408, 413, 415}
 _OF_OPEN_CALLS = {422, 500, 503}
 _ERRORS = {
     400: "The body is not JSON.",
@@ -28,14 +28,16 @@ _ERRORS = {
     404: "There is no such topic, group, partition, producer, transaction or message.",
     408: "The body did not come in time.",
     409: "It does not fit the present state.",
-    413: "The body or the batch is too large.",
+    413: "The body or the batch is too large, a compressed one by what it contains.",
+    415: "The body is encoded otherwise than with gzip.",
     422: "A field is not valid; `path` names it.",
     500: "A fault of the server; its log has more, under the `request_id`.",
     429: "Full or capped: try again after `Retry-After`.",
     503: "Not now: try again after `Retry-After`.",
 }
 _DESCRIPTION = (
-    "A durable message log in which every message has a lifecycle. Bodies are JSON, whatever their Content-Type. "
+    "A durable message log in which every message has a lifecycle. Bodies are JSON, whatever their Content-Type; "
+    "with `Content-Encoding: gzip` they are decompressed first. "
     'Durations are texts such as "30s", or seconds. Every error is `{"error": {"code", "message", "remedy"}}`.'
 )
 _PATH = {

@@ -48,6 +48,7 @@ class State:
         self.threads = Threads(settings.connections)
         self.bodies = Buffer(size_in_bytes(settings.max_buffered), "bodies")
         self.answers = Buffer(size_in_bytes(settings.max_buffered), "answers")
+        self.inflating = asyncio.Semaphore(2)
         self.reads = asyncio.Semaphore(settings.connections)
         self.connections = Connections(
             most=settings.max_connections,

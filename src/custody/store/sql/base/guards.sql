@@ -7,6 +7,12 @@ DECLARE
 BEGIN
     SELECT * INTO v_topic FROM custody.topics WHERE name = p_topic;
     IF NOT FOUND THEN
+        IF right(p_topic, 4) = '-dlq' AND EXISTS (SELECT FROM custody.topics WHERE name = left(p_topic, -4)) THEN
+            PERFORM custody.refuse('topic_not_found',
+                format('there is no topic %L: no group of %L sends its dead letters to a topic', p_topic, left(p_topic, -4)),
+                format('Give a group of %L the policy dead_letter "topic", which creates it. Dead letters of other groups are kept in place: '
+                       'list and redrive them there (dead, redrive).', left(p_topic, -4)));
+        END IF;
         PERFORM custody.refuse('topic_not_found', format('there is no topic %L', p_topic),
             'Create it first (create_topic), or look at the list of topics for the right spelling.');
     END IF;
