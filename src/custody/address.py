@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from custody.errors import InvalidArgument
+from custody.errors import InsecureKey, InvalidArgument
 
 SCHEMES = ("http://", "https://")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as far as its name tells."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_remote(url: str) -> bool:
@@ -27,9 +38,11 @@ class Address:
         return self.url.startswith("https://")
 
     @classmethod
-    def of(cls, url: str, *, key: str | None = None, otherwise: str | None = None) -> Address:
+    def of(
+        cls, url: str, *, key: str | None = None, otherwise: str | None = None, allow_insecure: bool = False
+    ) -> Address:
         """The key may be the user part of the URL (`https://KEY@host`). One that is given besides counts more, and the
-        one of the environment less."""
+        one of the environment less. Without TLS a key goes no further than this machine, unless that is allowed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -41,4 +54,11 @@ class Address:
         named = f"[{host}]" if ":" in host else host
         place = named if port is None else f"{named}:{port}"
         given = unquote(parts.password or parts.username or "")
-        return cls(url=f"{parts.scheme}://{place}{parts.path.rstrip('/')}", key=key or given or otherwise)
+        address = cls(url=f"{parts.scheme}://{place}{parts.path.rstrip('/')}", key=key or given or otherwise)
+        if address.key and not address.secure and not is_loopback(host) and not allow_insecure:
+            raise InsecureKey(
+                f"an API key is not sent to {address.url}, where everybody on the way could read it",
+                "Use https://. If the network is trusted, say allow_insecure=True, --allow-insecure or "
+                "CUSTODY_ALLOW_INSECURE=1.",
+            )
+        return address

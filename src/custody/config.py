@@ -26,13 +26,15 @@ _DELIVERY = {
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """`home` holds the embedded database; `database` is the URL of another one, or of a server; `policy` is a new
-    group's default. For a server: the key to send, and the file of the authority that signs its certificate."""
+    group's default. For a server: the key to send, the file of the authority that signs its certificate, and whether
+    the key may be sent without TLS."""
 
     home: Path
     database: str | None
     policy: Policy
     api_key: str | None = field(default=None, repr=False)
     ca: Path | None = None
+    allow_insecure: bool = False
 
 
 def this_process() -> str:
@@ -66,7 +68,17 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
         policy=_policy(delivery),
         api_key=environment.get("CUSTODY_API_KEY") or None,
         ca=Path(environment["CUSTODY_CA"]) if environment.get("CUSTODY_CA") else None,
+        allow_insecure=_flag(environment, "CUSTODY_ALLOW_INSECURE"),
     )
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    given = environment.get(name, "").lower()
+    if given in ("1", "true", "yes"):
+        return True
+    if given in ("", "0", "false", "no"):
+        return False
+    raise InvalidConfig(f"{name} cannot be {given!r}", "It is 1 or 0.")
 
 
 def _section(value: Any, where: str, known: list[str]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ CustodyError
     ├── InvalidArgument           invalid_argument
     │   ├── InvalidPolicy         invalid_policy
     │   ├── InvalidConfig         invalid_config
-    │   │   └── KeysNeeded        keys_needed
+    │   │   ├── KeysNeeded        keys_needed
+    │   │   └── InsecureKey       insecure_key
     │   ├── InvalidJson           invalid_json
     │   ├── NoPriorities          no_priorities
     │   ├── KeySplit              key_split
@@ -233,6 +234,12 @@ class KeysNeeded(InvalidConfig):
     """A server that others can reach needs API keys."""
 
     code = "keys_needed"
+
+
+class InsecureKey(InvalidConfig):
+    """An API key would be sent without TLS."""
+
+    code = "insecure_key"
 
 
 class InvalidPayload(InvalidArgument):

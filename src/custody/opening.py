@@ -27,6 +27,7 @@ def connect(
     api_key: str | None = None,
     ca: str | Path | None = None,
     retry_for: Duration | None = None,
+    allow_insecure: bool = False,
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
@@ -37,16 +38,28 @@ def connect(
 
     With an `http://` or `https://` URL the verbs are those of a server (`custody serve`). `api_key` (or
     CUSTODY_API_KEY) is sent to it, `ca` (or CUSTODY_CA) is a file of certificates to trust, and what gets no answer is
-    sent again, where that is safe, for `retry_for` (30 s).
+    sent again, where that is safe, for `retry_for` (30 s). A key is not sent over plain `http://` beyond this machine
+    (`insecure_key`), unless `allow_insecure` (or CUSTODY_ALLOW_INSECURE) says so.
     """
     settings = config.load()
     url, _ = _where(database, home, settings)
     if url is not None and is_remote(url):
         if clock is not None:
             raise InvalidArgument("a server has its own clock", "Leave clock out.")
-        return _remote(url, settings, worker=worker, pool_size=pool_size, api_key=api_key, ca=ca, retry_for=retry_for)
-    if api_key is not None or ca is not None or retry_for is not None:
-        raise InvalidArgument("api_key, ca and retry_for are for a server", "Give the http:// or https:// URL of one.")
+        return _remote(
+            url,
+            settings,
+            worker=worker,
+            pool_size=pool_size,
+            api_key=api_key,
+            ca=ca,
+            retry_for=retry_for,
+            allow_insecure=allow_insecure,
+        )
+    if api_key is not None or ca is not None or retry_for is not None or allow_insecure:
+        raise InvalidArgument(
+            "api_key, ca, retry_for and allow_insecure are for a server", "Give the http:// or https:// URL of one."
+        )
     timeout = seconds_or_none(statement_timeout)
     return _open(database, home, _prepare, worker=worker, pool_size=pool_size, statement_timeout=timeout, clock=clock)
 
@@ -60,6 +73,7 @@ def _remote(
     api_key: str | None = None,
     ca: str | Path | None = None,
     retry_for: Duration | None = None,
+    allow_insecure: bool = False,
 ) -> Custody:
     return open_remote(
         url,
@@ -70,6 +84,7 @@ def _remote(
         pool_size=pool_size,
         defaults=settings.policy,
         worker=worker,
+        allow_insecure=allow_insecure or settings.allow_insecure,
     )
 
 

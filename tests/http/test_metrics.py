@@ -17,6 +17,7 @@ import custody
 from custody import Breaker, Policy
 from custody.http import metrics as counting
 from custody.http import scraping
+from custody.outbox import metrics as outbox_metrics
 from custody.outbox import write
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G18")]
@@ -299,3 +300,38 @@ def test_it_stands_in_the_description(http_: Http) -> None:
 def test_no_series_tells_when_it_began(orders: custody.Custody, http_: Http) -> None:
     publish(http_, 1)
     assert not [name for name, _ in scraped(http_) if name.endswith("_created")]
+
+
+def test_the_number_of_series_is_bounded(
+    c: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch, db: psycopg.Connection
+) -> None:
+    monkeypatch.setattr(counting, "MOST_TOPICS", 3)
+    monkeypatch.setattr(counting, "MOST_GROUPS", 4)
+    monkeypatch.setattr(outbox_metrics, "MOST", 2)
+    for number in range(6):
+        c.create_topic(f"t{number}")
+        c.create_group(f"t{number}", "g")
+        http_.post("/messages", {"topic": f"t{number}", "payload": 1})
+        lease = http_.get(f"/messages/t{number}?group=g").json["lease_id"]
+        http_.post("/messages/nack", {"lease_id": lease, "requeue": False})
+        http_.get(f"/{number}/nowhere")
+        http_(f"M{number}", "/topics")
+        write(connection=db, event_type="test", payload=number, destination=f"http://host{number}:1/")
+    found = scraped(http_)
+
+    def labels(name: str, label: str) -> set[str]:
+        return {dict(given)[label] for of, given in found if of == name}
+
+    for name in ("custody_messages_published_total", "custody_topic_messages", "custody_topic_appended_total"):
+        assert labels(name, "topic") == {"t0", "t1", "t2", "(other)"}
+        assert value(found, name, topic="(other)") == 3
+    for name in ("custody_messages_received_total", "custody_messages_settled_total", "custody_messages_dead_total"):
+        assert labels(name, "topic") - {"-"} == {"t0", "t1", "t2", "(other)"}
+    assert value(found, "custody_messages_dead_total", topic="(other)", group="(other)") == 3
+    assert labels("custody_group_dead", "topic") == {"t0", "t1", "t2", "t3", "(other)"}
+    assert value(found, "custody_group_dead", topic="(other)", group="(other)") == 2
+    assert value(found, "custody_group_oldest_unresolved_age_seconds", topic="(other)", group="(other)") == 0
+    assert len(labels("custody_outbox_backlog", "destination")) == 3
+    assert value(found, "custody_outbox_backlog", destination="(other)") == 4
+    assert len(labels("custody_http_requests_total", "method")) <= 3
+    assert not any("nowhere" in route for route in labels("custody_http_requests_total", "route"))

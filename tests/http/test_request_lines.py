@@ -177,6 +177,52 @@ def test_the_words_of_an_error_are_left_out_wherever_they_stand(formatter: loggi
         assert part in said
 
 
+EVIL = 'x\n2030-01-01 INFO request\r\x1b[2J\x9b\u2028\u202e\ud800 status=200 key="boss" é'
+
+
+@pytest.mark.req("G19")
+@pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
+def test_no_name_makes_up_a_line_or_a_field(formatter: logging.Formatter) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    logger = logging.getLogger("custody.test")
+    writer = Writer(stream, formatter)
+    logger.addHandler(writer)
+    try:
+        logger.warning("no news of %s", EVIL)
+        logger.warning("failed: %s", Busy(EVIL))
+        logger.warning("failed", exc_info=Busy(EVIL))
+        logger.warning("request", extra={"custody": {"route": EVIL, "more": [EVIL], "ok": "plain"}})
+    finally:
+        logger.removeHandler(writer)
+        writer.close()
+    stream.seek(0)
+    said = stream.read()
+    assert said.count("\n") == 4
+    assert all(line.isprintable() for line in said.splitlines())
+    last = said.splitlines()[-1]
+    if isinstance(formatter, JsonLines):
+        found = json.loads(last)
+        assert (found["route"], found["more"], found["ok"]) == (EVIL, [EVIL], "plain")
+        assert "status" not in found
+    else:
+        assert last.endswith(f"route={json.dumps(EVIL)} more={json.dumps([EVIL])} ok=plain")
+
+
+@pytest.mark.req("G19")
+def test_what_callers_send_makes_up_no_line(c: custody.Custody, process: Callable[..., Process]) -> None:
+    server = process("--log", "text")
+    evil = "x%0A2030-01-01T00:00:00.000%20INFO%20forged%1B%5B2J"
+    headers = {"X-Request-Id": "a forged=1", "User-Agent": "forged", "X-Custody-Worker": "forged\x9b2J"}
+    for path in (f"/topics/{evil}", f"/messages/{evil}", f"/{evil}", f"/messages/{evil}/0?group={evil}"):
+        assert server.http.get(path, headers=headers).status in (404, 422)
+    assert server.http.get("/topics", headers={"X-Request-Id": "last"}).status == 200
+    assert server.stop() == 0
+    found = server.log.read_text()
+    assert "request_id=last" in found
+    assert "forged" not in found
+    assert all(" INFO request request_id=" in line and line.isprintable() for line in found.splitlines())
+
+
 @pytest.mark.req("G19")
 def test_a_reader_that_stands_still_holds_up_nobody() -> None:
     going = threading.Event()

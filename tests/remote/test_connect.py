@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -18,10 +19,23 @@ from tests.remote.cutting import Proxy
 from tests.waiting import wait_for
 
 import custody
+from custody import config
+from custody.address import Address
+from custody.cli import run
 from custody.engine import Custody
-from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, InvalidConfig, NeedsDatabase
+from custody.errors import (
+    CustodyError,
+    DatabaseUnavailable,
+    InsecureKey,
+    InvalidArgument,
+    InvalidConfig,
+    NeedsDatabase,
+    PublisherUnavailable,
+)
 from custody.http import Server, Settings
+from custody.relay.elsewhere import CustodyPublisher
 from custody.remote import RemoteCustody
+from custody.testing.publishers import event
 
 pytestmark = pytest.mark.core
 
@@ -85,6 +99,48 @@ def test_a_key_is_sent_and_never_shown(
             shown = f"{c!r} {vars(c)} {refused.value} {lost.value} {lost.value.__cause__}"
             assert wanted not in shown
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.req("G19")
+def test_a_key_goes_no_further_than_this_machine_without_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("0.0.0.0", 0)) as listening:  # nobody may so much as connect
+        listening.setblocking(False)
+        port = listening.getsockname()[1]
+        for host in (socket.gethostname(), "192.0.2.1", "[2001:db8::1]", "localhost.example.com"):
+            for url, key in ((f"http://{host}:{port}", "s3cret"), (f"http://s3cret@{host}:{port}", None)):
+                with pytest.raises(InsecureKey, match="allow_insecure=True") as refused:
+                    custody.connect(url, api_key=key, retry_for="0s")
+                assert "s3cret" not in str(refused.value)
+        monkeypatch.setenv("CUSTODY_API_KEY", "s3cret")
+        with pytest.raises(InsecureKey):
+            custody.connect(f"http://192.0.2.1:{port}")
+        assert run(["--database", f"http://192.0.2.1:{port}", "topics", "list"]) == 1
+        assert "CUSTODY_ALLOW_INSECURE" in capsys.readouterr().err
+        publisher = CustodyPublisher(f"http://192.0.2.1:{port}", "orders")
+        with pytest.raises(PublisherUnavailable, match="is not sent"):
+            publisher.publish(event("warehouse:orders", 1))
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    with pytest.raises(InvalidArgument, match="allow_insecure"):
+        custody.connect("postgresql://localhost", allow_insecure=True)
+
+
+@pytest.mark.req("G19")
+def test_a_key_goes_anywhere_if_that_is_said(monkeypatch: pytest.MonkeyPatch, server: Http) -> None:
+    other = server.url.replace("127.0.0.1", "[::ffff:127.0.0.1]")
+    found = Address.of(other, key="s3cret", allow_insecure=True)
+    assert (found.url, found.key) == (other, "s3cret")
+    for url in ("http://127.0.0.1:1", "http://localhost", "http://[::1]:2", "https://example.com"):
+        assert Address.of(url, key="s3cret").key == "s3cret"
+    assert Address.of("http://example.com").key is None
+    monkeypatch.setenv("CUSTODY_ALLOW_INSECURE", "1")
+    assert config.load().allow_insecure
+    monkeypatch.setenv("CUSTODY_ALLOW_INSECURE", "perhaps")
+    with pytest.raises(InvalidConfig, match="1 or 0"):
+        config.load()
 
 
 def test_the_worker_is_named(c: custody.Custody, server: Http, orders: Callable[[int], None]) -> None:

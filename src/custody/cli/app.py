@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from custody.cli import (
 )
 from custody.cli.door import Door, door_of
 
-FLAGS = ("--json", "--quiet", "-q", "--no-color")
+FLAGS = ("--json", "--quiet", "-q", "--no-color", "--allow-insecure")
 VALUED = ("--database", "--home")
 
 
@@ -68,11 +69,16 @@ def options(
     json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text. NO_COLOR does the same.")] = False,
+    allow_insecure: Annotated[
+        bool, typer.Option("--allow-insecure", help="Send an API key over http:// beyond this machine.")
+    ] = False,
 ) -> None:
     """A durable message log in which every message has a lifecycle.
 
     The global options may stand anywhere on the command line.
     """
+    if allow_insecure:
+        os.environ["CUSTODY_ALLOW_INSECURE"] = "1"  # as settings are read, wherever a server is connected to
     ctx.obj = Door(database=database if home is None else None, home=home, json=json, quiet=quiet, color=not no_color)
 
 

@@ -6,6 +6,7 @@ of an exception only its kind and the way to it are written, and the words of th
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
@@ -16,8 +17,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO
-
-import msgspec
 
 from custody.errors import Transient
 
@@ -161,17 +160,24 @@ def _way(error: BaseException) -> list[str]:
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return msgspec.json.encode(fields(record)).decode()
+        return json.dumps(fields(record), separators=(",", ":"))  # in ASCII: see _plain
 
 
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         said = fields(record)
-        head = f"{said.pop('time')} {said.pop('level').upper()} {said.pop('message')}"
+        head = f"{said.pop('time')} {said.pop('level').upper()} {_plain(said.pop('message'))}"
         said.pop("logger")
         rest = " ".join(f"{name}={_shown(value)}" for name, value in said.items() if value is not None)
         return f"{head} {rest}".rstrip()
 
 
+def _plain(text: str) -> str:
+    """A text that is one line and moves no cursor, whatever names are in it: all but printable ASCII is escaped."""
+    return text if text.isascii() and text.isprintable() else json.dumps(text)[1:-1]
+
+
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    """A value that ends where it seems to end: no field can be made up in another."""
+    plain = isinstance(value, str) and value.isascii() and value.isprintable() and not set(' "=') & set(value)
+    return str(value) if plain else json.dumps(value)

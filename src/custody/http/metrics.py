@@ -17,13 +17,16 @@ from prometheus_client.process_collector import ProcessCollector
 
 from custody.claim import Lease
 from custody.http.connections import Connections
-from custody.http.scraping import Overview, families
+from custody.http.scraping import OTHER, Overview, families
 from custody.model import Delayed, Receipt
 from custody.outbox.metrics import exposition
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "-"
 """A label for what nobody has named: paths that do not exist, and so on. There may be any number of them."""
+MOST_TOPICS = 1_000
+MOST_GROUPS = 2_000
+"""So many topics, and groups, have series of their own; all others are added up under OTHER."""
 LEASES = 20_000
 """So many leases are known by their topic and group: an ack names the lease alone."""
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -111,6 +114,7 @@ class Metrics:
         )
         self._of_requests: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._of_topics: dict[str, tuple[Counter, Counter]] = {}
+        self._groups: set[tuple[str, str]] = {(UNKNOWN, UNKNOWN)}
         self._of_groups: dict[tuple[str, str], Counter] = {}
         self._of_outcomes: dict[tuple[str, str, str], Counter] = {}
         self._leases: dict[UUID, tuple[str, str]] = {}
@@ -137,12 +141,16 @@ class Metrics:
 
     def _count_published(self, topic: str, duplicate: bool, count: int) -> None:
         found = self._of_topics.get(topic)
+        if found is None and len(self._of_topics) >= MOST_TOPICS:
+            topic = OTHER
+            found = self._of_topics.get(topic)
         if found is None:
             found = self._of_topics[topic] = self._published.labels(topic), self._duplicates.labels(topic)
         found[duplicate].inc(count)
 
     def received(self, topic: str, group: str, lease: Lease) -> None:
         """Messages go out under a lease, which is remembered."""
+        topic, group = self._named(topic, group)
         found = self._of_groups.get((topic, group))
         if found is None:
             found = self._of_groups[topic, group] = self._received.labels(topic, group)
@@ -152,11 +160,20 @@ class Metrics:
             del self._leases[next(iter(self._leases))]
         self._leases[lease.lease_id] = topic, group
 
+    def _named(self, topic: str, group: str) -> tuple[str, str]:
+        """The labels of a group."""
+        if (topic, group) not in self._groups:
+            if len(self._groups) >= MOST_GROUPS:
+                return OTHER, OTHER
+            self._groups.add((topic, group))
+        return topic, group
+
     def settled(self, lease_id: UUID, outcome: str, count: int) -> None:
         """Messages of a lease were settled. If another server has handed it out, nobody here knows its group."""
         self.settled_in(*self._leases.get(lease_id, (UNKNOWN, UNKNOWN)), outcome, count)
 
     def settled_in(self, topic: str, group: str, outcome: str, count: int) -> None:
+        topic, group = self._named(topic, group)
         found = self._of_outcomes.get((topic, group, outcome))
         if found is None:
             found = self._of_outcomes[topic, group, outcome] = self._settled.labels(topic, group, outcome)
@@ -189,7 +206,15 @@ class Metrics:
         )
         for reason, count in self._clients.closed.items():
             closed.add_metric([reason], count)
-        text = generate_latest(_Together([*self._registry.collect(), closed, *families(overview)]))
+        text = generate_latest(
+            _Together(
+                [
+                    *self._registry.collect(),
+                    closed,
+                    *families(overview, most_topics=MOST_TOPICS, most_groups=MOST_GROUPS),
+                ]
+            )
+        )
         return text if overview is None else text + exposition(overview.outbox).encode()
 
 

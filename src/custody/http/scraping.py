@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 KEEP = 1.0
 """Seconds for which a look is good for others too."""
 LIMIT = 5.0
+OTHER = "(other)"
+"""The label of what has no series of its own, because there are too many. No topic and no group has such a name."""
 BREAKER = ("closed", "open", "probing")
 
 _GROUPS = {
@@ -72,18 +74,22 @@ class Scraping:
             look.exception()  # perhaps nobody waits for it any more
 
 
-def families(overview: Overview | None) -> Iterator[Metric]:
-    """The metrics of a look; without one, only that there is none."""
+def families(overview: Overview | None, *, most_topics: int, most_groups: int) -> Iterator[Metric]:
+    """The metrics of a look; without one, only that there is none. The first topics and groups have series of their
+    own, the others one together: sums, and the greatest age."""
     yield GaugeMetricFamily(
         "custody_up", "Whether the database gave its figures in time.", value=0 if overview is None else 1
     )
     if overview is None:
         return
     labels = ["topic", "group"]
+    groups, rest = overview.groups[:most_groups], overview.groups[most_groups:]
     for name, text in _GROUPS.items():
         family = GaugeMetricFamily(f"custody_group_{name}", text, labels=labels)
-        for one in overview.groups:
+        for one in groups:
             family.add_metric([one.topic, one.group], getattr(one, name))
+        if rest:
+            family.add_metric([OTHER, OTHER], sum(getattr(one, name) for one in rest))
         yield family
     age = GaugeMetricFamily(
         "custody_group_oldest_unresolved_age_seconds", "Age of the oldest message that is not resolved.", labels=labels
@@ -93,22 +99,29 @@ def families(overview: Overview | None) -> Iterator[Metric]:
     breaker = GaugeMetricFamily(
         "custody_group_breaker_state", "1 for the state that the group's breaker is in.", labels=[*labels, "state"]
     )
-    for one in overview.groups:
+    for one in groups:
         age.add_metric([one.topic, one.group], one.oldest_unresolved_age or 0.0)
         bound.add_metric([one.topic, one.group], one.bound)
         paused.add_metric([one.topic, one.group], one.paused)
         for state in BREAKER if one.breaker is not None else ():
             breaker.add_metric([one.topic, one.group, state], one.breaker == state)
+    if rest:
+        age.add_metric([OTHER, OTHER], max(one.oldest_unresolved_age or 0.0 for one in rest))
+        bound.add_metric([OTHER, OTHER], sum(one.bound for one in rest))
+        paused.add_metric([OTHER, OTHER], sum(one.paused for one in rest))
     yield from (age, bound, paused, breaker)
     held = GaugeMetricFamily("custody_topic_messages", "Messages that the log holds.", labels=["topic"])
     appended = CounterMetricFamily(
         "custody_topic_appended", "Messages that were ever appended, through any door.", labels=["topic"]
     )
-    for topic in overview.topics:
+    for topic in overview.topics[:most_topics]:
         held.add_metric([topic.topic], topic.messages)
         appended.add_metric([topic.topic], topic.appended)
+    if others := overview.topics[most_topics:]:
+        held.add_metric([OTHER], sum(topic.messages for topic in others))
+        appended.add_metric([OTHER], sum(topic.appended for topic in others))
     yield from (held, appended)
-    yield from _of_pipelines(overview.pipelines)
+    yield from _of_pipelines(overview.pipelines[:most_groups])
 
 
 def _of_pipelines(pipelines: list[PipelineState]) -> Iterator[Metric]:

@@ -20,12 +20,20 @@ _HELP = {
 }
 
 
+MOST = 1_000
+"""So many destinations have series of their own; all others are added up."""
+OTHER = "(other)"
+
+
 def exposition(figures: Iterable[Figures], now: datetime | None = None) -> str:
     """Gauges `custody_outbox_…`, one for each destination as it may be shown: those that look alike are added up."""
     now = now or datetime.now(UTC)
     found: dict[str, dict[str, float]] = {}
     for one in figures:
-        sums = found.setdefault(shown(one.destination or ""), dict.fromkeys(_HELP, 0))
+        name = shown(one.destination or "")
+        if name not in found and len(found) >= MOST:
+            name = OTHER
+        sums = found.setdefault(name, dict.fromkeys(_HELP, 0))
         for name in _HELP:
             if name != "oldest_seconds":
                 sums[name] += getattr(one, name)

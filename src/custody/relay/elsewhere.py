@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from custody import config
 from custody.address import Address, is_remote
 from custody.errors import (
+    InsecureKey,
     InvalidArgument,
     NotFound,
     PublisherUnavailable,
@@ -49,10 +50,12 @@ class CustodyPublisher(Publisher):
         *,
         pool_size: int = 4,
         api_key: str | None = None,
+        allow_insecure: bool = False,
         allow_networks: Iterable[str] | Networks = (),
     ) -> None:
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
+        self._allow_insecure = allow_insecure
         self._databases: Opened[Database] = Opened(self._open, Database.close)
         self._servers: Opened[Served] = Opened(self._address, lambda _: None)
 
@@ -120,7 +123,11 @@ class CustodyPublisher(Publisher):
         settings = config.load()
         own = (self._api_key or settings.api_key) if url == self._url else None
         networks = None if url == self._url else self._networks
-        return Served(Address.of(url, otherwise=own), ca=settings.ca, networks=networks)
+        try:
+            address = Address.of(url, otherwise=own, allow_insecure=self._allow_insecure or settings.allow_insecure)
+        except InsecureKey as error:  # a matter for the operator, not a reason to give up the events
+            raise PublisherUnavailable(str(error)) from error
+        return Served(address, ca=settings.ca, networks=networks)
 
     def close(self) -> None:
         self._databases.close()

@@ -35,10 +35,11 @@ def open_remote(
     pool_size: int,
     defaults: Policy | None,
     worker: str | None,
+    allow_insecure: bool,
 ) -> RemoteCustody:
     """Opens the client. A server that is not there is told at once; later calls wait for it for `retry_for`."""
     transport = Transport(
-        Address.of(url, key=api_key, otherwise=fallback_key),
+        Address.of(url, key=api_key, otherwise=fallback_key, allow_insecure=allow_insecure),
         ca=ca,
         retry_for=seconds(RETRY_FOR if retry_for is None else retry_for),
         pool_size=pool_size,
