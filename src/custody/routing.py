@@ -12,6 +12,8 @@ from custody.errors import InvalidArgument, InvalidPayload
 ROUTING_KEY = "x-custody-routing-key"
 """The header that holds it."""
 _LONGEST = 1000
+_MOST_SEGMENTS = 32
+_MOST_CONDITIONS = 20
 
 
 def require_routing_key(key: object) -> None:
@@ -43,6 +45,11 @@ class Binding:
             )
         if self.pattern is not None:
             _require_pattern(self.pattern)
+        if len(self.headers or {}) > _MOST_CONDITIONS:
+            raise InvalidArgument(
+                f"a binding has {len(self.headers or {})} header conditions: at most {_MOST_CONDITIONS} are possible",
+                "Use fewer; a header that says what several say now needs one condition.",
+            )
         pairs: Iterable[tuple[object, object]] = (self.headers or {}).items()
         for name, value in pairs:
             if not isinstance(name, str) or not isinstance(value, str) or "\0" in name + value:
@@ -81,10 +88,11 @@ def _require_pattern(pattern: object) -> None:
     if not isinstance(pattern, str):
         raise InvalidArgument(f"a pattern is text, not {pattern!r}")
     segments = pattern.split(".")
-    if len(pattern) > _LONGEST or "" in segments or "\0" in pattern:
+    if len(pattern) > _LONGEST or "" in segments or "\0" in pattern or len(segments) > _MOST_SEGMENTS:
         raise InvalidArgument(
             f"{pattern[:100]!r} is not a pattern",
-            f"Write up to {_LONGEST} characters in segments between dots, none of them empty.",
+            f"Write up to {_LONGEST} characters in up to {_MOST_SEGMENTS} segments between dots, none of them empty; "
+            "> at the end stands for all that follow.",
         )
     if any(sign in one and one != sign for one in segments for sign in "*>") or ">" in segments[:-1]:
         raise InvalidArgument(

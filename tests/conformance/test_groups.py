@@ -40,6 +40,27 @@ def test_the_figures_say_whether_a_group_is_bound(c: custody.Custody, direct: cu
     assert c.stats("orders", "g") == direct.stats("orders", "g")
 
 
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        [f"{'*.' * 10}p{n}" for n in range(100)],
+        [f"{'x' * 990}{n}" for n in range(11)],
+        [f"p{n}" for n in range(101)],
+        [Binding("p", headers={"n": str(n)}) for n in range(21)],
+    ],
+    ids=["segments", "characters", "bindings", "conditions"],
+)
+def test_bindings_have_bounds_which_are_named(orders: custody.Custody, bindings: list[Binding | str]) -> None:
+    for bind in (
+        lambda: orders.bind("orders", "stock", bindings),
+        lambda: orders.create_group("orders", "other", bindings=bindings),
+    ):
+        with pytest.raises(custody.errors.InvalidArgument, match="at most") as refused_:
+            bind()
+        assert refused_.value.remedy
+    assert orders.group("orders", "stock").bindings == ()
+
+
 def test_a_policy_is_replaced_as_a_whole(orders: custody.Custody) -> None:
     changed = orders.update_group("orders", "stock", Policy(ordering="key", max_attempts=9))
     assert changed.policy is not None

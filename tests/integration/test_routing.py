@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -123,6 +124,11 @@ def test_sql_and_python_agree_on_whatever_patterns_and_keys(db: psycopg.Connecti
         *({"pattern": "a"}, "a", [[]], [{}], [1], [{"pattern": 1}], [{"headers": "x"}], [{"headers": {"a": None}}]),
         *([{"headers": {"a": 1}}], [{"pattern": "a", "headers": {"a": None}}], [{"pattern": "a", "key": "b"}]),
         *([f"p{n}" for n in range(101)], [{"pattern": "a", "headers": {"n": str(n)}} for n in range(21)]),
+        [".".join("a" * 33)],
+        [f"{'*.' * 10}p{n}" for n in range(100)],
+        [f"{'x' * 990}{n}" for n in range(11)],
+        [{"headers": {str(n): "x" for n in range(21)}}],
+        [{"headers": {str(n): "x" * 9000 for n in range(6)}}],
     ],
 )
 def test_bad_bindings_are_refused_in_sql_and_change_nothing(c: Custody, db: psycopg.Connection, bindings: Any) -> None:
@@ -228,6 +234,50 @@ def stretch(c: Custody, messages: int, *, routed: dict[int, str], partition: int
     for begin in range(0, messages, 10_000):
         some = range(begin, min(begin + 10_000, messages))
         c.publish_many(TOPIC, [Outgoing(b"", routing_key=routed.get(n, "out"), partition=partition) for n in some])
+
+
+def test_the_dearest_bindings_are_matched_for_a_bounded_time(c: Custody, db: psycopg.Connection) -> None:
+    """At the bounds; what remains is cut by the clock, and the claims after it go on from there."""
+    dice = random.Random(1)
+    wild = ["".join(dice.choice(["a.", "b.", "*.", "*.", "*."]) for _ in range(30)) + "c" for _ in range(32)]
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, bindings=wild)
+    keys = ["".join(dice.choice("ab") + "." for _ in range(30)) + "d" for _ in range(2_000)]
+    c.publish_many(TOPIC, [Outgoing(b"", routing_key=key) for key in keys])
+    stops = db.execute(
+        "SELECT custody.cardinality(f.looked) FROM custody.groups g, custody.heads h,"
+        " custody.look(h, g.matcher, '{[0,2000)}', 1, clock_timestamp()) f"
+        " WHERE g.name = %s AND h.topic_id = g.topic_id",
+        [GROUP],
+    ).fetchone()
+    assert stops == (64,), "after its time it begins no further stretch"
+    while (lease := c.claim(TOPIC, GROUP)).reason == "busy":
+        assert lease.detail is not None
+    assert (lease.reason, c.stats(TOPIC, GROUP).lag) == ("empty", 0)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_claim_that_delivers_matches_nothing_while_it_holds_the_head(
+    c: Custody, clock: Clock, partitions: int
+) -> None:
+    """Publishers wait for the head: how long must not depend on somebody's bindings."""
+    c.create_topic(TOPIC, partitions=partitions)
+    c.create_group(TOPIC, GROUP, bindings=["in"])
+    for n in range(partitions):
+        c.publish(TOPIC, "now", routing_key="in", partition=n)
+        c.publish(TOPIC, "later", routing_key="in", partition=n, delay="1s")
+    clock.move(1)
+    seen, busy = [], 0
+    while len(seen) < 2 * partitions:
+        before = c.stats(TOPIC, GROUP).lag
+        if lease := c.claim(TOPIC, GROUP, max_messages=10):
+            seen += [message.payload for message in lease]
+            continue
+        busy += 1
+        assert (lease.reason, lease.detail is not None) == ("busy", True), "claim again at once"
+        assert c.stats(TOPIC, GROUP).lag == before + 1, "delivered, and not looked at"
+    assert busy == partitions
+    assert sorted(seen) == ["later"] * partitions + ["now"] * partitions
 
 
 def test_a_sparse_binding_is_looked_for_in_bounded_stretches(c: Custody) -> None:

@@ -54,6 +54,14 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
         Binding(pattern)
 
 
+def test_a_binding_with_too_many_segments_or_conditions_is_refused() -> None:
+    Binding(".".join("a" * 32), headers={str(n): "x" for n in range(20)})
+    with pytest.raises(InvalidArgument, match="not a pattern"):
+        Binding(".".join("a" * 33))
+    with pytest.raises(InvalidArgument, match="at most 20"):
+        Binding("a", headers={str(n): "x" for n in range(21)})
+
+
 def test_a_binding_of_nothing_or_of_no_text_is_refused() -> None:
     for given in ({}, {"headers": {}}, {"headers": {"n": 1}}, {"headers": {"n": "\0"}}, {"pattern": 7}):
         with pytest.raises(InvalidArgument):

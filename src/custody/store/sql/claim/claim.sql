@@ -49,9 +49,10 @@ END $$;
 
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
 -- breaker_open or the cap that was reached), and has the priority in place of a key and the topic's uid in place of an error; the
--- rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if that is more. If none of them
--- could be handed out and there are more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease
--- ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or published before.
+-- rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if
+-- that is more, and for about half a second. If none of them could be handed out and there are more, it is busy and says so in
+-- `last_error`: claim again at once. With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the
+-- transaction has claimed or published before.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
@@ -73,6 +74,7 @@ DECLARE
     v_reason     text := 'empty';
     v_binding    int;
     v_look       bigint := greatest(10000, p_max);
+    v_stop       timestamptz := clock_timestamp() + interval '500 ms';
     v_passed     boolean := false;
 BEGIN
     PERFORM custody.require_read_committed();
@@ -139,14 +141,14 @@ BEGIN
             END IF;
             SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
             v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
-                                               coalesce(p_now, clock_timestamp()), p_look => v_look, heads_held => v_claim.heads_held, died => v_claim.died);
+                                               coalesce(p_now, clock_timestamp()), NULL, NULL, v_look, v_stop, v_claim.heads_held, v_claim.died);
             EXIT WHEN v_claim.reason IS NULL;
             IF v_claim.reason <> 'empty' THEN
                 v_reason := v_claim.reason;
             END IF;
             v_look := v_look - v_claim.looked;
             v_passed := v_passed OR v_reason = 'passed' OR v_look <= 0;
-            EXIT WHEN v_round = 2 OR v_look <= 0;
+            EXIT WHEN v_round = 2 OR v_look <= 0 OR v_passed AND clock_timestamp() >= v_stop;
         END LOOP;
         EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
     END LOOP;

@@ -2,7 +2,8 @@
 
 -- What one partition has to give, if wanted only of what is below p_until and of the retries that were due at p_due. The
 -- caller holds its cursor, and copies what has died by it when it needs no other lock. Of a bound group at most p_look messages
--- are looked at; the reason is `passed` if none of those could be handed out, and there may be more to find behind them.
+-- are looked at, and none long after p_stop; the reason is `passed` if none of those could be handed out, and there may be more
+-- to find behind them. Nothing is matched under a head, which publishers wait for: a claim that has delivered looks at nothing.
 -- What came back, retries, parked and fresh messages take turns by the number of the claim where a lease cannot have a part of
 -- each: what came back has two of four claims, of the others retries and fresh messages every second one, and of the retries
 -- due and parked ones. No step waits for ever for another that never ends.
@@ -11,7 +12,7 @@
 -- while heads are held, leases of which a message could die and be copied are left to a later claim.
 CREATE FUNCTION custody.claim_partition(
     p_group custody.groups, INOUT head custody.heads, p_max int, p_visibility interval, p_worker text, p_now timestamptz,
-    p_until bigint DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_look bigint DEFAULT 10000,
+    p_until bigint, p_due timestamptz, p_look bigint, p_stop timestamptz,
     INOUT heads_held boolean DEFAULT false, INOUT died custody.death[] DEFAULT NULL,
     OUT lease custody.leases, OUT parts int, OUT reason text, OUT looked bigint
 )
@@ -40,6 +41,7 @@ DECLARE
     v_turns      boolean := true;
     v_left       boolean := false;       -- what came back has to wait for this claim
     v_share      boolean := false;
+    v_late       boolean := false;
     v_turn       custody.frontiers;
     v_room       bigint;
     v_oldest     bigint;
@@ -65,6 +67,11 @@ BEGIN
         END IF;
         IF v_outbox THEN
             PERFORM custody.take_outbox(head, p_now);
+        END IF;
+        IF v_bound THEN
+            looked := p_look;
+            reason := 'passed';
+            RETURN;
         END IF;
     END IF;
     v_tail := least((custody.tail(head)).next_offset, p_until);
@@ -107,13 +114,15 @@ BEGIN
             v_want := p_max;
             LOOP
                 IF v_bound THEN
-                    looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_worker, p_now);
+                    looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_stop, p_worker, p_now);
                     v_want := v_want * 4 + 16;
                 END IF;
                 v_returned := custody.take_returned(p_group, head, v_held, p_max, p_now);
                 -- if all of it was passed over or parked, there may be more to look at behind it
                 EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
                     SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
+                v_late := clock_timestamp() >= p_stop;
+                EXIT WHEN v_late;
             END LOOP;
             v_exceptions.returned := v_ordered AND EXISTS (
                 SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition);
@@ -162,7 +171,7 @@ BEGIN
                         NULL;
                     ELSIF v_bound THEN
                         SELECT v_fresh.taken + f.taken AS taken, f.frontier AS frontier INTO v_fresh
-                        FROM custody.take_bound(p_group, head, v_held, v_at.frontier, v_tail, v_room::int, p_look - looked,
+                        FROM custody.take_bound(p_group, head, v_held, v_at.frontier, v_tail, v_room::int, p_look - looked, p_stop,
                                                 v_exceptions.blocking OR v_ordered AND (v_returned.taken > 0 OR cardinality(v_due.taken) > 0),
                                                 p_worker, p_now) f;
                         looked := looked + v_fresh.frontier - v_at.frontier;
@@ -190,7 +199,7 @@ BEGIN
         SELECT v_all + range_agg(r.held) INTO v_all FROM unnest(v_returned.parts) r;
     END IF;
     IF isempty(v_all) AND v_fresh.frontier = v_at.frontier THEN
-        IF v_bound AND looked >= p_look THEN
+        IF v_bound AND (looked >= p_look OR v_late) THEN
             reason := 'passed';
         ELSIF died IS NOT NULL AND (v_delayed OR v_outbox) THEN
             reason := 'busy';       -- there is more to deliver: the next claim finds it

@@ -7,9 +7,9 @@ LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_segments text[] := string_to_array(p_pattern, '.');
 BEGIN
-    IF length(p_pattern) > 1000 OR '' = ANY (v_segments) OR cardinality(v_segments) = 0 THEN
+    IF length(p_pattern) > 1000 OR '' = ANY (v_segments) OR cardinality(v_segments) NOT BETWEEN 1 AND 32 THEN
         PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', left(p_pattern, 100)),
-            'Write up to 1,000 characters in segments between dots, none of them empty.');
+            'Write up to 1,000 characters in up to 32 segments between dots, none of them empty; > at the end stands for all that follow.');
     ELSIF p_pattern ~ '[^.][*>]|[*>][^.]' OR '>' = ANY (v_segments[:cardinality(v_segments) - 1]) THEN
         PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', p_pattern),
             '* stands for one whole segment, and > as the last segment for all that follow: orders.*.created, orders.>');
@@ -21,12 +21,14 @@ BEGIN
 END $$;
 
 -- Bindings as they are kept, and as the log is searched with them: patterns with the same conditions are one expression.
--- PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling.
+-- PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling. What a message costs grows
+-- with the segments of all patterns, so these have bounds too; see look for what remains.
 CREATE FUNCTION custody.compile_bindings(p_bindings jsonb, OUT bindings jsonb, OUT matcher jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_help constant text := 'Give a list, each a pattern or an object with a pattern, with headers (text by name), or with both.';
     v_one  jsonb;
+    v_size record;
 BEGIN
     IF p_bindings IS NULL OR p_bindings IN ('null', '[]') THEN
         RETURN;
@@ -34,6 +36,8 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'bindings are a list', v_help);
     ELSIF jsonb_array_length(p_bindings) > 100 THEN
         PERFORM custody.refuse('invalid_argument', 'a group has at most 100 bindings', 'Use patterns that cover more, or more groups.');
+    ELSIF length(p_bindings::text) > 50000 THEN
+        PERFORM custody.refuse('invalid_argument', 'the bindings of a group have at most 50,000 characters', 'Use fewer or shorter ones, or more groups.');
     END IF;
     bindings := '[]';
     FOR v_one IN SELECT CASE jsonb_typeof(b) WHEN 'string' THEN jsonb_build_object('pattern', b) ELSE b END FROM jsonb_array_elements(p_bindings) b LOOP
@@ -49,9 +53,19 @@ BEGIN
                        WHERE jsonb_typeof(h.value) <> 'string')
         THEN
             PERFORM custody.refuse('invalid_argument', format('%s is not a binding', left(v_one::text, 200)), v_help);
+        ELSIF (SELECT count(*) FROM jsonb_object_keys(coalesce(v_one -> 'headers', '{}'))) > 20 THEN
+            PERFORM custody.refuse('invalid_argument', format('%s has more than 20 header conditions', left(v_one::text, 200)),
+                'Use fewer; a header that says what several say now needs one condition.');
         END IF;
         bindings := bindings || v_one;
     END LOOP;
+    SELECT coalesce(sum(cardinality(string_to_array(b ->> 'pattern', '.'))), 0) AS segments, coalesce(sum(length(b ->> 'pattern')), 0) AS characters
+    INTO v_size FROM (SELECT DISTINCT b FROM jsonb_array_elements(bindings) b) d;
+    IF v_size.segments > 1000 OR v_size.characters > 10000 THEN
+        PERFORM custody.refuse('invalid_argument',
+            format('the patterns of a group have at most 1,000 segments and 10,000 characters together, not %s and %s', v_size.segments, v_size.characters),
+            'Use fewer or shorter patterns, or more groups.');
+    END IF;
     SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('headers', x.headers, 'expression', '^(?:' || x.expressions || ')$')))
     INTO matcher
     FROM (SELECT b -> 'headers' AS headers, string_agg(custody.pattern_expression(b ->> 'pattern'), '|') AS expressions
@@ -119,37 +133,47 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM jsonb_array_elements(p_matcher) m
 $$;
 
--- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came.
+-- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came: it goes
+-- in steps, each twice as long as the one before, and begins none after p_stop, since bindings can be dear to match.
 CREATE FUNCTION custody.look(
-    p_head custody.heads, p_matcher jsonb, p_set int8multirange, p_want bigint,
+    p_head custody.heads, p_matcher jsonb, p_set int8multirange, p_want bigint, p_stop timestamptz,
     OUT offsets bigint[], OUT keys text[], OUT looked int8multirange
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_condition text := custody.bound_condition(p_matcher);
+    v_step      bigint := greatest(64, least(p_want, 1000));
+    v_left      int8multirange := p_set;
+    v_piece     int8multirange;
     v_source    record;
     v_found     record;
 BEGIN
     offsets := '{}';
     keys := '{}';
-    looked := p_set;
-    FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
-        -- nested as in keys_of: rows come by offset, and LIMIT stops the reading
-        EXECUTE format(
-            'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
-                 SELECT e."offset", e.key FROM unnest($1) r,
-                 LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e
-                 WHERE %s LIMIT $2) m',
-            v_source.source, v_condition)
-        INTO v_found
-        USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_want - cardinality(offsets);
-        CONTINUE WHEN v_found.offsets IS NULL;
-        offsets := offsets || v_found.offsets;
-        keys := keys || v_found.keys;
-        IF cardinality(offsets) >= p_want THEN
-            looked := p_set * int8multirange(int8range(NULL, offsets[cardinality(offsets)] + 1));
-            RETURN;
-        END IF;
+    looked := '{}';
+    WHILE NOT isempty(v_left) AND (isempty(looked) OR clock_timestamp() < p_stop) LOOP
+        v_piece := custody.first_offsets(v_left, v_step);
+        FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_piece), upper(v_piece)) LOOP
+            -- nested as in keys_of: rows come by offset, and LIMIT stops the reading
+            EXECUTE format(
+                'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
+                     SELECT e."offset", e.key FROM unnest($1) r,
+                     LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e
+                     WHERE %s LIMIT $2) m',
+                v_source.source, v_condition)
+            INTO v_found
+            USING v_piece * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_want - cardinality(offsets);
+            CONTINUE WHEN v_found.offsets IS NULL;
+            offsets := offsets || v_found.offsets;
+            keys := keys || v_found.keys;
+            IF cardinality(offsets) >= p_want THEN
+                looked := p_set * int8multirange(int8range(NULL, offsets[cardinality(offsets)] + 1));
+                RETURN;
+            END IF;
+        END LOOP;
+        looked := looked + v_piece;
+        v_left := v_left - v_piece;
+        v_step := v_step * 2;
     END LOOP;
 END $$;
 
@@ -160,10 +184,10 @@ LANGUAGE sql AS $$
 $$;
 
 -- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are looked at under the
--- lock, so the frontier may move without anything being taken. With p_blocking the keys are looked at as in take_fresh.
+-- lock, and none long after p_stop, so the frontier may move without anything being taken. With p_blocking the keys are looked at as in take_fresh.
 CREATE FUNCTION custody.take_bound(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
-    p_look bigint, p_blocking boolean, p_worker text, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+    p_look bigint, p_stop timestamptz, p_blocking boolean, p_worker text, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -180,8 +204,8 @@ DECLARE
 BEGIN
     taken := '{}';
     frontier := p_frontier;
-    WHILE frontier < v_end AND v_left * 2 > p_max LOOP
-        v_found := custody.look(p_head, (p_group).matcher, int8multirange(int8range(frontier, v_end)), v_want);
+    WHILE frontier < v_end AND v_left * 2 > p_max AND (frontier = p_frontier OR clock_timestamp() < p_stop) LOOP
+        v_found := custody.look(p_head, (p_group).matcher, int8multirange(int8range(frontier, v_end)), v_want, p_stop);
         v_cut := upper(v_found.looked);
         v_free := v_found.offsets;
         IF p_blocking AND cardinality(v_free) > 0 THEN
@@ -216,8 +240,9 @@ END $$;
 
 -- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is not
 -- bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
-CREATE FUNCTION custody.sift_rewound(p_group custody.groups, p_head custody.heads, p_want bigint, p_look bigint, p_worker text, p_now timestamptz)
-RETURNS bigint
+CREATE FUNCTION custody.sift_rewound(
+    p_group custody.groups, p_head custody.heads, p_want bigint, p_look bigint, p_stop timestamptz, p_worker text, p_now timestamptz
+) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_row   custody.returned;
@@ -229,7 +254,7 @@ BEGIN
     IF NOT FOUND OR NOT v_row.rewound OR p_look <= 0 THEN
         RETURN 0;
     END IF;
-    v_found := custody.look(p_head, (p_group).matcher, custody.first_offsets(v_row.ranges, p_look), p_want);
+    v_found := custody.look(p_head, (p_group).matcher, custody.first_offsets(v_row.ranges, p_look), p_want, p_stop);
     v_bound := custody.offsets_set(v_found.offsets);
     PERFORM custody.cut_returned(v_row.group_id, v_row.partition, v_found.looked);
     IF NOT isempty(v_bound) THEN

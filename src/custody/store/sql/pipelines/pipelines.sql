@@ -103,6 +103,7 @@ DECLARE
     v_found      record;
     v_binding    int;
     v_look       bigint := greatest(10000, p_max);
+    v_stop       timestamptz := clock_timestamp() + interval '500 ms';
     v_passed     boolean := false;
 BEGIN
     messages := 0;
@@ -159,7 +160,7 @@ BEGIN
                         ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
         v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
                                            CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due,
-                                           greatest(1, v_look / v_left), v_found.heads_held, v_found.died);
+                                           greatest(1, v_look / v_left), v_stop, v_found.heads_held, v_found.died);
         v_left := v_left - 1;
         v_look := v_look - v_found.looked;
         v_passed := v_passed OR v_found.reason = 'passed';
