@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from custody import config, log
 from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange
-from custody.store.arrow import Condition, check_schema, select_events, select_view
+from custody.store.arrow import Condition, check_schema, pooled, select_events, select_view
+from custody.store.connecting import watched
 from custody.store.postgres import Database
 from custody.store.postmaster import Home
 
@@ -48,16 +49,22 @@ class Bounds(NamedTuple):
 
 @contextmanager
 def connect(url: str) -> Iterator[dbapi.Connection]:
-    """Lends this process's ADBC connection to a database, in autocommit mode; errors inside become ours.
+    """Lends this process's ADBC connection to a database, in autocommit mode (behind a connection pooler, in a
+    transaction: the driver prepares each statement before it runs it); errors inside become ours.
 
     It is asked whether it lives, and made anew if it does not, after a fork, and while somebody else in the process has
     it. Close cursors inside: `with connect(url) as connection, connection.cursor() as cursor`. After any error it is
     not used again.
     """
     with _translated():
+        in_transaction = pooled(url)
         connection = _borrow(url)
         try:
+            if in_transaction:
+                connection.adbc_connection.set_autocommit(False)
             yield connection
+            if in_transaction:
+                connection.adbc_connection.set_autocommit(True)  # commits
         except BaseException:
             _close(connection)
             raise
@@ -183,24 +190,26 @@ def locate(url: str | None = None) -> str:
 def _borrow(url: str) -> dbapi.Connection:
     connection = _idle.pop((os.getpid(), url), None)
     if connection is not None:
-        if _lives(connection):
+        if _lives(connection, in_transaction=pooled(url)):
             return connection
         _close(connection)
     # it loads all of pandas: Spark starts many processes that only plan, and never read
     from adbc_driver_postgresql import dbapi
 
-    return dbapi.connect(url, autocommit=True)
+    return dbapi.connect(watched(url), autocommit=True)
 
 
 def _give_back(url: str, connection: dbapi.Connection) -> None:
-    other = _idle.pop((os.getpid(), url), None)
-    if other is not None:
-        _close(other)
-    _idle[os.getpid(), url] = connection
+    if _idle.setdefault((os.getpid(), url), connection) is not connection:  # another thread has given its own back
+        _close(connection)
 
 
-def _lives(connection: dbapi.Connection) -> bool:
+def _lives(connection: dbapi.Connection, *, in_transaction: bool) -> bool:
     try:
+        if in_transaction:
+            connection.adbc_connection.set_autocommit(False)
+            connection.adbc_connection.set_autocommit(True)
+            return True
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
             cursor.fetchall()

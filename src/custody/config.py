@@ -35,6 +35,8 @@ class Config:
     api_key: str | None = field(default=None, repr=False)
     ca: Path | None = None
     allow_insecure: bool = False
+    listen_url: str | None = None
+    """Where notifications are listened for, if `database` leads to a connection pooler."""
 
 
 def this_process() -> str:
@@ -54,7 +56,7 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
             raise InvalidConfig(f"{path.name} is not valid YAML: {error}") from error
     elif environment.get("CUSTODY_CONFIG"):
         raise InvalidConfig(f"there is no file {path}", "CUSTODY_CONFIG names it.")
-    settings = _section(document, path.name, ["home", "database", "defaults"])
+    settings = _section(document, path.name, ["home", "database", "listenUrl", "defaults"])
     topic = _section(
         _section(settings.get("defaults"), "defaults", ["topic"]).get("topic"), "defaults.topic", ["delivery"]
     )
@@ -69,6 +71,7 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
         api_key=environment.get("CUSTODY_API_KEY") or None,
         ca=Path(environment["CUSTODY_CA"]) if environment.get("CUSTODY_CA") else None,
         allow_insecure=_flag(environment, "CUSTODY_ALLOW_INSECURE"),
+        listen_url=environment.get("CUSTODY_LISTEN_URL") or settings.get("listenUrl"),
     )
 
 

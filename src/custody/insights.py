@@ -13,6 +13,7 @@ from custody.lanes import priority_of
 from custody.model import BlockedKey, DeadLetter, Group, HistoryEntry, PartitionStats, Stats
 from custody.policy import Policy
 from custody.routing import Binding
+from custody.store import notify
 from custody.store.postgres import Database
 
 _KINDS = {"json": "j", "text": "t", "bytes": "b"}
@@ -145,6 +146,12 @@ class Server:
     full_page_writes: bool
     synchronous_commit: str
     old_transactions: tuple[OldTransaction, ...]
+    pooled: bool
+    """A connection pooler is in between."""
+    listens: bool
+    """Whether notifications of it are heard: behind a pooler only with a listen_url."""
+    default_isolation: str
+    """What it gives a transaction that names no level."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +177,15 @@ class HandlingTime:
         return None if self.p99 is None else max(30.0, 3 * self.p99)
 
 
-def server(db: Database) -> Server:
+def server(db: Database, listen_url: str) -> Server:
     old = tuple(OldTransaction(**row) for row in db.call_dicts("old_transactions"))
-    return Server(**db.call_dicts("server_facts")[0], old_transactions=old)
+    return Server(
+        **db.call_dicts("server_facts")[0],
+        old_transactions=old,
+        pooled=db.pooled,
+        listens=not db.pooled if listen_url == db.url else notify.hears(db, listen_url),
+        default_isolation=db.isolation_default,
+    )
 
 
 def handling_times(db: Database, topic: str | None, group: str | None, *, now: datetime | None) -> list[HandlingTime]:

@@ -23,6 +23,7 @@ def connect(
     worker: str | None = None,
     pool_size: int = 10,
     statement_timeout: Duration | None = None,
+    listen_url: str | None = None,
     clock: Callable[[], datetime] | None = None,
     api_key: str | None = None,
     ca: str | Path | None = None,
@@ -36,6 +37,9 @@ def connect(
     own it is created if there is none, and changed only by `custody.migrate`. A call that takes the database longer
     than `statement_timeout` is given up (`busy`). `clock` replaces the server's clock, for tests.
 
+    Behind a connection pooler, which is detected, those who wait for messages poll. With `listen_url` (or
+    CUSTODY_LISTEN_URL), which leads to the same database past the pooler, they are woken at once.
+
     With an `http://` or `https://` URL the verbs are those of a server (`custody serve`). `api_key` (or
     CUSTODY_API_KEY) is sent to it, `ca` (or CUSTODY_CA) is a file of certificates to trust, and what gets no answer is
     sent again, where that is safe, for `retry_for` (30 s). A key is not sent over plain `http://` beyond this machine
@@ -44,8 +48,11 @@ def connect(
     settings = config.load()
     url, _ = _where(database, home, settings)
     if url is not None and is_remote(url):
-        if clock is not None:
-            raise InvalidArgument("a server has its own clock", "Leave clock out.")
+        if clock is not None or listen_url is not None:
+            what = "its own clock" if clock is not None else "its own way of listening"
+            raise InvalidArgument(
+                f"a server has {what}", f"Leave {'clock' if clock is not None else 'listen_url'} out."
+            )
         return _remote(
             url,
             settings,
@@ -56,12 +63,23 @@ def connect(
             retry_for=retry_for,
             allow_insecure=allow_insecure,
         )
+    if listen_url is not None:
+        _require_database(listen_url)
     if api_key is not None or ca is not None or retry_for is not None or allow_insecure:
         raise InvalidArgument(
             "api_key, ca, retry_for and allow_insecure are for a server", "Give the http:// or https:// URL of one."
         )
     timeout = seconds_or_none(statement_timeout)
-    return _open(database, home, _prepare, worker=worker, pool_size=pool_size, statement_timeout=timeout, clock=clock)
+    return _open(
+        database,
+        home,
+        _prepare,
+        worker=worker,
+        pool_size=pool_size,
+        statement_timeout=timeout,
+        listen_url=listen_url,
+        clock=clock,
+    )
 
 
 def _remote(
@@ -88,7 +106,13 @@ def _remote(
     )
 
 
-def look(database: str | None = None, *, home: str | Path | None = None, worker: str | None = None) -> Custody | None:
+def look(
+    database: str | None = None,
+    *,
+    home: str | Path | None = None,
+    worker: str | None = None,
+    listen_url: str | None = None,
+) -> Custody | None:
     """Opens Custody as `connect` does, but makes and changes nothing: None if there is no embedded database yet.
 
     A schema that is missing or of another version is refused. An embedded PostgreSQL that is there is started.
@@ -99,7 +123,7 @@ def look(database: str | None = None, *, home: str | Path | None = None, worker:
         return None
     if url is not None and is_remote(url):
         return _remote(url, settings, worker=worker)
-    return _open(database, home, _check, worker=worker)
+    return _open(database, home, _check, worker=worker, listen_url=listen_url)
 
 
 def _open(
@@ -110,6 +134,7 @@ def _open(
     worker: str | None,
     pool_size: int = 10,
     statement_timeout: float | None = None,
+    listen_url: str | None = None,
     clock: Callable[[], datetime] | None = None,
 ) -> Custody:
     settings = config.load()
@@ -118,10 +143,9 @@ def _open(
     if url is None:
         server = acquire(place)
         url = server.url
-    elif not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument(
-            f"{url!r} is not a database", "Give a URL that begins with postgresql:// or http://, or nothing."
-        )
+    else:
+        _require_database(url)
+        listen_url = listen_url or settings.listen_url
     try:
         opened = Database(url, pool_size=pool_size, statement_timeout=statement_timeout)
         try:
@@ -133,7 +157,14 @@ def _open(
         if server is not None:
             server.close()
         raise
-    return Custody(opened, server=server, defaults=settings.policy, worker=worker, clock=clock)
+    return Custody(opened, server=server, defaults=settings.policy, worker=worker, clock=clock, listen_url=listen_url)
+
+
+def _require_database(url: str) -> None:
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise InvalidArgument(
+            f"{url!r} is not a database", "Give a URL that begins with postgresql:// or http://, or nothing."
+        )
 
 
 def _where(database: str | None, home: str | Path | None, settings: config.Config) -> tuple[str | None, Path]:

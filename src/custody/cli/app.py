@@ -33,7 +33,7 @@ from custody.cli import (
 from custody.cli.door import Door, door_of
 
 FLAGS = ("--json", "--quiet", "-q", "--no-color", "--allow-insecure")
-VALUED = ("--database", "--home")
+VALUED = ("--database", "--home", "--listen-url")
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:
@@ -66,6 +66,12 @@ def options(
     home: Annotated[
         Path | None, typer.Option(help="Where the embedded database is kept (default: CUSTODY_HOME, or ./.custody).")
     ] = None,
+    listen_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The same database past its connection pooler, whose notifications wake who waits."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text. NO_COLOR does the same.")] = False,
@@ -79,7 +85,14 @@ def options(
     """
     if allow_insecure:
         os.environ["CUSTODY_ALLOW_INSECURE"] = "1"  # as settings are read, wherever a server is connected to
-    ctx.obj = Door(database=database if home is None else None, home=home, json=json, quiet=quiet, color=not no_color)
+    ctx.obj = Door(
+        database=database if home is None else None,
+        home=home,
+        listen_url=listen_url if home is None else None,
+        json=json,
+        quiet=quiet,
+        color=not no_color,
+    )
 
 
 def version(ctx: typer.Context) -> None:

@@ -61,7 +61,7 @@ def _opened(door: Door, checks: list[Check]) -> Custody | None:
     url = None
     try:
         url = door.configured_url
-        c = look(door.database, home=door.home, worker=operator())
+        c = look(door.database, home=door.home, worker=operator(), listen_url=door.listen_url)
     except SchemaMismatch as error:
         checks.append(Check(name="database", status="ok", message="reachable"))
         if url is None and isinstance(error, SchemaMissing | SchemaOlder):
@@ -95,6 +95,18 @@ def _server_checks(server: Server) -> list[Check]:
             )
         ]
     checks.append(Check(name="schema", status="ok", message=f"version {server.schema_version}"))
+    checks.append(_connection_check(server))
+    if server.default_isolation not in ("read committed", "read uncommitted"):
+        cost = "it costs two round trips for each call, since no session can be set here" if server.pooled else ""
+        checks.append(
+            Check(
+                name="isolation",
+                status="warn" if server.pooled else "ok",
+                message=f"the default is {server.default_isolation}; Custody sets its own"
+                + (f", {cost}" if cost else ""),
+                remedy="ALTER ROLE … IN DATABASE … SET default_transaction_isolation = 'read committed'.",
+            )
+        )
     settings = {
         "fsync": (server.fsync, "A crash of the machine can corrupt the database. Set fsync = on."),
         "full_page_writes": (server.full_page_writes, "A torn page cannot be repaired. Set full_page_writes = on."),
@@ -122,6 +134,27 @@ def _server_checks(server: Server) -> list[Check]:
     if not server.old_transactions:
         checks.append(Check(name="old transactions", status="ok", message="none open for more than a minute"))
     return checks
+
+
+def _connection_check(server: Server) -> Check:
+    """Direct, or by a connection pooler; and whether publishes wake those who wait."""
+    if not server.pooled:
+        deaf = "" if server.listens else "; nothing is heard on the listen URL"
+        return Check(
+            name="connection",
+            status="ok" if server.listens else "warn",
+            message=f"direct{deaf}",
+            remedy="" if server.listens else "Leave it out: it is only needed behind a pooler.",
+        )
+    message = "by a connection pooler: nothing is prepared, and no session keeps anything"
+    if server.listens:
+        return Check(name="connection", status="ok", message=f"{message}; notifications come by the listen URL")
+    return Check(
+        name="connection",
+        status="info",
+        message=f"{message}; without notifications who waits polls every second",
+        remedy="To be woken at once, name the database past the pooler: --listen-url, CUSTODY_LISTEN_URL.",
+    )
 
 
 def _visibility_checks(time: HandlingTime) -> list[Check]:

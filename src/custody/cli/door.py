@@ -34,6 +34,7 @@ class Door:
 
     database: str | None
     home: Path | None
+    listen_url: str | None
     json: bool
     quiet: bool
     color: bool
@@ -42,7 +43,7 @@ class Door:
         """Opens Custody. What it does is journalled under the name of who runs this command."""
         import custody
 
-        return custody.connect(self.database, home=self.home, worker=worker or operator())
+        return custody.connect(self.database, home=self.home, worker=worker or operator(), listen_url=self.listen_url)
 
     @property
     def configured_url(self) -> str | None:

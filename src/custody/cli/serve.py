@@ -88,6 +88,7 @@ def serve(
             home=door.home,
             pool_size=connections + SPARE,
             statement_timeout=statement_timeout,
+            listen_url=door.listen_url,
             worker="http",
         ) as opened,
     ):

@@ -26,11 +26,13 @@ class Base:
         defaults: Policy | None = None,
         worker: str | None = None,
         clock: Callable[[], datetime] | None = None,
+        listen_url: str | None = None,
     ) -> None:
         self._db = db
         self._server = server
         self._defaults = defaults or Policy()
         self._clock = clock
+        self._listen_url = listen_url or db.url
         self._decoding: Decoding = decode
         self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
@@ -51,8 +53,7 @@ class Base:
 
     def ping(self) -> None:
         """Raises if the database does not answer."""
-        with self._db.connection() as connection:
-            connection.execute("SELECT 1")
+        self._db.ping()
 
     def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)

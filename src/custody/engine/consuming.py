@@ -127,7 +127,7 @@ class Consuming(Grouping, Keeping):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
-        return Listener(self._db.url, topic, lambda _: wake()).close
+        return Listener(self._listen_url, topic, lambda _: wake()).close
 
     def drive(
         self, topic: str, group: str, *, visibility_timeout: Duration | None = None, after: int | None = None

@@ -147,8 +147,9 @@ class Operating(Base):
         return insights.handling_times(self._db, topic, group, now=self._now())
 
     def server(self) -> Server:
-        """The server's version, the settings that durability rests on, and transactions that are open for long."""
-        return insights.server(self._db)
+        """The server's version, the settings that durability rests on, transactions that are open for long, and how it
+        is connected to."""
+        return insights.server(self._db, self._listen_url)
 
 
 def dead_filter(which: Mapping[str, Any]) -> DeadFilter:

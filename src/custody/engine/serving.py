@@ -136,7 +136,7 @@ class ServerVerbs:
     def listen_to_all(self, wake: Callable[[str | None], None]) -> Callable[[], None]:
         """Calls `wake` with each topic that has news, and with None when some may have been missed; from another
         thread. Returns what ends it."""
-        return Listener(self._db.url, None, wake).close
+        return Listener(self._engine._listen_url, None, wake).close
 
     def move_outbox(self) -> int:
         """Moves due events of the outbox into the topics of this database that they are meant for. Returns how many.

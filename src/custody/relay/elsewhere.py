@@ -26,7 +26,7 @@ from custody.relay.opened import Opened
 from custody.relay.over_http import TIMEOUT, Served
 from custody.relay.publisher import Claimed, Publisher
 from custody.store import migrate
-from custody.store.postgres import Database, watched, without_own_passwords
+from custody.store.postgres import Database, without_own_passwords
 
 _PREFIX = "custody+"
 
@@ -92,7 +92,7 @@ class CustodyPublisher(Publisher):
 
     def _open(self, url: str) -> Database:
         found = Database(
-            watched(url if url == self._url else self._pinned(without_own_passwords(url))),
+            url if url == self._url else self._pinned(without_own_passwords(url)),
             pool_size=self._pool_size,
             statement_timeout=TIMEOUT,
         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from custody.errors import InvalidArgument
+from custody.store.connecting import BoundedConnection
 from custody.store.migrate import check
 from custody.store.postgres import translated
 
@@ -75,9 +76,16 @@ def select_view(view: str, columns: Sequence[str], conditions: Sequence[Conditio
     )
 
 
+@cache
+def pooled(url: str) -> bool:
+    """Whether a connection pooler is in between; asked once for each process."""
+    with translated(), BoundedConnection.connect(url, application_name="custody-probe") as connection:
+        return connection.pooled
+
+
 def check_schema(url: str) -> None:
     """Refuses a database whose schema is not the one of this code."""
-    with translated(), psycopg.connect(url) as connection:
+    with translated(), BoundedConnection.connect(url) as connection:
         check(connection)
 
 

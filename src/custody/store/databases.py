@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from custody.store.connecting import BoundedConnection
 from custody.store.postgres import translated
 
 
@@ -35,5 +35,5 @@ def drop(url: str, database: str) -> None:
 
 
 def _execute(url: str, statement: sql.Composed) -> None:
-    with translated(), psycopg.connect(url, autocommit=True) as connection:
+    with translated(), BoundedConnection.connect(url, autocommit=True) as connection:
         connection.execute(statement)

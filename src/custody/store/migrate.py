@@ -13,10 +13,10 @@ from functools import cache
 from importlib import resources
 from typing import LiteralString, NamedTuple, cast
 
-import psycopg
 from psycopg import sql
 
 from custody.errors import SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
+from custody.store.connecting import BoundedConnection
 from custody.store.postgres import Connection, translated
 
 RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older code knows that it is older
@@ -151,9 +151,10 @@ def migrate(url: str) -> list[int]:
     Returns the versions that were applied. All of it is one transaction: it happens whole or not at all. Refuses a
     database that is newer, and one in which objects of a user hang on what has to be made anew.
     """
-    with translated(), psycopg.connect(url) as connection:
+    with translated(), BoundedConnection.connect(url) as connection:
         lock(connection)
         connection.execute("SET LOCAL check_function_bodies = off")
+        connection.execute("SET LOCAL statement_timeout = 0")  # the default of a database is for its traffic
         found = state(connection)
         if found is None:
             refuse_newer(outbox_state(connection) or State(0, 0, ""))

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from uuid import uuid4
 
 import psycopg
+
+from custody.store.connecting import BoundedConnection
+from custody.store.postgres import Database, translated
 
 logger = logging.getLogger(__name__)
 
 CHANNEL = "custody"
 INTERVAL = 0.003
 RECONNECT = 1.0
+HEARD_WITHIN = 2.0
 
 
 class Hints:
@@ -48,7 +54,9 @@ class Hints:
     def _run(self) -> None:
         while True:
             try:
-                with psycopg.connect(self._url, autocommit=True, application_name="custody hints") as connection:
+                with BoundedConnection.connect(
+                    self._url, autocommit=True, application_name="custody hints"
+                ) as connection:
                     self._send_all(connection)
                     return
             except psycopg.Error as error:
@@ -56,7 +64,7 @@ class Hints:
                 if self._closed.wait(RECONNECT):
                     return
 
-    def _send_all(self, connection: psycopg.Connection) -> None:
+    def _send_all(self, connection: BoundedConnection) -> None:
         """Until it is closed; what came before that is sent."""
         while True:
             self._some.wait()
@@ -71,7 +79,10 @@ class Hints:
 
 class Listener:
     """Calls `wake` with the topic of each hint for it (for any topic, if none is named), from a thread of its own; with
-    None after a time in which nobody listened."""
+    None after a time in which nobody listened.
+
+    Behind a pooler there is no session that could listen: nothing is heard, and whoever waits polls.
+    """
 
     def __init__(self, url: str, topic: str | None, wake: Callable[[str | None], None]) -> None:
         self._url = url
@@ -88,7 +99,12 @@ class Listener:
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                with psycopg.connect(self._url, autocommit=True, application_name="custody listener") as connection:
+                with BoundedConnection.connect(
+                    self._url, autocommit=True, application_name="custody listener"
+                ) as connection:
+                    if connection.pooled:
+                        logger.info("a connection pooler is in between: polling instead of listening (see listen_url)")
+                        return
                     connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
                     self._wake(None)  # what came while nobody listened
                     while not self._closed.is_set():
@@ -98,3 +114,19 @@ class Listener:
             except psycopg.Error as error:
                 logger.debug("no hints can be heard, polling instead: %s", error)
                 self._closed.wait(RECONNECT)
+
+
+def hears(db: Database, listen_url: str) -> bool:
+    """Whether a notification of this database arrives at whoever listens on that URL."""
+    sent = uuid4().hex
+    with translated(), BoundedConnection.connect(listen_url, autocommit=True, application_name="custody") as listening:
+        if listening.pooled:
+            return False
+        listening.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
+        with db.connection() as connection:
+            connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, sent])
+        until = time.monotonic() + HEARD_WITHIN
+        while (left := until - time.monotonic()) > 0:
+            if any(hint.payload == sent for hint in listening.notifies(timeout=left, stop_after=1)):
+                return True
+        return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,8 +17,19 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import RowFactory, dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, LeaseLost, by_code, key_too_long
+from custody.errors import (
+    Busy,
+    CustodyError,
+    DatabaseUnavailable,
+    InvalidArgument,
+    InvalidConfig,
+    LeaseLost,
+    by_code,
+    key_too_long,
+)
+from custody.store.connecting import BoundedConnection
 
+PING = 5.0
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -94,22 +105,19 @@ def translate(error: psycopg.Error) -> CustodyError:
         return Busy(f"{said}: {str(error).strip()}", "Try again.").showing(said)
     if isinstance(error, pg_errors.ReadOnlySqlTransaction):
         said = "the database takes no changes"
-        remedy = "After a failover it is a standby: try again."
+        remedy = "After a failover it is a standby: try again. It may also have default_transaction_read_only set."
         return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
+    if "unsupported startup parameter" in str(error):
+        return InvalidConfig(
+            f"the connection pooler refuses a setting of the connection: {str(error).strip()}",
+            "Leave it out of the URL (`options` is PGOPTIONS too): set it for the role with ALTER ROLE … SET. "
+            "Or add it to ignore_startup_parameters of the pooler.",
+        )
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
         said = "the database cannot be reached"
         remedy = "Check that it runs, and try again."
         return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
     return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
-
-
-def watched(url: str) -> str:
-    """A URL whose connections are given up when the other side is silent for half a minute: a host that is gone closes
-    none. What the URL itself says of that is kept."""
-    silence = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
-    with translated():
-        given = conninfo_to_dict(url)
-        return make_conninfo(url, **{name: value for name, value in silence.items() if name not in given})
 
 
 def without_own_passwords(url: str) -> str:
@@ -128,22 +136,22 @@ class Database:
     ) -> None:
         """`statement_timeout`, in seconds: a call that takes longer is given up, and is `Busy`."""
         self.url = url
-        self._pool: ConnectionPool[Connection] = ConnectionPool(
+        settings = {"autocommit": True, "application_name": "custody", "statement_timeout": statement_timeout}
+        self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
             url,
             min_size=1,
             max_size=pool_size,
             timeout=timeout,
             open=False,
-            kwargs={
-                "autocommit": True,
-                "prepare_threshold": 2,
-                "application_name": "custody",
-                "client_encoding": "UTF8",
-            },
-            configure=partial(configure, statement_timeout=statement_timeout),
+            kwargs=settings,
+            connection_class=BoundedConnection,
+            # after that it waits for somebody to ask: its pauses between two attempts only get longer
+            reconnect_timeout=timeout,
         )
         with translated():
-            psycopg.connect(url, connect_timeout=int(timeout)).close()  # the pool would try for long and say little
+            # the pool would try for long and say little
+            with BoundedConnection.connect(url, **settings) as first:
+                self.pooled, self.isolation_default = first.pooled, first.isolation_default
             self._pool.open(wait=True, timeout=timeout)
 
     def close(self) -> None:
@@ -156,19 +164,30 @@ class Database:
         return stats["pool_size"] - idle, idle, stats["pool_max"], stats.get("requests_waiting", 0)
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection of the pool, in autocommit mode. After a lost connection the pool is cleared of its like."""
-        with translated():
+    def connection(self, *, within: float | None = None) -> Iterator[Connection]:
+        """A connection of the pool, in autocommit mode. After a lost connection the pool is cleared of its like.
+
+        `within`: so many seconds are waited for it, and for each answer."""
+        with translated(), self._pool.connection(timeout=within) as connection:
+            usual = connection.answer_within
+            connection.answer_within = usual if within is None else within
             try:
-                with self._pool.connection() as connection:
-                    try:
-                        yield connection
-                    except pg_errors.ReadOnlySqlTransaction:
-                        connection.close()  # to a standby: the next one may be to its primary
-                        raise
-            except (pg_errors.OperationalError, pg_errors.InterfaceError):
-                self._pool.check()
+                with connection.level():
+                    yield connection
+            except pg_errors.ReadOnlySqlTransaction:
+                connection.close()  # to a standby: the next one may be to its primary
                 raise
+            except (pg_errors.OperationalError, pg_errors.InterfaceError):
+                if connection.closed:
+                    self._pool.drain()
+                raise
+            finally:
+                connection.answer_within = usual
+
+    def ping(self, within: float = PING) -> None:
+        """Raises if the database does not answer in that time."""
+        with self.connection(within=within) as connection:
+            connection.execute("SELECT 1")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -196,16 +215,10 @@ class Database:
     ) -> list[dict[str, Any]]:
         """Rows of a view or table whose columns equal the conditions."""
         values = [*conditions.values(), *([limit] if limit is not None else [])]
-        with self.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
+        # in binary: text has the styles of the session
+        with self.connection() as connection, connection.cursor(binary=True, row_factory=dict_row) as cursor:
             cursor.execute(_select(view, tuple(conditions), tuple(order), limit is not None), values)
             return cursor.fetchall()
-
-
-def configure(connection: Connection, *, statement_timeout: float | None = None) -> None:
-    connection.execute("SET TIME ZONE 'UTC'")
-    if statement_timeout is not None:
-        milliseconds = str(round(statement_timeout * 1000))
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
 
 
 def run_function(connection: Connection, function: str, arguments: dict[str, Any]) -> list[Row]:

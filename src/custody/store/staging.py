@@ -13,14 +13,15 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from custody.store.append import SIGNATURE, TRAILER
-from custody.store.postgres import Connection, Row, configure, run_function, translated
+from custody.store.connecting import BoundedConnection
+from custody.store.postgres import Connection, Row, run_function, translated
 
 _COLUMNS = (
     "attempt", "topic_id", "partition", "n", "source_partition", "source_offset", "key", "kind", "payload", "headers",
 )  # fmt: skip
 # number of columns, then (length, value) of attempt, topic, partition, number, source partition and source offset
 _FIXED = struct.Struct("!hiqiiiiiiiiiq").pack
-_connections: dict[tuple[int, str], Connection] = {}
+_connections: dict[tuple[int, str], BoundedConnection] = {}
 
 
 def stage_row(
@@ -43,11 +44,11 @@ def connection(url: str) -> Iterator[Connection]:
             _connections.pop(mine).close()
             held = None
         if held is None:
-            held = psycopg.connect(url, autocommit=True, application_name="custody-task", client_encoding="UTF8")
-            configure(held)
+            held = BoundedConnection.connect(url, autocommit=True, application_name="custody-task")
             _connections[mine] = held
         try:
-            yield held
+            with held.level():
+                yield held
         except (psycopg.OperationalError, psycopg.InterfaceError):
             _connections.pop(mine, None)
             held.close()

@@ -6,10 +6,9 @@ import hashlib
 from functools import cache
 from typing import LiteralString
 
-import psycopg
-
 from custody.errors import SchemaMissing, SchemaOlder
 from custody.store import migrate
+from custody.store.connecting import BoundedConnection
 from custody.store.postgres import Connection, translated
 
 FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate")
@@ -30,7 +29,7 @@ def install(url: str) -> bool:
     A database that has all of Custody has the outbox with it, and is migrated as a whole. True if anything changed.
     Refuses an outbox of newer code.
     """
-    with translated(), psycopg.connect(url) as connection:
+    with translated(), BoundedConnection.connect(url) as connection:
         migrate.lock(connection)
         if migrate.state(connection) is not None:
             full = True
@@ -42,6 +41,7 @@ def install(url: str) -> bool:
                     return False
                 migrate.refuse_newer(found)
             connection.execute("SET LOCAL check_function_bodies = off")
+            connection.execute("SET LOCAL statement_timeout = 0")
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             migrate.drop_functions(connection)
             for script in scripts:

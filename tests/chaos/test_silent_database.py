@@ -1,0 +1,214 @@
+"""A database that accepts and never answers: every call ends, says so, and the pool recovers when the database does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.chaos.proxy import Proxy
+from tests.http.conftest import served
+from tests.waiting import wait_for
+
+import custody
+from custody.errors import Busy, DatabaseUnavailable
+from custody.store import connecting
+from custody.store.connecting import BoundedConnection
+
+pytestmark = pytest.mark.req("X5")
+
+ENDS = 30.0
+"""Seconds within which everything has to end here; a quiet machine needs three or four."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limits, shorter."""
+    monkeypatch.setattr(connecting, "SILENCE", 0.5)
+    monkeypatch.setattr(connecting, "PROBE", 2)
+    monkeypatch.setattr(connecting, "GRACE", 0.5)
+    monkeypatch.setattr(connecting, "CONNECT", 2)
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    with closing(Proxy(database_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def c(proxy: Proxy) -> Iterator[custody.Custody]:
+    """Custody through the proxy."""
+    with custody.connect(proxy.url, worker="far", pool_size=4) as opened:
+        opened._db._pool.timeout = 1.0  # ten seconds, else, in which no connection can be had
+        opened.create_topic("t")
+        opened.create_group("t", "g")
+        yield opened
+
+
+class Timed:
+    def __enter__(self) -> Timed:
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert time.monotonic() - self._since < ENDS, "it did not end in time"
+
+
+def test_every_call_ends_and_the_pool_recovers(c: custody.Custody, proxy: Proxy) -> None:
+    c.publish("t", "before")
+    proxy.silence()
+    for call in (
+        lambda: c.publish("t", 1),
+        lambda: c.publish_many("t", list(range(100))),  # COPY in a transaction
+        lambda: c.claim("t", "g"),
+        lambda: c.stats("t", "g"),
+        c.ping,
+    ):
+        with Timed(), pytest.raises(DatabaseUnavailable):
+            call()
+    waiting: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            c.stats("t", "g")
+        except Exception as error:
+            waiting.append(error)
+
+    callers = [threading.Thread(target=ask) for _ in range(8)]
+    with Timed():
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(ENDS)
+    assert [type(error) for error in waiting] == [DatabaseUnavailable] * 8
+    proxy.mend()
+
+    def answers() -> bool:
+        try:
+            c.ping()
+        except DatabaseUnavailable:
+            return False
+        return True
+
+    wait_for(answers, "the pool has recovered", timeout=ENDS)
+    assert c.publish("t", "after").offset >= 1
+
+
+def test_a_silent_database_is_not_opened(proxy: Proxy, database_url: str) -> None:
+    proxy.silence()
+    with Timed(), pytest.raises(DatabaseUnavailable, match="timeout"):
+        custody.connect(proxy.url)
+    with Timed(), pytest.raises(DatabaseUnavailable):
+        custody.migrate(proxy.url)
+
+
+def test_a_call_that_takes_long_is_waited_for(c: custody.Custody) -> None:
+    """The server answers on another connection, and says that it is at work."""
+    with c._db.connection() as connection:
+        assert connection.execute("SELECT 7 FROM pg_sleep(2)").fetchone() == (7,)
+
+
+def test_the_limit_of_a_call_holds_though_the_server_sends_nothing(proxy: Proxy) -> None:
+    with custody.connect(proxy.url, statement_timeout="300ms") as c:
+        with pytest.raises(Busy), c._db.connection() as connection:  # a server that lives says it itself
+            connection.execute("SELECT pg_sleep(60)")
+        proxy.silence()
+        with Timed(), pytest.raises(DatabaseUnavailable, match="not answered"), c._db.connection() as connection:
+            connection.execute("SELECT 1")
+        proxy.mend()
+
+
+@pytest.mark.skipif(bool(os.environ.get("CUSTODY_TEST_DATABASE")), reason="the server may run on another machine")
+@pytest.mark.parametrize("limit", ["300ms", None])
+def test_a_backend_that_stands_still_is_given_up(database_url: str, limit: str | None) -> None:
+    with custody.connect(database_url, statement_timeout=limit, pool_size=1) as c:
+        c.create_topic("t")
+        with c._db.connection() as connection:
+            pid = connection.info.backend_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with Timed(), pytest.raises(DatabaseUnavailable, match="not answered"):
+                c.publish("t", 1)
+            assert c.topic("t").message_count == 0  # on another connection
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_answers_503_and_says_that_it_is_not_ready(proxy: Proxy) -> None:
+    with custody.connect(proxy.url, statement_timeout="1s", pool_size=8) as c:
+        c.create_topic("t")
+        with served(c) as server:
+            assert server.get("/readyz").status == 200
+            proxy.silence()
+            with Timed():
+                answer = server.post("/messages", {"topic": "t", "payload": 1}, timeout=ENDS)
+                assert (answer.status, answer.json["error"]["code"]) == (503, "database_unavailable")
+            with Timed():
+                ready = server.get("/readyz", timeout=ENDS)
+                assert (ready.status, ready.json["error"]["code"]) == (503, "database_unavailable")
+            assert server.get("/healthz").status == 200
+            proxy.mend()
+            wait_for(lambda: server.get("/readyz", timeout=ENDS).status == 200, "it is ready again", timeout=ENDS)
+            assert server.post("/messages", {"topic": "t", "payload": 2}).status in (200, 201)
+
+
+def test_a_worker_goes_on_when_the_database_does(c: custody.Custody, proxy: Proxy) -> None:
+    seen: list[object] = []
+    worker = c.worker_for("t", "g", lambda message: seen.append(message.payload), visibility_timeout="1s", poll="50ms")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        c.publish("t", 1)
+        wait_for(lambda: seen == [1], "the first is handled")
+        proxy.silence()
+        wait_for(lambda: str(worker.waiting_for).startswith("the database"), "the worker has noticed", timeout=ENDS)
+        proxy.mend()
+
+        def published() -> bool:
+            try:
+                c.publish("t", 2)
+            except DatabaseUnavailable:
+                return False
+            return True
+
+        wait_for(published, "a publish arrives", timeout=ENDS)
+        wait_for(lambda: 2 in seen, "the second is handled", timeout=ENDS)
+    finally:
+        worker.stop()
+        thread.join(ENDS)
+
+
+def test_a_command_ends_with_an_error(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.silence()
+    url = proxy.url + "&connect_timeout=2"  # its own limit comes before ours
+    for command in (["topics", "list"], ["doctor"]):
+        with Timed():
+            done = subprocess.run(
+                [sys.executable, "-m", "custody", "--database", url, *command],
+                cwd=tmp_path, capture_output=True, text=True, timeout=ENDS, check=False,
+            )  # fmt: skip
+        assert done.returncode == 1
+        assert "cannot be reached" in done.stdout + done.stderr
+
+
+def test_connections_have_limits_of_their_own_and_the_url_wins(database_url: str) -> None:
+    with BoundedConnection.connect(database_url, autocommit=True) as connection:
+        found = connection.info.get_parameters()
+        assert {name: found[name] for name in ("keepalives_idle", "tcp_user_timeout", "connect_timeout")} == {
+            "keepalives_idle": "10", "tcp_user_timeout": "30000", "connect_timeout": "2",
+        }  # fmt: skip
+    given = psycopg.conninfo.make_conninfo(database_url, keepalives_idle=77, tcp_user_timeout=5000, connect_timeout=9)
+    with BoundedConnection.connect(given, autocommit=True) as connection:
+        found = connection.info.get_parameters()
+        assert {name: found[name] for name in ("keepalives_idle", "tcp_user_timeout", "connect_timeout")} == {
+            "keepalives_idle": "77", "tcp_user_timeout": "5000", "connect_timeout": "9",
+        }  # fmt: skip
