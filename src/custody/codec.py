@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
-from custody.errors import InvalidPayload, key_too_long
+from custody import bounds
+from custody.errors import InvalidArgument, InvalidPayload, key_too_long
 from custody.model import KEY_BYTES, Outgoing, Payload
 from custody.routing import ROUTING_KEY, require_routing_key
 
@@ -110,11 +112,26 @@ def require_key(key: str | None) -> None:
 def encode_message(message: Outgoing) -> Encoded:
     key = message.key
     require_key(key)
+    if message.partition is not None:
+        bounds.require("partition", message.partition)
     kind, payload = encode(message.payload)
     if message.routing_key is not None:
         require_routing_key(message.routing_key)
         return key, kind, payload, encode_headers({**(message.headers or {}), ROUTING_KEY: message.routing_key})
     return key, kind, payload, encode_headers(message.headers)
+
+
+def encode_event(event_id: UUID, replays: int, message: Outgoing) -> Encoded:
+    """An event of an outbox elsewhere. What it cannot say of its message is refused, rather than left out."""
+    if not isinstance(event_id, UUID):
+        raise InvalidArgument(f"event_id cannot be {event_id!r}", "It is a UUID.")
+    bounds.require("replays", replays)
+    for name in ("partition", "priority", "delay", "deliver_at"):
+        if getattr(message, name) is not None:
+            raise InvalidArgument(
+                f"an event of an outbox cannot name a {name}", "Its key says where it goes, and it goes at once."
+            )
+    return encode_message(message)
 
 
 def arrays(encoded: Sequence[Encoded]) -> dict[str, Any]:

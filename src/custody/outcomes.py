@@ -19,6 +19,10 @@ class Outcome:
     error: str | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        if self.delay is not None:
+            seconds(self.delay)
+
     def stops_key(self, on_dead: Literal["release", "hold"]) -> bool:
         """Whether the later messages of its key leave the lease with it: all but what resolves the message."""
         return self.kind != "ack" and not (self.kind in ("dead", "reject") and on_dead == "release")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from custody.bounds import require, require_each
 from custody.errors import Busy, InvalidArgument
 from custody.model import Replayed, Rewound
 from custody.policy import require_zone
@@ -30,6 +31,9 @@ class DeadFilter:
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        require("partition", self.partition)
+        require_each("offsets", self.offsets)
+        require("limit", self.limit)
         if self.limit is not None and self.limit < 1:
             raise InvalidArgument("limit must be at least 1")
         if self.offsets is not None and self.partition is None:

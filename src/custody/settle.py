@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from custody.bounds import Bounded
 from custody.errors import LeaseLost
 from custody.model import Settled
 from custody.outcomes import Outcome
@@ -20,7 +21,7 @@ REMEDY = "Somebody else may have the message now: do not act on it. Use a longer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settler:
+class Settler(Bounded):
     """The settle verbs by lease id, for whoever has the ids: a lease, or another process."""
 
     db: Database

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from custody.bounds import Bounded
 from custody.claim import Lease, Which, offsets_of
 from custody.codec import Encoded, arrays, encode_message
 from custody.delays import require_time
@@ -26,7 +27,7 @@ FLUSH_AT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transactions:
+class Transactions(Bounded):
     """The verbs by id, for whoever has the ids: a `Transaction`, or another process."""
 
     db: Database

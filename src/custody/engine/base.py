@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from custody import topics
+from custody.bounds import Bounded
 from custody.codec import Decoding, decode
 from custody.config import this_process
 from custody.placement import Layout
@@ -15,7 +16,7 @@ from custody.store.notify import Hints
 from custody.store.postgres import Database
 
 
-class Base:
+class Base(Bounded):
     """An open database, with the clock and the name under which things are done."""
 
     def __init__(

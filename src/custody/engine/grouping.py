@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from custody import insights, log
+from custody.bounds import require
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.model import Group, Message
@@ -156,10 +157,16 @@ def _bindings(given: Iterable[Binding | str] | None) -> str:
     return msgspec.json.encode([binding.plain() for binding in bindings_of(given)]).decode()
 
 
-def _start(start: Start) -> tuple[str, int | None, datetime | None]:
+def require_start(start: Start) -> None:
+    """Refuses what is no place to start at."""
     if isinstance(start, datetime):
         require_zone(start)
+    elif start not in ("earliest", "latest"):
+        require("start", start)
+
+
+def _start(start: Start) -> tuple[str, int | None, datetime | None]:
+    require_start(start)
+    if isinstance(start, datetime):
         return "time", None, start
-    if isinstance(start, int) and not isinstance(start, bool):
-        return "offset", start, None
-    return str(start), None, None
+    return (start, None, None) if isinstance(start, str) else ("offset", start, None)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from custody import delays, log, topics
-from custody.codec import arrays, encode_message
+from custody.codec import arrays, encode_event
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.lanes import Priority
@@ -188,7 +188,7 @@ class Publishing(Base):
 
         Returns how many were new.
         """
-        encoded = [encode_message(message) for _, _, message in events]
+        encoded = [encode_event(*event) for event in events]
         new: int = self._db.call(
             "outbox_receive",
             topic=topic,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 
 import msgspec
 
-from custody.engine.grouping import Grouping, Start
+from custody.engine.grouping import Grouping, Start, require_start
 from custody.errors import GroupExists, InvalidArgument
 from custody.model import Group, Message
-from custody.policy import Policy, require_zone
+from custody.policy import Policy
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
 from custody.remote.values import LARGEST, require_partition, same_policy
@@ -41,8 +40,7 @@ class RemoteGrouping(RemoteBase, Grouping):
             raise InvalidArgument("a bare group has no policy")
         if policy is None and not bare and not same_policy(self._defaults, Policy()):
             policy = self._defaults
-        if isinstance(start, datetime):
-            require_zone(start)
+        require_start(start)
         if isinstance(start, int):
             self._require_offset(topic_path(topic), start)
             start = min(start, LARGEST)

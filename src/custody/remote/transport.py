@@ -23,6 +23,7 @@ from custody.address import Address
 from custody.errors import (
     CustodyError,
     DatabaseUnavailable,
+    InvalidArgument,
     InvalidConfig,
     LeaseLost,
     ServerStopping,
@@ -222,6 +223,10 @@ class Transport:
             tries.unknown = True
         if issubclass(kind, LeaseLost):
             raise kind(problem.message, remedy, lost=problem.lost or ())
+        if issubclass(kind, InvalidArgument) and problem.path:
+            field = problem.path.removeprefix("$.")
+            named = problem.message if field in problem.message else f"{field}: {problem.message}"
+            raise kind(named, remedy, path=problem.path)
         raise kind(problem.message, remedy)
 
     def _open(self, method: str, said: str, tries: Tries, remedy: str = "") -> DatabaseUnavailable:

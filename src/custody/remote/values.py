@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from custody.codec import encode_message
+from custody.codec import encode_event, encode_message
 from custody.delays import require_time
 from custody.errors import PartitionNotFound
 from custody.model import Outgoing
@@ -41,6 +41,7 @@ def outgoing(message: Outgoing, topic: str | None = None) -> MessageIn:
 
 def event(event_id: UUID, replays: int, message: Outgoing) -> EventIn:
     """An event of an outbox elsewhere."""
+    encode_event(event_id, replays, message)
     payload, payload_base64 = _payload(message)
     return EventIn(
         event_id=event_id,

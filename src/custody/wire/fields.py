@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from custody import policy
+from custody.bounds import SMALL
 from custody.errors import InvalidArgument
 from custody.model import NAME
 from custody.plain import DURATIONS
@@ -19,11 +20,11 @@ Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
 """A name that is looked for: one that cannot exist is not found, like any other."""
 NewName = Annotated[str, Meta(pattern=NAME)]
-Small = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Small = Annotated[int, Meta(ge=0, le=SMALL)]
 Partition = Small
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 """Far from the end of a bigint, so that what is added to one stays in its range."""
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=SMALL)]
 Large = Annotated[int, Meta(ge=1, le=2**62)]
 When = Annotated[datetime, Meta(tz=True)]
 Reason = Text | None

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
+from custody.bounds import Bounded
 from custody.claim import Lease
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, LeaseLost, NotFound, Transient
@@ -66,7 +67,7 @@ class Summary:
     lost: int
 
 
-class Worker:
+class Worker(Bounded):
     """Runs a handler over a group's messages: keys in parallel, one key in order. See `Custody.work`."""
 
     def __init__(

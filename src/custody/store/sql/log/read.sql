@@ -82,7 +82,7 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'max must be at least 1');
     END IF;
     SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = p_partition;
-    p_from := coalesce(p_from, v_head.first_offset);
+    p_from := least(coalesce(p_from, v_head.first_offset), 4611686018427387904);       -- so that p_max can be added
     IF p_from < v_head.first_offset THEN
         PERFORM custody.refuse('offset_out_of_range',
             format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition, v_head.first_offset),
