@@ -172,7 +172,7 @@ def test_without_a_receipt_the_delivery_is_meant_that_is_live(
 ) -> None:
     c.create_topic("orders")
     c.create_group("orders", "default")
-    for n in range(5):
+    for n in range(4):
         c.publish("orders", n)
 
     def ack(offset: int) -> object:
