@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg.errors import DeadlockDetected
 from tests.conftest import Clock
 from tests.interleaving.conftest import Make
 from tests.interleaving.session import GROUP, TOPIC, Session
+from tests.waiting import wait_for
 
 import custody
 import custody.outbox
@@ -118,6 +120,34 @@ def test_claims_for_several_callers_wait_for_copies_once(
     assert [(dead.partition, dead.offset) for dead in c.dead(TOPIC, GROUP)] == [(1, 0)]
     c.claim(TOPIC, GROUP, partition=0)
     assert sorted((dead.partition, dead.offset) for dead in c.dead(TOPIC, GROUP)) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.req("X2")
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_claim_that_waited_to_copy_a_death_hands_out_a_whole_lease(
+    c: custody.Custody, one: Session, two: Session, database_url: str, driven: bool
+) -> None:
+    c.create_topic("x-dlq")
+    with custody.connect(database_url) as real:  # the clock of the database
+        real.create_topic("x")
+        real.create_group("x", GROUP, custody.Policy(max_attempts=1, dead_letter="topic"))
+        real.publish_many("x", [1, 2])
+        short = real.claim("x", GROUP, visibility_timeout="1ms")
+        drive, _ = real.drive("x", GROUP)
+        two.connection.execute(HEAD, ["x-dlq", 0])
+        wait_for(lambda: datetime.now(UTC) > short.deadline, "the first lease has not expired")
+        if driven:
+            named = {"topic": "x", "group": GROUP, "epoch": drive.driver.epoch, "max": 1}
+            claiming = one.blocked(one.call, "claim_batch", **named, visibility=timedelta(seconds=9))
+        else:
+            claiming = one.blocked(one.call, "claim", topic="x", group=GROUP, visibility=timedelta(seconds=9))
+        unlocked = two.connection.execute("SELECT clock_timestamp()").fetchall()[0][0]
+        two.rollback()
+        claiming.result(10)
+        one.commit()
+        deadline = one.connection.execute("SELECT deadline FROM custody.leases").fetchall()[0][0]
+        assert deadline >= unlocked + timedelta(seconds=9)
+        assert [dead.offset for dead in real.dead("x", GROUP)] == [0]
 
 
 def seed_for_order(session: Session, db: psycopg.Connection, clock: Clock, order: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -126,3 +127,18 @@ def test_adding_waits_for_the_commit_and_is_refused(make: Make, c: custody.Custo
     one.commit()
     with pytest.raises(psycopg.DatabaseError, match="was committed"):
         late.result(10)
+
+
+def test_the_time_of_a_transaction_begins_after_the_wait_for_its_producer(
+    c: custody.Custody, one: Session, two: Session
+) -> None:
+    c.init_producer("p")
+    one.connection.execute("SELECT FROM custody.producers FOR UPDATE")
+    beginning = two.blocked(two.call, "begin_transaction", producer="p", timeout=timedelta(seconds=5))
+    unlocked = one.connection.execute("SELECT clock_timestamp()").fetchall()[0][0]
+    one.commit()
+    beginning.result(10)
+    two.commit()
+    times = one.connection.execute("SELECT begun_at, expires_at FROM custody.transactions").fetchall()[0]
+    assert times[0] >= unlocked
+    assert times[1] >= unlocked + timedelta(seconds=5)

@@ -155,6 +155,9 @@ BEGIN
 
     IF v_claim.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
+        -- it may have waited for heads: the lease is as long as it should be from now on
+        UPDATE custody.leases l SET deadline = coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout)
+        WHERE l.lease_id = (v_claim.lease).lease_id RETURNING l.deadline INTO deadline;
     END IF;
     IF v_claim.reason IS NOT NULL THEN
         IF v_passed THEN
@@ -169,12 +172,12 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF v_group.breaker_state <> 'closed' THEN
-        PERFORM custody.breaker_probes(v_group.group_id, (v_claim.lease).lease_id, (v_claim.lease).deadline);
-    END IF;
     lease_id := (v_claim.lease).lease_id;
     partition := v_partition;
-    deadline := (v_claim.lease).deadline;
+    deadline := coalesce(deadline, (v_claim.lease).deadline);
+    IF v_group.breaker_state <> 'closed' THEN
+        PERFORM custody.breaker_probes(v_group.group_id, lease_id, deadline);
+    END IF;
     IF v_topic.starvation_limit IS NOT NULL THEN
         key := custody.lane(v_partition);
     END IF;

@@ -7,16 +7,19 @@ CREATE FUNCTION custody.begin_transaction(
 ) RETURNS custody.transactions
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_now         timestamptz := coalesce(p_now, clock_timestamp());
+    v_now         timestamptz;
+    v_producer    custody.producers;
     v_transaction custody.transactions;
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_timeout <= '0' OR p_timeout > '1 day' THEN
         PERFORM custody.refuse('invalid_argument', 'the timeout of a transaction is more than nothing and at most a day');
     END IF;
-    PERFORM custody.clear_transactions(v_now);
+    PERFORM custody.clear_transactions(p_now);
+    v_producer := custody.require_epoch(p_producer, p_epoch);
+    v_now := coalesce(p_now, clock_timestamp());      -- after the wait for the producer: its time begins now
     INSERT INTO custody.transactions (producer_id, epoch, begun_at, expires_at)
-    VALUES (p_producer, (custody.require_epoch(p_producer, p_epoch)).epoch, v_now, v_now + coalesce(p_timeout, '60 s'))
+    VALUES (p_producer, v_producer.epoch, v_now, v_now + coalesce(p_timeout, '60 s'))
     RETURNING * INTO v_transaction;
     RETURN v_transaction;
 END $$;

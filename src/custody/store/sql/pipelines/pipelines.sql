@@ -116,6 +116,7 @@ BEGIN
             RETURN;
         END IF;
         PERFORM custody.forget_claim(v_group.group_id);     -- all of it was taken away: it comes back by itself
+        v_now := coalesce(p_now, clock_timestamp());        -- after a wait for its leases
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
         reason := 'paused';
@@ -186,6 +187,9 @@ BEGIN
     END LOOP;
     IF v_found.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_found.died, p_now);
+        -- it may have waited for heads: the leases are as long as they should be from now on
+        UPDATE custody.leases l SET deadline = coalesce(p_now, clock_timestamp()) + v_visibility
+        FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id AND l.lease_id = p.lease_id;
     END IF;
     IF claim IS NOT NULL THEN
         reason := NULL;
