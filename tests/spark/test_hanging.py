@@ -21,6 +21,7 @@ from tests.waiting import wait_for
 import custody
 from custody.spark import Pipeline
 from custody.spark.driver import watching
+from custody.spark.faults import fault
 from custody.spark.tasks.each import HUNG, TOO_LONG
 
 pytestmark = [pytest.mark.req("X5"), pytest.mark.timeout(300)]
@@ -189,3 +190,45 @@ def test_a_trial_ends_too(c: custody.Custody, spark: SparkSession) -> None:
     trials = {trial.message.payload["n"]: trial for trial in pipeline.try_out(c, spark=spark)}
     assert [trials[n].outcome for n in range(3)] == ["ack", "nack", "ack"]
     assert "took longer than" in (trials[1].error or "")
+
+
+def test_a_frame_that_is_stopped_is_not_divided(c: custody.Custody, spark: SparkSession, tmp_path: Path) -> None:
+    publish(c, 4)
+    pipeline = Pipeline(source="in", group="g", sink="out", policy=policy(None), schema="n int")
+
+    @pipeline.frame
+    def transform(frame: DataFrame) -> DataFrame:
+        @F.udf("int", useArrow=False)
+        def hangs(n):  # type: ignore[no-untyped-def]
+            (tmp_path / "begun").touch()
+            hang()
+
+        return frame.withColumn("n", hangs("n"))
+
+    stop = threading.Event()
+    said: list[str] = []
+
+    def stop_soon() -> None:
+        wait_for((tmp_path / "begun").exists, "the frame was not run", timeout=60)
+        stop.set()
+
+    threading.Thread(target=stop_soon).start()
+    summary = pipeline.run(c, spark=spark, grace="500ms", stop=stop, on_trouble=said.append)
+    assert (summary.batches, summary.failed) == (0, 0)
+    assert [line for line in said if "run in parts" in line] == []
+
+
+def test_a_job_that_somebody_cancels_is_no_rows_fault(spark: SparkSession, tmp_path: Path) -> None:
+    @F.udf("int", useArrow=False)
+    def waits(n):  # type: ignore[no-untyped-def]
+        (tmp_path / "begun").touch()
+        time.sleep(100)
+
+    def cancel() -> None:
+        wait_for((tmp_path / "begun").exists, "the job was not run", timeout=60)
+        spark.sparkContext.cancelAllJobs()
+
+    threading.Thread(target=cancel).start()
+    with pytest.raises(Exception, match="cancel") as caught:
+        spark.range(1).select(waits("id")).toArrow()
+    assert fault(caught.value) == "infrastructure"

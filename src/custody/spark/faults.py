@@ -54,6 +54,7 @@ _ENDED = (
     "java.io.IOException: Broken pipe",
     "java.io.IOException: Connection reset",
 )
+_CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 _TRACEBACK = "Traceback (most recent call last):"
 _NAMES = {f"custody.errors.{error.__name__}": error for error in by_code().values()}
 _JAVA_TRACE = re.compile(r"\n\s*at [\w.$]+\(|\nDriver stacktrace|\n\tat ")
@@ -82,7 +83,7 @@ def fault(error: BaseException) -> Fault:
         return "pipeline"
     if isinstance(error, TookTooLong):
         return "row"
-    if isinstance(error, CustodyError | NotTheRows) or ours(error) is not None:
+    if isinstance(error, CustodyError | NotTheRows) or ours(error) is not None or _cancelled(error):
         return "infrastructure"
     raised = _raised(error)
     if raised is not None:
@@ -137,6 +138,16 @@ def described(error: BaseException) -> str:
     else:
         found = text.rpartition("\nCaused by: ")[2]
     return _JAVA_TRACE.split(found)[0].strip()[:2000]
+
+
+def _cancelled(error: BaseException) -> bool:
+    """Whether somebody has cancelled the job: we ourselves, or a person on Spark's page."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        if java.toString().startswith(_CANCELLED):
+            return True
+        java = java.getCause()
+    return False
 
 
 def _raised(error: BaseException) -> str | None:

@@ -96,7 +96,7 @@ class BatchJobs:
             with self.watch.job("the frame", self.job.handler_timeout):
                 work = self._framed(batch, number, once=True)
         except Exception as error:
-            if fault(error) != "row":
+            if fault(error) != "row" or self.stopping():
                 raise
             self.trouble(f"a row breaks the batch, which is run in parts to find it ({described(error)})")
             messages = self.drive.by_key(number)

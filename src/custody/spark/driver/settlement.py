@@ -122,7 +122,7 @@ class Settlement:
                 raise
             except Exception as error:
                 if self._stop.is_set() or self._ending.is_set():
-                    raise InterruptedError("stopped before its commit") from error
+                    raise InterruptedError("stopped before its commit") from None
                 known = ours(error)
                 if isinstance(known, ClaimLost):
                     logger.debug("%s: %s", self._name, known)
