@@ -215,6 +215,19 @@ def everything(c: custody.Custody) -> list[Any]:
     return [m for p in range(3) for m in c.read("orders", p, max_messages=10_000)]
 
 
+@pytest.mark.core
+@pytest.mark.req("O9")
+def test_a_database_of_this_machine_that_an_event_names_has_to_be_allowed(target: custody.Custody) -> None:
+    sent = event(f"custody+{target.database_url}#orders", {"n": 1})
+    with pytest.raises(PublishRefused, match="allow_networks"):
+        CustodyPublisher().publish(sent)
+    assert everything(target) == []
+    publisher = CustodyPublisher(allow_networks=["127.0.0.0/8", "::1"])
+    publisher.publish(sent)
+    publisher.close()
+    assert [message.payload for message in everything(target)] == [{"n": 1}]
+
+
 def unsaid(outbox: psycopg.Connection[Any]) -> None:
     """All is as after the lease of a relay that published everything and never said so. The table refuses that."""
     with outbox.transaction():

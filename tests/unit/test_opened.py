@@ -77,3 +77,16 @@ def test_what_could_not_be_opened_is_tried_again() -> None:
     with pytest.raises(OSError, match="not now"):
         opened.get("a")
     assert opened.get("a") == "a"
+
+
+def test_what_is_dropped_is_closed_and_opened_anew() -> None:
+    made = iter(range(10))
+    closed: list[int] = []
+    opened: Opened[int] = Opened(lambda _: next(made), closed.append)
+    assert opened.get("a") == opened.get("a") == 0
+    opened.drop("a")
+    opened.drop("a")
+    assert closed == [0]
+    assert opened.get("a") == 1
+    opened.close()
+    assert closed == [0, 1]

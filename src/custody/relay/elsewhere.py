@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from custody import config
 from custody.address import Address, is_remote
 from custody.errors import (
+    DatabaseUnavailable,
     InsecureKey,
     InvalidArgument,
     NotFound,
@@ -70,6 +71,8 @@ class CustodyPublisher(Publisher):
         try:
             _receive(self._databases.get(url), topic, events)
         except (Transient, SchemaMismatch, NotFound) as error:
+            if isinstance(error, DatabaseUnavailable) and url != self._url:
+                self._databases.drop(url)  # its addresses were looked up when it was opened
             # a topic that is not there is a matter for the operator, not a reason to give up the events
             raise PublisherUnavailable(f"the other database: {error}", busy=isinstance(error, QueueFull)) from error
         except Forbidden as error:
@@ -105,15 +108,19 @@ class CustodyPublisher(Publisher):
         return found
 
     def _pinned(self, url: str) -> str:
-        """A URL of a server that an event names, with the addresses that it may have: libpq asks for them no more."""
+        """A URL of a server that an event names, with the addresses that it may have: libpq asks for them no more. A
+        socket of this machine is as good as its loopback address."""
         given = conninfo_to_dict(url)
         hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
         literal = str(given.get("hostaddr") or "").split(",") if given.get("hostaddr") else hosts
         ports = str(given.get("port") or "5432").split(",")
+        sockets = [not host or host.startswith(("/", "@")) for host in hosts]
+        if all(sockets) and "service" not in given and self._networks.permit("127.0.0.1"):
+            return url
+        if any(sockets) or "service" in given:
+            raise Forbidden(f"the server at {','.join(hosts) or 'its default socket'} is one of this machine")
         found = []
         for place, (host, asked) in enumerate(zip(hosts, literal, strict=True)):
-            if not host or host.startswith(("/", "@")) or "service" in given:
-                raise Forbidden(f"{host or 'a server without a host'} is not reached by a network")
             for address in permitted(socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM), asked, self._networks):
                 found.append((host, str(address[4][0]), ports[place] if len(ports) > 1 else ports[0]))
         names, addresses, numbers = (",".join(column) for column in zip(*found, strict=True))

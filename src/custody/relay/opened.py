@@ -36,6 +36,13 @@ class Opened(Generic[T]):
             self._close(each)
         return found
 
+    def drop(self, address: str) -> None:
+        """The next use opens it anew: what its name means may have changed."""
+        with self._guard:
+            found = self._kept.pop(address, None)
+        if found is not None:
+            self._close(found)
+
     def close(self) -> None:
         with self._guard:
             closing = list(self._kept.values())
