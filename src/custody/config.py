@@ -37,6 +37,8 @@ class Config:
     allow_insecure: bool = False
     listen_url: str | None = None
     """Where notifications are listened for, if `database` leads to a connection pooler."""
+    source: str = ""
+    """The name of this outbox where its relay publishes to another Custody."""
 
 
 def this_process() -> str:
@@ -70,6 +72,7 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
         policy=_policy(delivery),
         api_key=environment.get("CUSTODY_API_KEY") or None,
         ca=Path(environment["CUSTODY_CA"]) if environment.get("CUSTODY_CA") else None,
+        source=environment.get("CUSTODY_SOURCE") or "",
         allow_insecure=_flag(environment, "CUSTODY_ALLOW_INSECURE"),
         listen_url=environment.get("CUSTODY_LISTEN_URL") or settings.get("listenUrl"),
     )

@@ -102,7 +102,7 @@ def test_a_replay_says_what_it_leaves_out(
 
 
 def test_a_dry_run_forgets_nothing_of_what_has_come(quick: Run, outbox: Outbox, db: psycopg.Connection[Any]) -> None:
-    db.execute("INSERT INTO custody.outbox_received VALUES (gen_random_uuid(), 0, now() - interval '1 day')")
+    db.execute("INSERT INTO custody.outbox_received VALUES (1, '', gen_random_uuid(), 0, now() - interval '1 day')")
     prune = ("outbox", "prune", "--older-than", "1h", "--received")
     assert quick(*prune, "--dry-run").out == "1 event would be forgotten\n"
     assert (db.execute("SELECT count(*) FROM custody.outbox_received").fetchone(), outbox.audit()) == ((1,), [])

@@ -142,6 +142,13 @@ def test_events_of_an_outbox_elsewhere_arrive_once(c: custody.Custody) -> None:
     assert c.receive_events("orders", [(one, 1, Outgoing({"n": 1}, key="a"))]) == 1
     messages = c.read("orders", 0) + c.read("orders", 1)
     assert sorted(str(message.payload) for message in messages) == sorted([str(b"\xff"), "{'n': 1}", "{'n': 1}"])
+    c.create_topic("stock")
+    assert c.receive_events("stock", first) == 2, "an id is known within its topic"
+    assert c.receive_events("orders", first, source="shop") == 2, "and its source"
+    assert [c.receive_events("orders", first, source=source) for source in ("shop", "")] == [0, 0]
+    c.delete_topic("stock")
+    c.create_topic("stock")
+    assert c.receive_events("stock", first) == 2, "another topic of the same name has none of them"
     with pytest.raises(custody.CustodyError) as refused:
         c.receive_events("nothing", first)
     assert refused.value.code == "topic_not_found"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 from tests.http.conftest import Http, Response
 
 import custody
+from custody.http import keyring
 from custody.http.app import OPERATIONS
 from custody.http.operation import Operation
 from custody.http.rights import Caller
@@ -300,3 +302,32 @@ def test_patterns(pattern: str, topic: str, fits: bool) -> None:
     assert not caller.may("produce", topic)
     assert not caller.may("admin", topic)
     assert caller.may_everywhere("consume") is (pattern == "*")
+
+
+@pytest.mark.req("O8")
+def test_the_event_of_one_key_does_not_hide_that_of_another(
+    c: custody.Custody, serve: Callable[..., Http], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "AGAIN", 0.0)
+    c.create_topic("orders")
+    boss, shop = (c.create_api_key(name, admin=["*"]).secret for name in ("boss", "shop"))
+    http = serve()
+    event_id = str(uuid4())
+
+    def bring(secret: str, **more: str) -> int:
+        body = {"events": [{"event_id": event_id, "payload": 1}], **more}
+        answer = http.post("/topics/orders/events", body, headers={"Authorization": f"Bearer {secret}"})
+        assert answer.status == 200
+        return int(answer.json["count"])
+
+    assert [bring(shop), bring(shop)] == [1, 0]
+    assert [bring(boss), bring(boss)] == [1, 0]
+    assert [bring(shop, source="east"), bring(shop, source="east")] == [1, 0]
+    assert bring(boss, source="shop/") == 1, "none can pass for another"
+    assert c.topic("orders").message_count == 4
+    c.revoke_api_key("shop")
+    again = c.create_api_key("shop", admin=["*"]).secret
+    assert bring(again) == 0, "a key that replaces another one is the same source"
+    long = {"events": [], "source": "x" * 201}
+    refused = http.post("/topics/orders/events", long, headers={"Authorization": f"Bearer {boss}"})
+    assert (refused.status, refused.json["error"]["path"]) == (422, "$.source")

@@ -183,10 +183,10 @@ class Publishing(Base):
         for topic in topics:
             self._hints.send(topic)
 
-    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
+    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]], *, source: str = "") -> int:
         """Publishes events of an outbox elsewhere, in one transaction: each once for its id and number of replays.
 
-        Returns how many were new.
+        Ids are compared within the topic and the `source`. Returns how many were new.
         """
         encoded = [encode_event(*event) for event in events]
         new: int = self._db.call(
@@ -195,6 +195,7 @@ class Publishing(Base):
             events=[event_id for event_id, _, _ in events],
             replays=[replays for _, replays, _ in events],
             **arrays(encoded),
+            source=source,
             now=self._now(),
         )[0][0]
         if new:

@@ -145,7 +145,7 @@ async def _add(call: Call, body: PublishIn, messages: Messages) -> Answer:
 async def receive_events(call: Call) -> object:
     """Publish events of an outbox elsewhere, all or none: each once, however often it is brought.
 
-    The answer counts those that had not come before.
+    Ids are compared within the topic, the API key and the `source`. The answer counts those that had not come before.
     """
     call.allow("produce", call.topic)
     body: EventsIn = call.body
@@ -154,7 +154,9 @@ async def receive_events(call: Call) -> object:
     for number, event in enumerate(body.events):
         payload = payload_of(event, f"$.events[{number}]")
         events.append((event.event_id, event.replays, Outgoing(payload, key=event.key, headers=event.headers)))
-    return CountOut(await call.state.append(call.engine.receive_events, call.topic, events))
+    # the name of a key has no slash, so that none can pass for another
+    source = body.source if call.caller.name is None else f"{call.caller.name}/{body.source}"
+    return CountOut(await call.state.append(call.engine.receive_events, call.topic, events, source=source))
 
 
 @table.operation("GET", "/topics/{topic}/partitions/{partition}/messages", query=ReadQuery, answer=list[MessageOut])

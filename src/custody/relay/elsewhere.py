@@ -40,6 +40,9 @@ class CustodyPublisher(Publisher):
     `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY), PGPASSWORD and password files are for the server at
     `url`, and for no other that a destination may name. One that a destination names has a public address, or one of
     `allow_networks`.
+
+    Ids of events are compared within their topic and their `source` (or CUSTODY_SOURCE), and over HTTP within the API
+    key: give outboxes whose ids are not random a source each.
     """
 
     whole_batches = True
@@ -52,11 +55,12 @@ class CustodyPublisher(Publisher):
         pool_size: int = 4,
         api_key: str | None = None,
         allow_insecure: bool = False,
+        source: str | None = None,
         allow_networks: Iterable[str] | Networks = (),
     ) -> None:
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
-        self._allow_insecure = allow_insecure
+        self._allow_insecure, self._source = allow_insecure, config.load().source if source is None else source
         self._databases: Opened[Database] = Opened(self._open, Database.close)
         self._servers: Opened[Served] = Opened(self._address, lambda _: None)
 
@@ -66,10 +70,10 @@ class CustodyPublisher(Publisher):
     def publish_many(self, events: Sequence[Claimed]) -> None:
         url, topic = self._target(events[0].destination)
         if is_remote(url):
-            self._servers.get(url).receive(topic, events, [_named(event) for event in events])
+            self._servers.get(url).receive(topic, events, [_named(event) for event in events], self._source)
             return
         try:
-            _receive(self._databases.get(url), topic, events)
+            _receive(self._databases.get(url), topic, events, self._source)
         except (Transient, SchemaMismatch, NotFound) as error:
             if isinstance(error, DatabaseUnavailable) and url != self._url:
                 self._databases.drop(url)  # its addresses were looked up when it was opened
@@ -140,7 +144,7 @@ class CustodyPublisher(Publisher):
         self._databases.close()
 
 
-def _receive(database: Database, topic: str, events: Sequence[Claimed]) -> None:
+def _receive(database: Database, topic: str, events: Sequence[Claimed], source: str) -> None:
     """Brings the events, all of them or none. What is wrong with one of them would be so again."""
     try:
         database.call(
@@ -152,6 +156,7 @@ def _receive(database: Database, topic: str, events: Sequence[Claimed]) -> None:
             kinds=[event.kind for event in events],
             payloads=[event.data for event in events],
             headers=[_headers(event) for event in events],
+            source=source,
         )
     except InvalidArgument as error:
         raise PublishRefused(f"the other database: {error}") from error

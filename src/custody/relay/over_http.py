@@ -46,9 +46,12 @@ class Served:
             except (OSError, ssl.SSLError) as error:
                 raise InvalidConfig(f"{ca} is not a file of certificates: {error}", "Give one in PEM form.") from error
 
-    def receive(self, topic: str, events: Sequence[Claimed], headers: Sequence[dict[str, str]]) -> None:
+    def receive(
+        self, topic: str, events: Sequence[Claimed], headers: Sequence[dict[str, str]], source: str = ""
+    ) -> None:
         """Brings the events, all of them or none; those that had come before are left out there."""
-        given = EventsIn(events=[_event(event, named) for event, named in zip(events, headers, strict=True)])
+        found = [_event(event, named) for event, named in zip(events, headers, strict=True)]
+        given = EventsIn(events=found, source=source)
         status, body, named = self._request(f"/topics/{quote(topic, safe='')}/events", msgspec.json.encode(given))
         if 200 <= status < 300:
             return

@@ -177,9 +177,9 @@ class RemotePublishing(RemoteBase, Publishing):
     def hint(self, topics: Iterable[str]) -> None:
         """Nothing: the server hints by itself."""
 
-    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]]) -> int:
+    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]], *, source: str = "") -> int:
         """Events of an outbox elsewhere. After a lost answer the count has only those that had not come before."""
-        body = EventsIn(events=[event(*one) for one in events])
+        body = EventsIn(events=[event(*one) for one in events], source=source)
         return self._call("POST", topic_path(topic) + "/events", CountOut, body=body, repeat=True).count
 
     def read(

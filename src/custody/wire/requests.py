@@ -183,9 +183,11 @@ class EventIn(Element):
 
 
 class EventsIn(Shape):
-    """Events of an outbox elsewhere, each published once."""
+    """Events of an outbox elsewhere, each published once. Ids are compared within the topic and the `source`, which is
+    that of the API key: another key may bring the same ids."""
 
     events: list[EventIn]
+    source: Annotated[Text, Meta(max_length=200)] = ""
 
 
 class RetentionIn(Shape):

@@ -44,11 +44,14 @@ CREATE TABLE IF NOT EXISTS custody.outbox_audit (
     ids     bigint[]               -- which they were; null where they are gone
 );
 
--- Events that relays of other databases have brought here: what makes a repeated delivery leave one message.
+-- Events that relays of other databases have brought here: what makes a repeated delivery leave one message. An id is only known
+-- within its topic and its source: nobody can make the event of another one vanish by bringing its id first.
 CREATE TABLE IF NOT EXISTS custody.outbox_received (
+    topic_id    int NOT NULL,
+    source      text NOT NULL,            -- who has brought it: over HTTP the name of the API key, and what it says itself
     event_id    uuid NOT NULL,
     replay      int NOT NULL,
     received_at timestamptz NOT NULL,
-    PRIMARY KEY (event_id, replay)
+    PRIMARY KEY (topic_id, source, event_id, replay)
 );
 CREATE INDEX IF NOT EXISTS outbox_received_by_time ON custody.outbox_received USING brin (received_at);

@@ -216,10 +216,11 @@ BEGIN
     RETURN 0;
 END $$;
 
--- Publishes events of another database's outbox, each once: what has come before is left out. Returns how many were new.
+-- Publishes events of another database's outbox, each once in this topic and from this source: what has come before is left out.
+-- Returns how many were new.
 CREATE FUNCTION custody.outbox_receive(
     p_topic text, p_events uuid[], p_replays int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
-    p_now timestamptz DEFAULT NULL
+    p_now timestamptz DEFAULT NULL, p_source text DEFAULT ''
 ) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -231,8 +232,8 @@ BEGIN
     PERFORM custody.require_read_committed();
     -- sorted, so that two who bring the same events wait for one another instead of each for the other
     WITH added AS (
-        INSERT INTO custody.outbox_received (event_id, replay, received_at)
-        SELECT e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 1, 2
+        INSERT INTO custody.outbox_received (topic_id, source, event_id, replay, received_at)
+        SELECT v_topic.topic_id, p_source, e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 3, 4
         ON CONFLICT DO NOTHING
         RETURNING event_id, replay
     )
