@@ -1,7 +1,8 @@
-"""How large the numbers may be that verbs take: one place for every entrance.
+"""Which numbers and texts verbs take: one place for every entrance.
 
-A number of a verb is a parameter whose annotation names `int`. The façade and what it hands out check theirs before
-anything else happens, whichever way a call goes from there; requests over HTTP have the same bounds in their schema.
+A number of a verb is a parameter whose annotation names `int`, a text one that is a `str`. The façade and what it hands
+out check theirs before anything else happens, whichever way a call goes from there; requests over HTTP have the same
+bounds in their schema.
 """
 
 from __future__ import annotations
@@ -58,13 +59,38 @@ def require_each(name: str, values: Any) -> None:
         require(name, value)
 
 
+NAME_LENGTH = 200
+"""A name that is stored as it is, in an index, has no more characters."""
+_ANY_TEXT = {"error"}
+"""What is stored of an error is made of it: the text of an error never loses an outcome."""
+
+
+def require_text(name: str, value: Any) -> None:
+    """Refuses what is no text, or none that PostgreSQL could store."""
+    if value is None or name in _ANY_TEXT:
+        return
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} cannot be {_shown(value)}", "It is text.")
+    if name == "producer_id" and len(value) > NAME_LENGTH:
+        raise InvalidArgument(f"{name} has more than {NAME_LENGTH} characters", "Shorten it, or take a hash of it.")
+    if "\0" in value:
+        raise InvalidArgument(f"{name} has a NUL character", "Remove it: a text of the database cannot have one.")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                f"{name} has half a surrogate pair, which is no character", "Decode the text with the right encoding."
+            ) from None
+
+
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:80]}…"
 
 
 class Bounded:
-    """A class whose public methods, and whose construction, refuse numbers out of range."""
+    """A class whose public methods, and whose construction, refuse numbers and texts that could not be stored."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -73,13 +99,19 @@ class Bounded:
                 setattr(cls, name, _bounded(verb))
 
 
+def _check_of(annotation: str) -> Callable[[str, Any], None] | None:
+    """What a parameter with this annotation has to stand."""
+    if annotation in ("str", "str | None"):
+        return require_text
+    if not re.search(r"\bint\b", annotation) or "tuple" in annotation:
+        return None
+    return require_each if re.search(r"Sequence|Mapping|Iterable|list|dict", annotation) else require
+
+
 def _bounded(verb: Callable[..., Any]) -> Callable[..., Any]:
     parameters = list(inspect.signature(verb).parameters.values())
-    named = {
-        one.name: require_each if re.search(r"Sequence|Mapping|Iterable|list|dict", str(one.annotation)) else require
-        for one in parameters
-        if re.search(r"\bint\b", str(one.annotation)) and "tuple" not in str(one.annotation)
-    }
+    checks = {one.name: _check_of(str(one.annotation)) for one in parameters}
+    named = {name: check for name, check in checks.items() if check is not None}
     if not named:
         return verb
     placed = [(place, one.name) for place, one in enumerate(parameters) if one.name in named]

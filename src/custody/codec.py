@@ -10,6 +10,7 @@ import msgspec
 
 from custody import bounds
 from custody.errors import InvalidArgument, InvalidPayload, key_too_long
+from custody.lanes import lane_of
 from custody.model import KEY_BYTES, Outgoing, Payload
 from custody.routing import ROUTING_KEY, require_routing_key
 
@@ -66,6 +67,10 @@ Decoding = Callable[[str, bytes], Payload]
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidPayload(f"headers cannot be {headers!r}", "They are a dict of texts by name.")
     if not headers:
         return None
     pairs: Iterable[tuple[object, object]] = headers.items()
@@ -114,6 +119,8 @@ def encode_message(message: Outgoing) -> Encoded:
     require_key(key)
     if message.partition is not None:
         bounds.require("partition", message.partition)
+    if message.priority is not None:
+        lane_of(message.priority)  # refuses what is none
     kind, payload = encode(message.payload)
     if message.routing_key is not None:
         require_routing_key(message.routing_key)

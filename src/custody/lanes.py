@@ -16,7 +16,8 @@ _LANE: dict[Priority | None, int] = {None: 2, **{name: lane for lane, name in en
 
 def lane_of(priority: Priority | None) -> int:
     """The lane of a priority; without one it is normal."""
-    lane = _LANE.get(priority)
+    given: object = priority
+    lane = _LANE.get(priority) if given is None or isinstance(given, str) else None
     if lane is None:
         raise InvalidArgument(f"{priority!r} is not a priority", f"It is one of: {', '.join(PRIORITIES)}.")
     return lane

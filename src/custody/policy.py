@@ -34,7 +34,7 @@ def seconds(duration: Duration) -> float:
     else:
         try:
             value = math.nan if isinstance(duration, bool) else float(duration)
-        except (TypeError, OverflowError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
     if not 0 <= value <= _LONGEST:
         raise InvalidArgument(
@@ -54,7 +54,10 @@ def interval(duration: Duration | None) -> timedelta | None:
 
 
 def require_zone(time: datetime | None) -> None:
-    """Refuses a time that means another moment on every machine."""
+    """Refuses a time that means another moment on every machine, and what is no time."""
+    given: object = time
+    if given is not None and not isinstance(given, datetime):
+        raise InvalidArgument(f"{given!r} is not a time", "Use a datetime with a time zone.")
     if time is not None and time.tzinfo is None:
         raise InvalidArgument(f"the time {time} has no time zone", "Use datetime.now(UTC) or the like.")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.conftest import Clock
+from tests.conftest import Clock, database_url
 from tests.http.conftest import served
 
 import custody
@@ -61,3 +61,21 @@ def fill(c: custody.Custody) -> Fill:
         return c.publish_many(topic, [custody.Outgoing({"n": n}, key=f"k{n % keys}") for n in range(count)])
 
     return publish
+
+
+@pytest.fixture(scope="module", params=["direct", "http"])
+def tried(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[custody.Custody]:
+    """Custody, by either way, with one database for all the calls that a file tries: few of them change anything."""
+    making = database_url.__wrapped__(server_url, template)
+    url = next(making)
+    with custody.connect(url, worker="test") as direct:
+        direct.create_topic("orders")
+        direct.create_group("orders", "stock")
+        direct.init_producer("p")
+        direct.publish("orders", 1)
+        if request.param == "direct":
+            yield direct
+        else:
+            with served(direct) as server, custody.connect(server.url, worker="test") as remote:
+                yield remote
+    next(making, None)

@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.conformance.conftest import refused, served
+from tests.conformance.conftest import refused
+from tests.conformance.probing import arguments, parameters
 
-import custody
 from custody import Custody, Outcome, Outgoing
 from custody.errors import CustodyError, InvalidArgument, Terminal
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G20")]
 
 WRONG: list[Any] = [-1, 0, 1.5, 2**31, 2**63, 2**64, float("inf"), float("nan"), True, "9" * 400, [1]]
-
-GIVEN: dict[str, Any] = {
-    "topic": "orders",
-    "group": "stock",
-    "dlq_topic": "orders",
-    "name": "made",
-    "partition": 0,
-    "partitions": 2,
-    "offset": 0,
-    "delay_id": 1,
-    "next_offset": 0,
-    "payload": 1,
-    "messages": [1],
-    "key": "k",
-    "producer_id": "p",
-    "lease_id": UUID(int=1),
-    "outcomes": {0: Outcome("ack")},
-    "after": "1s",
-    "handler": print,
-    "bindings": None,
-    "retention": None,
-    "topics": ["orders"],
-    "events": [],
-}
-"""Arguments that a verb needs beside the number that is tried."""
-ALSO: dict[str, dict[str, Any]] = {
-    "publish_many": {"producer_id": "p", "epoch": 1, "sequence": 0},
-    "publish_delayed": {"messages": [Outgoing(1, delay="1h")], "producer_id": "p", "epoch": 1, "sequence": 0},
-    "update_group": {"policy": custody.Policy()},
-    "create_group": {"group": "made"},
-    "rewind": {"to_offset": 0},
-    "create_api_key": {"admin": ["*"]},
-}
-NOT_TRIED = {"work", "listen", "close", "drive", "driving", "figures"}
-"""Loops, which `worker_for` stands for, and what is of Spark."""
 
 
 def is_number_of(number: type, kind: Any) -> bool:
@@ -63,48 +27,6 @@ def is_number_of(number: type, kind: Any) -> bool:
 
 def is_number(kind: Any) -> bool:
     return is_number_of(int, kind) or is_number_of(float, kind)
-
-
-def verbs() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, verb in inspect.getmembers(Custody, inspect.isfunction):
-        if not name.startswith("_") and name not in NOT_TRIED:
-            yield name, verb
-
-
-def cases() -> Iterator[Any]:
-    for name, verb in verbs():
-        hints = typing.get_type_hints(verb)
-        for parameter in inspect.signature(verb).parameters.values():
-            if parameter.name in hints and parameter.name != "events" and is_number(hints[parameter.name]):
-                yield pytest.param(name, parameter.name, id=f"{name}-{parameter.name}")
-
-
-def arguments(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for parameter in list(inspect.signature(getattr(Custody, name)).parameters.values())[1:]:
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-            assert parameter.name in GIVEN, f"say in GIVEN what {name} may be given for {parameter.name}"
-            found[parameter.name] = GIVEN[parameter.name]
-    return found | ALSO.get(name, {})
-
-
-@pytest.fixture(scope="module", params=["direct", "http"])
-def tried(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[Custody]:
-    from tests.conftest import database_url
-
-    making = database_url.__wrapped__(server_url, template)
-    url = next(making)
-    with custody.connect(url, worker="test") as direct:
-        direct.create_topic("orders")
-        direct.create_group("orders", "stock")
-        direct.init_producer("p")
-        direct.publish("orders", 1)
-        if request.param == "direct":
-            yield direct
-        else:
-            with served(direct) as server, custody.connect(server.url, worker="test") as remote:
-                yield remote
-    next(making, None)
 
 
 OF_NO_SENSE = (float, bool, str, list)
@@ -133,7 +55,7 @@ def complaint(what: str, value: Any, kind: Any, call: Callable[[], object]) -> s
     return None
 
 
-@pytest.mark.parametrize(("verb", "parameter"), list(cases()))
+@pytest.mark.parametrize(("verb", "parameter"), list(parameters(is_number)))
 def test_a_number_of_a_verb(tried: Custody, verb: str, parameter: str) -> None:
     kind = typing.get_type_hints(getattr(Custody, verb))[parameter]
     found = {}
