@@ -6,12 +6,14 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import COMMAND, Run
 from tests.waiting import wait_for
 
 from custody import Custody, Outgoing, Policy
+from custody.cli import consume
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,22 @@ def test_a_pause_is_named(cli: Run, quick: Run, live: Custody) -> None:
     live.pause("orders", "stock", reason="deploy")
     assert "stopped: paused" in cli("consume", "orders", "stock").err
     assert quick("consume", "orders", "nobody", "--json", code=1).error["code"] == "group_not_found"
+
+
+@pytest.mark.req("X1")
+def test_what_was_taken_away_while_it_was_printed_is_named_and_comes_again(
+    quick: Run, live: Custody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.publish_many("orders", list(range(4)))
+    printed, rewinds = consume._print, [2]
+
+    def print_and_rewind(*arguments: Any) -> None:
+        printed(*arguments)
+        if rewinds:
+            live.rewind("orders", "stock", to_offset=rewinds.pop())
+
+    monkeypatch.setattr(consume, "_print", print_and_rewind)
+    run = quick("consume", "orders", "stock", "--json")
+    assert [document["payload"] for document in run.documents] == [0, 1, 2, 3, 2, 3]
+    assert "does not hold offsets 2, 3" in run.err
+    assert live.stats("orders", "stock").depth == 0
