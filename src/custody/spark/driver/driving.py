@@ -154,7 +154,9 @@ class Driving:
             stopping=self._stop.is_set,
             trouble=self.trouble,
         )
-        writes = StagedWrites(pipeline=self.pipeline, spark=self._spark, drive=drive, trouble=self.trouble)
+        writes = StagedWrites(
+            pipeline=self.pipeline, spark=self._spark, drive=drive, stopping=self._stop.is_set, trouble=self.trouble
+        )
         return Epoch(drive=drive, job=job, jobs=jobs, writes=writes)
 
     @property

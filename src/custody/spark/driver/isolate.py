@@ -26,6 +26,7 @@ class Isolation:
     run: Callable[[list[Reference]], Work]
     stopping: Callable[[], bool]
     jobs: int = JOBS
+    describe: Callable[[Exception], str] = described
     blameless: bool = True
     """Nothing has gone well yet: it may be that nothing can, whatever the rows are."""
     work: Work = field(default_factory=lambda: Work(exact=False))
@@ -44,8 +45,8 @@ class Isolation:
                     continue
                 if len(part) == 1:
                     self._require_guilt()
-                    logger.debug("message %s broke its job: %s", part[0], described(error))
-                    self.work.failed[part[0]] = Outcome("nack", error=described(error))
+                    logger.debug("message %s broke its job: %s", part[0], self.describe(error))
+                    self.work.failed[part[0]] = Outcome("nack", error=self.describe(error))
                     continue
             half = len(part) // 2
             first, second = part[:half], part[half:]

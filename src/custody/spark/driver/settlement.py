@@ -33,6 +33,7 @@ from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.reporting import Report
 from custody.spark.faults import GONE, described, fault, ours, worker_died
 from custody.spark.figures import Batch
+from custody.spark.outside.refusals import SinkTrouble
 from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
@@ -89,6 +90,7 @@ class Settlement:
     ) -> None:
         self._name, self._c, self._report, self._trouble = name, c, report, trouble
         self._stop, self._ending, self._on_batch = settings.stop, ending, settings.on_batch
+        self._one_pass = settings.one_pass
         self.max_per_batch = settings.max_per_batch
         """What a claim may take: less than was set, once a batch has turned out to be too large for its sink."""
         self.fatal: CustodyError | None = None
@@ -105,7 +107,7 @@ class Settlement:
 
     def settle(self, epoch: Epoch, references: DataFrame, batch_id: int) -> None:
         """Runs the batch, again if it has to be. Raises when only a new start of the query can help, or nothing."""
-        pause, started, careful = 0.2, time.monotonic(), False
+        pause, started, careful, refused = 0.2, time.monotonic(), False, False
         while True:
             if self._stop.is_set() or self._ending.is_set():
                 raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
@@ -113,7 +115,7 @@ class Settlement:
                 found = epoch.jobs.work(references, careful=careful)
                 if found is not None:
                     number, work = found
-                    committed = self._commit(epoch, number, work, batch_id)
+                    committed = self._commit(epoch, number, work, batch_id, isolate=refused)
                     took = time.monotonic() - started
                     self._count(Batch(pipeline=self._name, claim=number, committed=committed, took=took))
                 return
@@ -133,12 +135,15 @@ class Settlement:
                 if self.fatal is not None:
                     raise
                 self.failures += 1
-                bearable = self.failures <= KILLERS if worker_died(error) else not self.exhausted
+                refused = refused or isinstance(error, SinkTrouble)
+                down = isinstance(error, SinkTrouble) and error.down and not self._one_pass
+                bearable = down or (self.failures <= KILLERS if worker_died(error) else not self.exhausted)
                 if not bearable and not isinstance(known, Transient):
                     raise
                 careful = careful or worker_died(error)
-                self._report.failed(described(error), self.failures)
-                self._trouble(f"the batch is run again in {pause:g} s: {described(error)}")
+                reason = str(error) if isinstance(error, SinkTrouble) else described(error)
+                self._report.failed(reason, self.failures)
+                self._trouble(f"the batch is run again in {pause:g} s: {reason}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 10.0)
             finally:
@@ -152,11 +157,11 @@ class Settlement:
             return PipelineFailed(f"pipeline {self._name} cannot be run: {described(error)}")
         return None
 
-    def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int) -> Committed:
+    def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int, *, isolate: bool) -> Committed:
         """Until it is known to have happened: a repeat changes nothing."""
         pause = 0.1
         query_id = epoch.jobs.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        done = epoch.writes.stage(number, work, epoch.jobs.kept)
+        work, done = epoch.writes.stage(number, work, epoch.jobs.kept, isolate=isolate)
         while True:
             try:
                 committed = epoch.drive.commit(number, work, done=done, query_id=query_id, batch_id=batch_id)
@@ -174,7 +179,7 @@ class Settlement:
                     if claimed > 1:
                         raise BatchTooLarge(claimed, overflow) from error
                     work = _failed_alone(work, parts, overflow)
-                    done = epoch.writes.stage(number, work, epoch.jobs.kept)
+                    work, done = epoch.writes.stage(number, work, epoch.jobs.kept, isolate=isolate)
                 self._trouble(f"{'the sink is full' if full else 'the commit is tried again'}: {error}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 5.0)

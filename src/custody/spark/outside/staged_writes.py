@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from custody.errors import PipelineRefused
 from custody.pipelines import Drive, Work
+from custody.spark.faults import fault
 from custody.spark.outside.cached_rows import CachedRows
-from custody.spark.outside.sinks import Write
+from custody.spark.outside.refusals import Refusals, SinkTrouble, is_refusal, not_repeatable, stopped
+from custody.spark.outside.sinks import Outside, Write
 from custody.spark.pipeline import Pipeline
 
 
@@ -26,20 +28,56 @@ class StagedWrites:
     pipeline: Pipeline
     spark: SparkSession
     drive: Drive
+    stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def stage(self, number: int, work: Work, kept: CachedRows) -> int | None:
-        """Before the commit: the results of the messages that will be done. How many that are; None without sinks."""
+    def stage(self, number: int, work: Work, kept: CachedRows, *, isolate: bool) -> tuple[Work, int | None]:
+        """Before the commit: writes the results of the messages that will be done. How many that are; None without
+        sinks.
+
+        Raises SinkTrouble if a sink does not take them; with `isolate` the messages that it refuses are found and have
+        failed in the work that is returned.
+        """
         sinks = self.pipeline.outside
         if not sinks:
-            return None
-        write = self._write(number, self.drive.driver.epoch, secrets.token_hex(8))
-        due = self.drive.begin_write(number, work, write.token, [sink.name for sink in sinks if sink.shows])
-        some = any(work.kept.values())
-        for place, sink in enumerate(sinks):
-            if some or not sink.shows:  # without rows there is nothing to show; a function is told of it
-                sink.stage(kept.rows(place, work.kept, due), write)
-        return sum(last - first for one in due for first, last in one.done)
+            return work, None
+        isolated: set[int] = set()
+        while True:
+            write = self._write(number, self.drive.driver.epoch)
+            due = self.drive.begin_write(number, work, write.token, [sink.name for sink in sinks if sink.shows])
+            some = any(work.kept.values())
+            for place, sink in enumerate(sinks):
+                if not some and sink.shows:
+                    continue  # without rows there is nothing to show; a function is told of it
+                rows = kept.rows(place, work.kept, due)
+                try:
+                    sink.stage(rows, write)
+                except Exception as error:
+                    if fault(error) == "pipeline":
+                        raise stopped(sink, number, error) from error
+                    if not is_refusal(error):
+                        raise
+                    if place in isolated:
+                        raise not_repeatable(sink, number, error) from error
+                    if not isolate:
+                        raise SinkTrouble(sink, number, error) from error
+                    isolated.add(place)
+                    work = _without(work, self._refused(sink, number, rows, error))
+                    break
+            else:
+                return work, sum(last - first for one in due for first, last in one.done)
+
+    def _refused(self, sink: Outside, number: int, rows: DataFrame, error: Exception) -> Work:
+        refusals = Refusals(
+            sink=sink,
+            claim=number,
+            rows=rows,
+            # under a token of its own: what a trial leaves in files is never shown, and cleared with the claim
+            write=lambda some: sink.stage(some, self._write(number, self.drive.driver.epoch)),
+            stopping=self.stopping,
+            trouble=self.trouble,
+        )
+        return refusals.found(error)
 
     def finish(self) -> None:
         """Shows what was committed, and clears away what never will be: of this driver, and of those before it."""
@@ -60,7 +98,16 @@ class StagedWrites:
                 sink.clear(self.spark, write)
             self.drive.end_write(begun.claim)
 
-    def _write(self, claim: int, epoch: int, token: str) -> Write:
+    def _write(self, claim: int, epoch: int, token: str | None = None) -> Write:
         uid = self.drive.driver.uid
         assert uid is not None
+        token = token or secrets.token_hex(8)
         return Write(pipeline=self.pipeline.name, uid=uid, claim=claim, epoch=epoch, token=token)
+
+
+def _without(work: Work, refused: Work) -> Work:
+    """The work of a claim of which a sink refuses some. What they have staged for topics is left out by the commit."""
+    left = {partition: [*offsets] for partition, offsets in work.left.items()}
+    for partition, offsets in refused.left.items():
+        left.setdefault(partition, []).extend(offsets)
+    return replace(work, failed=work.failed | refused.failed, left=left, exact=False)

@@ -1,0 +1,190 @@
+"""Finding the messages whose rows a sink outside of the database refuses. Runs in the driver.
+
+A row is to blame only if the sink takes other rows, or says itself that the data is wrong. Whoever can be given nothing
+at all is down, or cannot work: that is waited for, or ends the pipeline, and no message is charged. What a trial writes
+does not count: the rows that are left are written once more, together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from custody.errors import CustodyError, PipelineFailed
+from custody.pipelines import Work
+from custody.spark.driver.isolate import Isolation, Reference
+from custody.spark.faults import GONE, NotTheRows, described, fault
+from custody.spark.outside.cached_rows import LOST
+from custody.spark.outside.sinks import Outside
+
+TRIALS = 8
+"""Messages that are tried alone before a sink is held to refuse everything; fewer if it seems to be down."""
+TRIALS_OF_ONE_DOWN = 2
+
+_DOWN = re.compile(
+    r"Connection refused|Connection reset|[Tt]imed? ?out|Timeout|[Uu]nreachable|UnknownHost|unavailable|Broken pipe"
+    r"|could not connect|Communications link|Connection\w*Exception|SQLTransient|SQLRecoverable|too many connections"
+)
+_CONNECTION, _WRONG_DATA = ("08", "40", "53", "57"), ("22", "23", "44")
+"""Classes of SQLSTATE: no connection, a conflict, no resources, a shutdown; and data that is wrong, or a constraint."""
+
+
+class SinkTrouble(Exception):
+    """A sink outside did not take its rows. `down`: it seems that it cannot be reached."""
+
+    def __init__(self, sink: Outside, claim: int, cause: Exception) -> None:
+        self.sink, self.claim, self.cause = sink, claim, cause
+        self.down = is_down(cause)
+        super().__init__(f"{sink.name} did not take claim {claim}: {told(cause)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals:
+    """One sink that has not taken the rows of a claim, more than once."""
+
+    sink: Outside
+    claim: int
+    rows: DataFrame
+    write: Callable[[DataFrame], None]
+    """Writes some of the rows, for trial."""
+    stopping: Callable[[], bool]
+    trouble: Callable[[str], None]
+
+    def found(self, cause: Exception) -> Work:
+        """The messages that the sink refuses, each with its reason, and those that there was no time to try.
+
+        Raises if it is the sink that fails: SinkTrouble if it may be there again later, else what ends the pipeline.
+        """
+        messages = sorted(tuple(row) for row in self.rows.select("_partition", "_offset").distinct().collect())
+        self.trouble(f"claim {self.claim} is written in parts to find what {self.sink.name} refuses: {told(cause)}")
+        nothing = self._tried([])
+        if nothing is not None:
+            raise self._of_the_sink(nothing) from nothing
+        if not says_that_data_is_wrong(cause) and not self._takes_any(messages, cause):
+            raise self._of_the_sink(cause) from cause
+        isolation = Isolation(
+            run=self._run,
+            stopping=self.stopping,
+            describe=lambda error: f"{self.sink.name}: {told(error)}",
+            blameless=False,
+        )
+        return isolation.of(messages)
+
+    def _takes_any(self, messages: list[Reference], cause: Exception) -> bool:
+        """Whether it takes some message by itself. Those that are tried are spread over the claim."""
+        trials = min(len(messages), TRIALS_OF_ONE_DOWN if is_down(cause) else TRIALS)
+        return any(self._tried([messages[len(messages) * n // trials]]) is None for n in range(trials))
+
+    def _tried(self, part: list[Reference]) -> Exception | None:
+        try:
+            self._run(part)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            return error
+        return None
+
+    def _run(self, part: list[Reference]) -> Work:
+        """`part` is a stretch of the sorted messages, so that ranges of offsets say which they are."""
+        bounds: dict[int, tuple[int, int]] = {}
+        for partition, offset in part:
+            bounds[partition] = (bounds.get(partition, (offset, offset))[0], offset)
+        within = [
+            (F.col("_partition") == partition) & F.col("_offset").between(first, last)
+            for partition, (first, last) in bounds.items()
+        ]
+        try:
+            self.write(self.rows.where(reduce(Column.__or__, within) if within else F.lit(False)))
+        except Exception as error:
+            if LOST in str(error):
+                raise NotTheRows(LOST) from error
+            raise
+        return Work()
+
+    def _of_the_sink(self, error: Exception) -> Exception:
+        return SinkTrouble(self.sink, self.claim, error) if is_down(error) else stopped(self.sink, self.claim, error)
+
+
+def stopped(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
+    """What ends a pipeline whose sink refuses everything."""
+    return PipelineFailed(
+        f"{sink.name} takes nothing of claim {claim}, and no single row is to blame: {told(error)}",
+        "Mend the sink and start the pipeline again: nothing was lost, and no message was charged.",
+    )
+
+
+def not_repeatable(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
+    """What ends a pipeline whose sink refuses together what it has taken in parts."""
+    return PipelineFailed(
+        f"{sink.name} took the rows of claim {claim} in parts, and then refused the same rows together: {told(error)}",
+        "It has to bear that rows of a claim are written again: replace what `write.claim` wrote before, or write by "
+        "key (an upsert). Nothing was lost, and no message was charged.",
+    )
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a sink may have failed because of what it was given."""
+    if isinstance(error, CustodyError) or (isinstance(error, GONE) and not _spark_lives()):
+        return False
+    return LOST not in str(error) and fault(error) != "infrastructure"
+
+
+def _spark_lives() -> bool:
+    """A sink that refuses a connection raises what a call of Spark does once its JVM has died."""
+    context = SparkContext._active_spark_context
+    try:
+        return context is not None and not context._jsc.sc().isStopped()
+    except GONE:
+        return False
+
+
+def is_down(error: Exception) -> bool:
+    """Whether it looks as if the sink could not be reached. Decides only between waiting and ending, never of a row."""
+    if isinstance(error, ConnectionError | TimeoutError) or any(map(_CONNECTION.__contains__, _states(error))):
+        return True
+    return any(_DOWN.search(text) for text in _texts(error))
+
+
+def says_that_data_is_wrong(error: Exception) -> bool:
+    """Whether the sink is a database and says that the data is: by SQLSTATE, which no row can write."""
+    return any(map(_WRONG_DATA.__contains__, _states(error)))
+
+
+def told(error: Exception) -> str:
+    """The sink's own words: the innermost error of Java, or what Python raised."""
+    causes = list(_causes(error))
+    return described(error) if not causes or "Traceback" in str(error) else str(causes[-1].toString())[:2000]
+
+
+def _texts(error: Exception) -> Iterator[str]:
+    return chain([f"{type(error).__name__}: {error}"], (str(cause.toString()) for cause in _causes(error)))
+
+
+def _states(error: Exception) -> Iterator[str]:
+    """The classes of the SQLSTATEs of an error."""
+    context = SparkContext._active_spark_context
+    if context is None:
+        return
+    classes: Any = context._jvm.java.lang.Class  # type: ignore[union-attr]
+    sql_exception = classes.forName("java.sql.SQLException")
+    for cause in _causes(error):
+        if sql_exception.isInstance(cause) and cause.getSQLState() is not None:
+            yield str(cause.getSQLState())[:2]
+
+
+def _causes(error: BaseException | None) -> Iterator[Any]:
+    """The errors of Java behind an error of Python, from the outermost to the innermost."""
+    while error is not None:
+        java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+        while java is not None:
+            yield java
+            java = java.getCause()
+        error = error.__cause__
