@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import psycopg
 import pytest
@@ -20,6 +20,7 @@ from tests.worker.conftest import Start
 
 import custody
 from custody import Constant, Dead, Later, Outgoing, Policy, Retry
+from custody.errors import InvalidArgument
 from custody.store import embedded
 
 
@@ -441,3 +442,32 @@ def test_a_rewind_of_a_part_of_its_lease_takes_only_that_part(live: custody.Cust
     summary = running.stop()
     assert sorted(begun) == [(offset, 1) for offset in range(6)]
     assert (summary.done, summary.lost) == (6, 0)
+
+
+@pytest.mark.req("V12")
+def test_a_handler_that_would_never_run_is_refused_and_its_message_is_not_done(
+    live: custody.Custody, start: Start
+) -> None:
+    def generating(_message: custody.Message) -> Any:
+        yield 1
+
+    async def awaiting(_message: custody.Message) -> None: ...
+
+    class Awaiting:
+        seen: ClassVar[list[Any]] = []
+
+        async def __call__(self, message: custody.Message) -> None:
+            self.seen.append(message.payload)
+
+    prepare(live, 3, Policy(max_attempts=1))
+    with pytest.raises(InvalidArgument, match="a yield"):
+        live.worker_for("t", "g", generating)
+    start("t", "g", lambda message: awaiting(message) if message.payload else generating(message))
+    wait_for(lambda: live.stats("t", "g").dead == 3, "the messages to fail")
+    errors = {letter.payload: letter.last_error or "" for letter in live.dead("t", "g")}
+    assert "returned a generator" in errors[0]
+    assert "returned a coroutine" in errors[1]
+    live.create_group("t", "h", Policy())
+    start("t", "h", Awaiting())
+    wait_for(lambda: resolved(live, "h"), "an object that can be awaited to be called")
+    assert sorted(Awaiting.seen) == [0, 1, 2]

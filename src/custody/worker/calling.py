@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,7 @@ from concurrent.futures import Future
 from typing import cast
 
 from custody import tracing
+from custody.handlers import is_coroutine_function, require_finished
 from custody.model import Message
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Caller:
         self._timeout = timeout
         self._group = group
         self._loop: asyncio.AbstractEventLoop | None = None
-        if inspect.iscoroutinefunction(handler):
+        if is_coroutine_function(handler):
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=[self._loop], name="custody-loop", daemon=True).start()
 
@@ -58,7 +58,7 @@ class Caller:
     def _call(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
         try:
             if self._loop is None:
-                self._handler(message)
+                require_finished(self._handler(message))
                 return None
             running: Future[BaseException | None] = asyncio.run_coroutine_threadsafe(
                 self._guarded(message, may_begin), self._loop

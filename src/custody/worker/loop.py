@@ -25,6 +25,7 @@ from custody.bounds import Bounded
 from custody.claim import Lease
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, LeaseLost, NotFound, Transient
+from custody.handlers import require_handler
 from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
 from custody.policy import Duration, seconds, seconds_or_none
@@ -84,6 +85,7 @@ class Worker(Bounded):
         grace: Duration = "30s",
         upkeep: Duration = EVERY,
     ) -> None:
+        require_handler(handler, generators=False, coroutines=True)
         policy = verbs.group(topic, group).policy
         if policy is None:
             # a bare group: let the verb refuse it with its own words
