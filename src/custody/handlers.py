@@ -67,4 +67,4 @@ def _call_of(handler: object) -> object:
 
 
 def _named(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"of type {type(value).__name__}"

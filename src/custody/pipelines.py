@@ -95,13 +95,15 @@ class Work:
     """What the tasks of a batch report: what did not go well, what was not run, and what is staged.
 
     `exact`: the staged messages are just those of the `ran` messages that went well, each task's in order. `kept`: how
-    many rows each attempt has kept for sinks outside of the database.
+    many rows each attempt has kept for sinks outside of the database. `causes`: what was raised for
+    failed messages, and where, so far as the code did not decide itself that they fail.
     """
 
     failed: dict[tuple[int, int], Outcome] = field(default_factory=dict)
     left: dict[int, list[int]] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
     kept: dict[int, int] = field(default_factory=dict)
+    causes: dict[tuple[int, int], str] = field(default_factory=dict)
     exact: bool = True
     ran: int = 0
 

@@ -125,6 +125,22 @@ def test_what_the_jobs_do_not_suffice_for_is_given_back() -> None:
     assert all(offset < 100 for _, offset in work.failed)
 
 
+def test_what_fails_for_every_message_ends_early_if_nothing_has_worked_yet() -> None:
+    jobs = Jobs(*range(100_000))
+    work = Isolation(run=jobs, stopping=lambda: False, unproven=True).of(messages(100_000))
+    assert len(work.failed) == 13, "enough, and some far from those"
+    assert {offset // 30_000 for _, offset in work.failed} == {0, 1, 2}
+    assert set(work.causes.values()) == {"ValueError in the frame"}
+    assert jobs.ran < 60
+
+
+def test_neighbours_that_fail_do_not_end_it() -> None:
+    jobs = Jobs(*range(12))
+    work = Isolation(run=jobs, stopping=lambda: False, unproven=True).of(messages(1000))
+    assert sorted(work.failed) == [(0, offset) for offset in range(12)]
+    assert work.left == {}
+
+
 def test_no_messages_and_a_stop_end_at_once() -> None:
     assert Isolation(run=Jobs(), stopping=lambda: False).of([]).left == {}
     assert Isolation(run=Jobs(), stopping=lambda: True).of(messages(3)).left == {0: [0, 1, 2]}

@@ -60,7 +60,7 @@ def test_coroutine_functions_are_handlers_where_they_are_awaited(handler: Callab
     [
         (streaming, "an async generator"),
         (None, "is None, which cannot be called"),
-        ("screen", "is a str, which cannot be called"),
+        ("screen", "is of type str, which cannot be called"),
         (lambda: None, r"takes \(\), and is called with \(message\)"),
         (lambda message, context: (message, context), r"takes \(message, context\)"),
     ],

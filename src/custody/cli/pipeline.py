@@ -68,6 +68,13 @@ def run(
             help="How long a stop waits for the batch that runs (default: 20s); then it is cancelled.",
         ),
     ] = None,
+    pause: Annotated[
+        bool,
+        typer.Option(
+            "--pause/--no-pause",
+            help="Pause the group, charging nobody, if every message fails alike from the start on.",
+        ),
+    ] = True,
 ) -> None:
     """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished.
 
@@ -92,6 +99,7 @@ def run(
                 max_per_batch=max_per_batch or MAX_PER_BATCH,
                 batch_time=BATCH_TIME if batch_time is None else batch_time,
                 grace=GRACE if grace is None else grace,
+                pause_if_all_fail=pause,
                 on_batch=progress.batch,
                 on_trouble=progress.trouble,
                 stop=stop,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Never, TypeVar, overload
 
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
+from custody.handlers import require_callable, require_handler
 from custody.policy import Duration, Policy
-from custody.routing import Binding, bindings_of
+from custody.routing import Binding
+from custody.spark import arguments
 from custody.spark.outside.sinks import Files, Function, Outside
 from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Handler")
 D = TypeVar("D", bound="Frame")
 W = TypeVar("W", bound="Writer")
+
+
+ARGUMENTS = ("source", "group", "sink", "policy", "schema", "start", "bindings")
 
 
 class Pipeline:
@@ -46,12 +51,14 @@ class Pipeline:
         schema: str | None = None,
         start: Start = "earliest",
         bindings: Iterable[Binding | str] | None = None,
+        **unknown: Never,
     ) -> None:
-        self.source, self.group, self.policy, self.schema, self.start = source, group, policy, schema, start
-        self.bindings = None if bindings is None else bindings_of(bindings)
-        given = () if sink is None else (sink,) if isinstance(sink, str | Outside) else tuple(sink)
-        self.sinks = tuple(one for one in given if isinstance(one, str))
-        self.outside = tuple(one for one in given if isinstance(one, Outside))
+        arguments.refuse_unknown(unknown, ARGUMENTS, "Pipeline")
+        arguments.start_of(start)
+        self.source, self.group = arguments.name_of(source, "source"), arguments.name_of(group, "group")
+        self.policy, self.schema, self.start = arguments.policy_of(policy), arguments.schema_of(schema), start
+        self.bindings = arguments.bound_to(bindings)
+        self.sinks, self.outside = arguments.sinks_of(sink)
         self.handler: Handler | None = None
         self.transform: Frame | None = None
 
@@ -64,11 +71,12 @@ class Pipeline:
         return f"{self.source}/{self.group}"
 
     def each(self, handler: H) -> H:
-        """Handles one message: returns None, a payload, an `Outgoing`, or a list of those; raises to fail.
+        """Handles one message: returns None, a payload, an `Outgoing`, or a list of those, or yields; raises to fail.
 
         It runs in executors, in the order of the log for each key. `Dead`, `Retry` and `Later` say more than an error.
         """
         self._only_one()
+        require_handler(handler, generators=True, coroutines=False)
         self.handler = handler
         return handler
 
@@ -78,6 +86,7 @@ class Pipeline:
         `_partition` and `_offset` have to stay, so that each row has its message; `fail_when` marks rows as failed.
         """
         self._only_one()
+        require_callable(transform, "the frame", ("messages",))
         self.transform = transform
         return transform
 
@@ -95,6 +104,7 @@ class Pipeline:
         """
 
         def add(sink: W) -> W:
+            require_callable(sink, "the function of write", ("rows", "write"))
             self.outside += (Function(sink, schema),)
             return sink
 
@@ -134,6 +144,7 @@ class Pipeline:
         batch_time: Duration = BATCH_TIME,
         grace: Duration = GRACE,
         checkpoint: str | None = None,
+        pause_if_all_fail: bool = True,
         on_batch: Callable[[Batch], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
         stop: Event | None = None,
@@ -142,8 +153,9 @@ class Pipeline:
 
         `drain` makes it one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`
         messages, and fewer if so many would take longer than `batch_time`. A stop waits for the batch that runs for
-        `grace`, and cancels it then. A failed query is started again; a newer
-        driver of the same pipeline ends this one with `pipeline_fenced`. No checkpoint has to be kept.
+        `grace`, and cancels it then. A failed query is started again; a newer driver of the same pipeline ends this
+        one with `pipeline_fenced`. No checkpoint has to be kept. If every message fails alike from the start on, the
+        code is wrong: the group is paused and nobody is charged (`pause_if_all_fail`).
         """
         from custody.spark.running import run
 
@@ -154,6 +166,7 @@ class Pipeline:
             batch_time=batch_time,
             grace=grace,
             checkpoint=checkpoint,
+            pause_if_all_fail=pause_if_all_fail,
             on_batch=on_batch,
             on_trouble=on_trouble,
             stop=stop or Event(),

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument, Transient
+from custody.spark.causes import PAUSED
 from custody.spark.driver.batch_jobs import shape_of
 from custody.spark.driver.driving import ENDING, Driving
 from custody.spark.driver.watching import within
@@ -155,6 +156,8 @@ def prepare(pipeline: Pipeline, c: Custody) -> None:
             pipeline.source, pipeline.group, pipeline.policy, start=pipeline.start, bindings=pipeline.bindings
         )
         return
+    if (group.paused_reason or "").startswith(PAUSED):
+        c.resume(pipeline.source, pipeline.group)  # it was its code that was wrong, and this may be another one
     if pipeline.policy is not None and group.policy != pipeline.policy:
         c.update_group(pipeline.source, pipeline.group, pipeline.policy)
     if pipeline.bindings is not None and group.bindings != pipeline.bindings:

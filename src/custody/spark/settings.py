@@ -29,13 +29,18 @@ class RunSettings:
     batch_time: Duration = BATCH_TIME
     grace: Duration = GRACE
     checkpoint: str | None = None
+    pause_if_all_fail: bool = True
     on_batch: Callable[[Batch], None] | None = None
     on_trouble: Callable[[str], None] | None = None
     stop: Event = field(default_factory=Event)
 
     def __post_init__(self) -> None:
-        if self.max_per_batch < 1:
-            raise InvalidArgument("max_per_batch must be at least 1")
+        most: object = self.max_per_batch
+        if not isinstance(most, int) or most < 1:
+            raise InvalidArgument(f"max_per_batch must be at least 1, not {most!r}", "It is a number of messages.")
+        for name in ("on_batch", "on_trouble"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise InvalidArgument(f"{name} is of type {type(getattr(self, name)).__name__}", "Give it a function.")
         if self.batch_seconds <= 0:
             raise InvalidArgument("batch_time must be more than nothing")
         if self.grace_seconds < 0:

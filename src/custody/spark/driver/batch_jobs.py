@@ -74,8 +74,10 @@ class BatchJobs:
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def work(self, batch: DataFrame, *, careful: bool) -> tuple[int, Work] | None:
+    def work(self, batch: DataFrame, *, careful: bool, unproven: bool = False) -> tuple[int, Work] | None:
         """The claim's number and what its messages came to. None if the batch has no messages.
+
+        `unproven`: nothing has been done since the start, so it may be the code that fails.
 
         The number comes with the rows, always: who guesses the claim in flight may settle another one's.
         """
@@ -102,7 +104,7 @@ class BatchJobs:
             messages = self.drive.by_key(number)
             if not messages:
                 raise ClaimLost(f"claim {number} is not in flight any more") from error
-            isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping)
+            isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping, unproven=unproven)
             return number, isolation.of(messages)
         work.exact = self.shape.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))

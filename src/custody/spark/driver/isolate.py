@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 from custody.outcomes import Outcome
 from custody.pipelines import Work
+from custody.spark.causes import cause_in, enough
 from custody.spark.faults import NotTheRows, described, fault
 
 logger = logging.getLogger(__name__)
 
 JOBS = 256
 """Jobs that one batch may take: about fourteen bad messages of 100,000. What is left then is given back untried."""
+
+ELSEWHERE = 3
+"""Messages far from those that failed, which are tried before nothing is held to work."""
 
 Reference = tuple[int, int]
 """Partition and offset."""
@@ -27,8 +31,12 @@ class Isolation:
     stopping: Callable[[], bool]
     jobs: int = JOBS
     describe: Callable[[Exception], str] = described
+    unproven: bool = False
+    """Ends early if nothing goes well and enough fails alike: the caller takes that for the fault of the code."""
     blameless: bool = True
     """Nothing has gone well yet: it may be that nothing can, whatever the rows are."""
+    passed: bool = False
+    elsewhere: int = ELSEWHERE
     work: Work = field(default_factory=lambda: Work(exact=False))
 
     def of(self, references: list[Reference]) -> Work:
@@ -47,6 +55,9 @@ class Isolation:
                     self._require_guilt()
                     logger.debug("message %s broke its job: %s", part[0], self.describe(error))
                     self.work.failed[part[0]] = Outcome("nack", error=self.describe(error))
+                    self.work.causes[part[0]] = cause_in(self.describe(error))
+                    if self.unproven and not self.passed:
+                        self._look_elsewhere(parts)
                     continue
             half = len(part) // 2
             first, second = part[:half], part[half:]
@@ -58,6 +69,21 @@ class Isolation:
                 parts += [(second, False), (first, True)]
         return self.work
 
+    def _look_elsewhere(self, parts: list[tuple[list[Reference], bool]]) -> None:
+        """Bad messages may be neighbours, of one key say: a few far away are tried next, before it is given up."""
+        causes = self.work.causes.values()
+        if len(causes) < max(2, enough(next(iter(causes)))):
+            return
+        if self.elsewhere == 0 or not parts:
+            self.jobs = 0
+            return
+        self.elsewhere -= 1
+        far, _ = parts[0]
+        place = len(far) * self.elsewhere // ELSEWHERE
+        rest = [*far[:place], *far[place + 1 :]]
+        parts[:1] = [(rest, False)] if rest else []
+        parts.append(([far[place]], False))
+
     def _try(self, part: list[Reference]) -> Exception | None:
         """What the rows of this part did to their job; None if all is well. Other errors get out."""
         self.jobs -= 1
@@ -67,8 +93,9 @@ class Isolation:
             if fault(error) != "row":
                 raise
             return error
-        self.blameless = False
+        self.blameless, self.passed = False, True
         self.work.failed |= found.failed
+        self.work.causes |= found.causes
         self.work.placed += found.placed
         self.work.kept |= found.kept
         return None

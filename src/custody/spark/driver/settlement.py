@@ -29,6 +29,7 @@ from custody.errors import (
 )
 from custody.outcomes import Outcome
 from custody.pipelines import Committed, Drive, Part, Work
+from custody.spark.causes import PAUSED, Beginning
 from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.reporting import Report
 from custody.spark.faults import GONE, described, fault, ours, worker_died
@@ -90,7 +91,8 @@ class Settlement:
     ) -> None:
         self._name, self._c, self._report, self._trouble = name, c, report, trouble
         self._stop, self._ending, self._on_batch = settings.stop, ending, settings.on_batch
-        self._one_pass = settings.one_pass
+        self._one_pass, self._pauses = settings.one_pass, settings.pause_if_all_fail
+        self._beginning = Beginning()
         self.max_per_batch = settings.max_per_batch
         """What a claim may take: less than was set, once a batch has turned out to be too large for its sink."""
         self.fatal: CustodyError | None = None
@@ -112,9 +114,12 @@ class Settlement:
             if self._stop.is_set() or self._ending.is_set():
                 raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
             try:
-                found = epoch.jobs.work(references, careful=careful)
+                unproven = self._pauses and not self._beginning.over
+                found = epoch.jobs.work(references, careful=careful, unproven=unproven)
                 if found is not None:
                     number, work = found
+                    if unproven:
+                        self._require_sound(epoch.drive, number, work)
                     committed = self._commit(epoch, number, work, batch_id, isolate=refused)
                     took = time.monotonic() - started
                     self._count(Batch(pipeline=self._name, claim=number, committed=committed, took=took))
@@ -156,6 +161,21 @@ class Settlement:
         if fault(error) == "pipeline":
             return PipelineFailed(f"pipeline {self._name} cannot be run: {described(error)}")
         return None
+
+    def _require_sound(self, drive: Drive, number: int, work: Work) -> None:
+        """Pauses the group and ends the run if every message since the start has failed alike. Nobody is charged."""
+        if not work.failed:
+            self._beginning.over = not work.left
+            return
+        wrong = self._beginning.wrong(work, sum(part.messages for part in drive.claimed(number)))
+        if wrong is not None:
+            topic, group = drive.driver.topic, drive.driver.group
+            self._c.pause(topic, group, reason=f"{PAUSED}every message fails with {wrong}"[:1000])
+            raise PipelineFailed(
+                f"pipeline {self._name} is paused, because every message since its start fails with {wrong}",
+                "Mend the code and start the pipeline again, which ends the pause: no message was charged. If the "
+                "messages are to blame, run it with pause_if_all_fail=False (--no-pause).",
+            )
 
     def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int, *, isolate: bool) -> Committed:
         """Until it is known to have happened: a repeat changes nothing."""

@@ -75,7 +75,8 @@ class CachedRows:
 
         self._parts.append(_Part(kept, for_sink))
         wrong = _told(F.col(f"{name}.{_CORRUPT}") for name in parsed)
-        failure = {"what": F.lit("failed"), "outcome": F.lit("nack"), "error": wrong}
+        misfit = F.lit("InvalidPayload at the schema of its sink")
+        failure = {"what": F.lit("failed"), "outcome": F.lit("nack"), "error": wrong, "cause": misfit}
         reports = kept.where(~is_row | wrong.isNotNull()).withColumnRenamed(MADE_BY, "attempt")
         return reports.withColumns(
             {name: F.when(is_row, value).otherwise(F.col(name)) for name, value in failure.items()}

@@ -6,6 +6,7 @@ PostgreSQL knows which of them was committed, and that one is shown.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -79,13 +80,19 @@ class Files(Outside):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         format: str = "parquet",
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
         schema: str | None = None,
     ) -> None:
+        if isinstance(path, os.PathLike):
+            path = os.fspath(path)
+        if not isinstance(path, str):
+            raise InvalidArgument(f"files need a path, not {path!r}", "For example Files('/data/orders').")
+        if isinstance(partition_by, str) or not all(isinstance(one, str) for one in partition_by):
+            raise InvalidArgument(f"partition_by cannot be {partition_by!r}", "Give a list of columns: ['day'].")
         if not path.rstrip("/"):
             raise InvalidArgument("files need a path", "Name a directory that the driver and all executors reach.")
         if format.lower() not in FORMATS:

@@ -6,6 +6,7 @@ returns is staged under a number that only this attempt has, and published only 
 
 from __future__ import annotations
 
+import inspect
 import random
 import signal
 import time
@@ -23,11 +24,13 @@ from pyspark import TaskContext, cloudpickle
 from custody import codec, delays
 from custody.claim import told
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
+from custody.handlers import require_finished
 from custody.lanes import priority_of
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Sink
 from custody.policy import did_you_mean, seconds_or_none
+from custody.spark.causes import MALFORMED, WrongResult, cause_of
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
@@ -52,6 +55,11 @@ class To(Outgoing):
     """An output for a topic other than the first sink."""
 
     topic: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        topic: object = self.topic
+        if not isinstance(topic, str) or not topic:
+            raise WrongResult(f"To(…) needs the name of a topic, not {topic!r}: To(payload, topic='alerts')")
 
 
 def require_portable(handler: Handler) -> None:
@@ -122,17 +130,18 @@ class Attempt:
                     notes.passed()
                 continue
             outcome: Outcome | None = None
+            cause: str | None = None
             ended = None if notes is None else notes.about_to_run(partition, offset)
             if ended is not None:
                 outcome = Outcome("nack", error=ended)
             elif malformed is not None:
-                outcome = Outcome("dead", error=malformed)
+                outcome, cause = Outcome("dead", error=malformed), MALFORMED
             else:
                 runs(partition, offset)
                 try:
                     outputs = handling.outputs(message)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    outcome = outcome_of(error)
+                    outcome, cause = outcome_of(error), cause_of(error)
                 finally:
                     idle()
             if outcome is None:
@@ -143,7 +152,7 @@ class Attempt:
                     if keeps and topic is first:
                         self._kept.append((partition, offset, encoded[0], encoded[2].decode()))
                 continue
-            self._report.failed(partition, offset, outcome, seconds_or_none(outcome.delay))
+            self._report.failed(partition, offset, outcome, seconds_or_none(outcome.delay), cause)
             if ordered and key is not None and outcome.stops_key(on_dead):
                 stopped.add((partition, key))
 
@@ -210,12 +219,15 @@ class Handling:
         self._since = time.monotonic()
         try:
             returned = self._handler(message)
+            if inspect.isgenerator(returned):
+                returned = list(returned)
         finally:
             self._since = 0.0
         if returned is None:
             return []
         if isinstance(returned, list):
             return [self._placed(message, one) for one in returned]
+        _require_result(returned)
         return [self._placed(message, returned)]
 
     def _placed(self, message: Message, returned: object) -> Placing:
@@ -307,6 +319,17 @@ class Notes:
 
     def finished(self) -> None:
         self._claim.note_suspect(self._attempt, 0, 0, 0)
+
+
+def _require_result(returned: object) -> None:
+    try:
+        require_finished(returned)
+    except TypeError as error:
+        raise WrongResult(str(error)) from None
+    if isinstance(returned, tuple | set | frozenset):
+        raise WrongResult(
+            f"the handler returned a {type(returned).__name__}: return a list, or yield, for several outputs"
+        )
 
 
 _TIMES: dict[int, datetime] = {}

@@ -147,7 +147,7 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
         if topic is None:
             known = did_you_mean(wanted, list(job.sinks))
             error = TopicNotFound(f"{wanted!r} is not a sink of the pipeline", f"Name it in sink=[…]. {known}")
-            report.failed(partition, offset, Outcome("nack", error=str(error)), None)
+            report.failed(partition, offset, Outcome("nack", error=str(error)), None, "TopicNotFound in the frame")
             continue
         if payload is None:
             report.failed(partition, offset, Outcome("nack", error="the frame returned a payload that is null"), None)

@@ -17,7 +17,7 @@ from custody.tasks import TaskClaim
 LONGEST_ERROR = 8000
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
-    "attempt bigint, topic_id int, messages bigint, of int"
+    "attempt bigint, topic_id int, messages bigint, of int, cause string"
 )
 KEEPING = f"{RESULT}, key string, payload string"
 """A report that has rows for sinks outside of the database beside it."""
@@ -36,6 +36,7 @@ _ARROW = pa.schema(
         ("topic_id", pa.int32()),
         ("messages", pa.int64()),
         ("of", pa.int32()),
+        ("cause", pa.string()),
     ]
 )
 _KEEPING = pa.schema([*_ARROW, ("key", pa.string()), ("payload", pa.string())])
@@ -86,7 +87,9 @@ class Report:
         """Not run, because an earlier message of its key did not go well."""
         self._rows.append({"what": "left", "partition": partition, "offset": offset})
 
-    def failed(self, partition: int, offset: int, outcome: Outcome, delay: float | None) -> None:
+    def failed(
+        self, partition: int, offset: int, outcome: Outcome, delay: float | None, cause: str | None = None
+    ) -> None:
         self._rows.append(
             {
                 "what": "failed",
@@ -95,6 +98,7 @@ class Report:
                 "outcome": outcome.kind,
                 "error": storable(outcome.error, LONGEST_ERROR),
                 "delay": delay,
+                "cause": cause,
             }
         )
 
@@ -134,6 +138,8 @@ def gather(table: pa.Table) -> tuple[int | None, Work]:
             work.kept[row["attempt"]] = work.kept.get(row["attempt"], 0) + row["messages"]
         else:
             kind: Kind = row["outcome"]
+            if row["cause"] is not None:
+                work.causes[row["partition"], row["offset"]] = row["cause"]
             # of several rows of one message the first that failed counts
             work.failed.setdefault(
                 (row["partition"], row["offset"]), Outcome(kind, error=row["error"], delay=row["delay"])

@@ -1,0 +1,111 @@
+"""The arguments of a pipeline: a wrong one is refused where the pipeline is defined, with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import custody
+from custody.errors import CustodyError, InvalidArgument
+from custody.spark import Files, Pipeline
+from custody.spark.settings import RunSettings
+
+pytestmark = pytest.mark.req("S2")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"source": ["in", "more"]}, "source is a list, and has to be one name"),
+        ({"source": 7}, "source has to be a name, not 7"),
+        ({"source": ""}, "source has to be a name, not ''"),
+        ({"group": None}, "group has to be a name, not None"),
+        ({"sink": 7}, "sink cannot be 7"),
+        ({"sink": ["out", 7]}, r"sink\[1\] cannot be 7"),
+        ({"sink": ["out", "out"]}, "the topic 'out' twice"),
+        ({"sink": {"out"}}, "sink cannot be"),
+        ({"sink": Path("/data/out")}, r"sink is a path.*Files\('/data/out'\)"),
+        ({"sink": Files}, r"sink is the class Files.*Files\(…\)"),
+        ({"sink": print}, "sink is a function.*@pipeline.write"),
+        ({"policy": {"ordering": "key"}}, r"the policy is a dict.*custody\.Policy\(ordering=…\)"),
+        ({"policy": "key"}, "the policy is a str"),
+        ({"schema": ["n int"]}, "the schema has to be text, not list.*'sku string, add int'"),
+        ({"schema": ""}, "the schema has to be text, not ''"),
+        ({"start": "earlist"}, "start cannot be 'earlist'. Did you mean 'earliest'"),
+        ({"start": None}, "start cannot be None"),
+        ({"start": True}, "start cannot be True"),
+        ({"bindings": 7}, "bindings cannot be 7"),
+        ({"bindings": [7]}, "a pattern is text, not 7"),
+        ({"sinks": ["out"]}, "Pipeline has no argument 'sinks'. Did you mean 'sink'"),
+        ({"polcy": None}, "Did you mean 'policy'"),
+        ({"zzz": None}, "Known are: source, group, sink"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_definition(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(CustodyError, match=told) as refused:
+        Pipeline(**({"source": "in", "group": "g"} | given))
+    assert isinstance(refused.value, InvalidArgument)
+    assert refused.value.remedy or "pattern" in told
+
+
+def test_right_arguments_are_taken() -> None:
+    files = Files(Path("/data/out"), partition_by=["day"])
+    pipeline = Pipeline(source="in", group="g", sink=("out", files), bindings="orders.>", start=3, schema="n int")
+    assert (pipeline.sinks, pipeline.outside, files.path) == (("out",), (files,), "/data/out")
+    assert Pipeline(source="in", group="g").bindings is None
+
+
+async def awaiting(_message: custody.Message) -> None: ...
+
+
+async def streaming(_message: custody.Message) -> AsyncIterator[int]:
+    yield 1
+
+
+def generating(_message: custody.Message) -> Iterator[int]:
+    yield 1
+
+
+def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
+    pipeline: Any = Pipeline(source="in", group="g")
+    for wrong, told in (
+        (awaiting, "async def"),
+        (streaming, "async generator"),
+        (7, "the handler is of type int, which cannot be called"),
+        (lambda: None, r"Define it as def handler\(message\)"),
+    ):
+        with pytest.raises(InvalidArgument, match=told):
+            pipeline.each(wrong)
+    with pytest.raises(InvalidArgument, match=r"Define it as def frame\(messages\)"):
+        pipeline.frame(lambda a, b: (a, b))
+    for wrong in (lambda rows: rows, "save"):
+        with pytest.raises(InvalidArgument, match=r"def write\(rows, write\)"):
+            pipeline.write(wrong)
+    assert pipeline.handler is pipeline.transform is None
+    assert pipeline.outside == ()
+    assert pipeline.each(generating) is generating
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_per_batch": "many"}, "max_per_batch must be at least 1, not 'many'"),
+        ({"max_per_batch": 0}, "max_per_batch must be at least 1, not 0"),
+        ({"on_batch": 7}, "on_batch is of type int"),
+        ({"drain": "soon"}, "'soon' is not a duration"),
+    ],
+)
+def test_wrong_settings_of_a_run_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        RunSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({"path": 7}, "files need a path"), ({"partition_by": "day"}, r"\['day'\]")]
+)
+def test_wrong_arguments_of_files_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Files(**({"path": "/data/out"} | given))
