@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import resources
@@ -47,7 +47,7 @@ class Silent(psycopg.OperationalError):
 
 
 class _Waiting:
-    """One wait for an answer."""
+    """One wait for an answer, from when nothing came for the first time."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
@@ -71,13 +71,14 @@ class _Limited(psycopg.Connection[Any]):
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """The same waiting; whenever nothing came for a while (a tenth of a second) it may be ended."""
         try:
-            wanted = next(gen)
+            ready = yield next(gen)
+            while ready:
+                ready = yield gen.send(ready)
             waiting = _Waiting()
             while True:
-                ready = yield wanted
                 if not ready:
                     self._nothing_yet(waiting)
-                wanted = gen.send(ready)
+                ready = yield gen.send(ready)
         except StopIteration as done:
             return done.value
 
@@ -139,12 +140,24 @@ class BoundedConnection(_Limited):
             self.prepare_threshold = None
             self.adapters.register_loader("timestamptz", _UtcLoader)
 
+    @property
+    def names_level(self) -> bool:
+        """Whether a statement by itself would run at another level than READ COMMITTED: behind a pooler whose database
+        has another default, since nothing can be set for a session there."""
+        return self.pooled and self.isolation_default not in ("read committed", "read uncommitted")
+
     def level(self) -> AbstractContextManager[object]:
-        """Within it statements run at READ COMMITTED, in autocommit mode too. It costs round trips only behind a pooler
-        whose database has another default, since nothing can be set for a session there."""
-        if not self.pooled or self.isolation_default in ("read committed", "read uncommitted"):
-            return nullcontext()
-        return self.transaction()
+        """Within it statements run at READ COMMITTED, in autocommit mode too."""
+        return self.transaction() if self.names_level else nullcontext()
+
+    @contextmanager
+    def answering(self, within: float) -> Iterator[None]:
+        """Within it no answer is waited for longer than that."""
+        usual, self.answer_within = self.answer_within, within
+        try:
+            yield
+        finally:
+            self.answer_within = usual
 
     def _nothing_yet(self, waiting: _Waiting) -> None:
         super()._nothing_yet(waiting)

@@ -169,10 +169,14 @@ class Database:
 
         `within`: so many seconds are waited for it, and for each answer."""
         with translated(), self._pool.connection(timeout=within) as connection:
-            usual = connection.answer_within
-            connection.answer_within = usual if within is None else within
             try:
-                with connection.level():
+                if within is not None:
+                    with connection.answering(within):
+                        yield connection
+                elif connection.names_level:
+                    with connection.level():
+                        yield connection
+                else:
                     yield connection
             except pg_errors.ReadOnlySqlTransaction:
                 connection.close()  # to a standby: the next one may be to its primary
@@ -181,8 +185,6 @@ class Database:
                 if connection.closed:
                     self._pool.drain()
                 raise
-            finally:
-                connection.answer_within = usual
 
     def ping(self, within: float = PING) -> None:
         """Raises if the database does not answer in that time."""
