@@ -73,3 +73,29 @@ BEGIN
             format('Its partitions are 0 to %s.', (p_topic).partitions - 1));
     END IF;
 END $$;
+
+-- Refuses a message that a reader could not decode: its kind is j (JSON), t (text) or b (bytes), and its headers are texts. For callers
+-- from SQL; the clients encode messages themselves, and tell by p_of that they have.
+CREATE FUNCTION custody.require_message(p_kind text, p_payload bytea, p_headers jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_kind IS NULL OR p_kind NOT IN ('j', 't', 'b') THEN
+        PERFORM custody.refuse('invalid_argument', format('a message cannot be of the kind %L', p_kind), 'It is j (JSON), t (text) or b (bytes).');
+    ELSIF p_payload IS NULL THEN
+        PERFORM custody.refuse('invalid_argument', 'a message needs a payload', 'JSON''s null is one: ''null''.');
+    ELSIF p_headers IS NOT NULL AND (jsonb_typeof(p_headers) <> 'object' OR EXISTS (
+        SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h WHERE jsonb_typeof(h.value) <> 'string'))
+    THEN
+        PERFORM custody.refuse('invalid_argument', 'headers are an object of texts', 'For example {"source": "shop"}.');
+    END IF;
+    BEGIN
+        IF p_kind = 'j' THEN
+            PERFORM convert_from(p_payload, 'UTF8')::json;
+        ELSIF p_kind = 't' AND position('\x00'::bytea IN p_payload) = 0 THEN      -- a text may have NUL, which PostgreSQL's have not
+            PERFORM convert_from(p_payload, 'UTF8');
+        END IF;
+    EXCEPTION WHEN data_exception THEN
+        PERFORM custody.refuse('invalid_payload', format('the payload is not %s: %s', CASE p_kind WHEN 'j' THEN 'JSON' ELSE 'text in UTF-8' END, SQLERRM),
+            'Correct it, or publish it as bytes (kind b).');
+    END;
+END $$;

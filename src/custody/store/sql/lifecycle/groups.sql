@@ -1,5 +1,30 @@
 -- Groups: their policy, where they start, pause and resume.
 
+-- Refuses a policy in another form, and names what is wrong with it. p_whole: what a group cannot be without has to be there.
+CREATE FUNCTION custody.require_policy(p_policy jsonb, p_whole boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    c_needed constant text[] := ARRAY['ordering', 'max_attempts', 'backoff_kind', 'backoff_initial', 'backoff_multiplier', 'backoff_cap',
+        'backoff_jitter', 'visibility_timeout', 'on_dead'];
+    c_known  constant text[] := c_needed || ARRAY['handler_timeout', 'dead_letter', 'max_in_flight', 'max_ack_holes', 'max_parked',
+        'breaker_rate', 'breaker_outcomes', 'breaker_window', 'breaker_probe', 'fairness', 'tenant_separator'];
+    v_wrong  text;
+BEGIN
+    IF p_policy IS NULL OR jsonb_typeof(p_policy) <> 'object' THEN
+        PERFORM custody.refuse('invalid_policy', 'a policy is an object', 'For example {"max_attempts": 3}.');
+    END IF;
+    SELECT string_agg(k, ', ' ORDER BY k) INTO v_wrong FROM jsonb_object_keys(p_policy) k WHERE k <> ALL (c_known);
+    IF v_wrong IS NOT NULL THEN
+        PERFORM custody.refuse('invalid_policy', format('a policy has no %s', v_wrong), 'It has ' || array_to_string(c_known, ', ') || '.');
+    END IF;
+    SELECT string_agg(n.name, ', ' ORDER BY n.place) INTO v_wrong
+    FROM unnest(c_needed) WITH ORDINALITY n (name, place)
+    WHERE CASE WHEN p_policy ? n.name THEN p_policy->n.name = 'null' ELSE p_whole END;
+    IF v_wrong IS NOT NULL THEN
+        PERFORM custody.refuse('invalid_policy', format('the policy has no value for %s', v_wrong), 'Give one for each of them.');
+    END IF;
+END $$;
+
 CREATE FUNCTION custody.create_group(
     p_topic text, p_group text, p_policy jsonb, p_start text DEFAULT 'earliest', p_start_offset bigint DEFAULT NULL,
     p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false, p_bindings jsonb DEFAULT NULL,
@@ -18,6 +43,7 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a group', p_group),
             'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     END IF;
+    PERFORM custody.require_policy(p_policy, NOT p_bare);
     v_bound := custody.compile_bindings(p_bindings);
     IF p_bare AND v_bound.bindings IS NOT NULL THEN
         PERFORM custody.refuse('invalid_argument', 'a bare group cannot be bound: it is a cursor over every message',
@@ -84,6 +110,7 @@ DECLARE
     v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
+    PERFORM custody.require_policy(p_policy, false);
     IF p_policy ? 'ordering' AND p_policy ->> 'ordering' <> v_group.ordering THEN
         PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
             'Create a second group with the other ordering.');

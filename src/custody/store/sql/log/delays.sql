@@ -30,6 +30,9 @@ BEGIN
         END IF;
     END IF;
     PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
+    IF p_of IS NULL THEN
+        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb) FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
+    END IF;
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, p_partitions[v_known + 1:], p_keys[v_known + 1:]);
     END IF;

@@ -114,6 +114,9 @@ BEGIN
         END IF;
         v_where := p_partitions[v_known + 1:];
     END IF;
+    IF p_of IS NULL THEN
+        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb) FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
+    END IF;
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, v_where, p_keys[v_known + 1:]);
     END IF;
@@ -153,6 +156,7 @@ DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_partition int := custody.place(v_topic, p_key, p_priority);
 BEGIN
+    PERFORM custody.require_message('j', convert_to(p_payload::text, 'UTF8'), p_headers);
     RETURN QUERY
     SELECT r.partition, r."offset"
     FROM custody.publish(p_topic, ARRAY[v_partition], ARRAY[p_key], ARRAY['j'], ARRAY[convert_to(p_payload::text, 'UTF8')],

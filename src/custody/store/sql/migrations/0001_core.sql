@@ -46,7 +46,9 @@ CREATE TABLE custody.log (
     key          text,
     kind         "char" NOT NULL,
     payload      bytea NOT NULL,
-    headers      jsonb
+    headers      jsonb,
+    -- what readers can decode; whether headers are texts and a payload is what its kind says, the functions check (require_message)
+    CONSTRAINT message_form CHECK (kind IN ('j', 't', 'b') AND jsonb_typeof(headers) = 'object')
 ) PARTITION BY LIST (segment_id);
 
 -- Events of dead messages whose segment was dropped: kept until an operator discards the dead letter.

@@ -8,7 +8,8 @@ CREATE TABLE custody.delayed (
     kind         "char" NOT NULL,
     payload      bytea NOT NULL,
     headers      jsonb,
-    delayed_at   timestamptz NOT NULL
+    delayed_at   timestamptz NOT NULL,
+    CONSTRAINT message_form CHECK (kind IN ('j', 't', 'b') AND jsonb_typeof(headers) = 'object')
 );
 CREATE INDEX delayed_due ON custody.delayed (topic_id, partition, deliver_at, delay_id);
 

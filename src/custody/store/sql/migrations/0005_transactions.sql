@@ -30,6 +30,7 @@ CREATE TABLE custody.transaction_messages (
     deliver_at     timestamptz,
     delay          interval,           -- from the commit on
     CHECK (deliver_at IS NULL OR delay IS NULL),
+    CONSTRAINT message_form CHECK (kind IN ('j', 't', 'b') AND jsonb_typeof(headers) = 'object'),
     PRIMARY KEY (transaction_id, n)
 );
 
