@@ -29,6 +29,9 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "epoch": (-SMALL, SMALL),
     "first": (0, SMALL),
     "replays": (0, SMALL),
+    "pool_size": (1, SMALL),
+    "max_per_batch": (1, SMALL),
+    "maxRowsPerTrigger": (1, LARGE),
 }
 _OTHERS = (-LARGE, LARGE)
 """Of offsets, sequences and ids. Whether there is such a one is the verb's own matter."""
@@ -36,8 +39,6 @@ _OTHERS = (-LARGE, LARGE)
 
 def require(name: str, value: Any) -> None:
     """Refuses what is not a whole number, or none that could be stored."""
-    if value is None:
-        return
     least, most = _BOUNDS.get(name, _OTHERS)
     if isinstance(value, int) and not isinstance(value, bool):
         if least <= value <= most:
@@ -51,8 +52,6 @@ def require(name: str, value: Any) -> None:
 
 def require_each(name: str, values: Any) -> None:
     """The same of many: a list, or the keys of a mapping."""
-    if values is None:
-        return
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise InvalidArgument(f"{name} cannot be {_shown(values)}", "Give a list of whole numbers.")
     for value in values:
@@ -67,7 +66,7 @@ _ANY_TEXT = {"error"}
 
 def require_text(name: str, value: Any) -> None:
     """Refuses what is no text, or none that PostgreSQL could store."""
-    if value is None or name in _ANY_TEXT:
+    if name in _ANY_TEXT:
         return
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} cannot be {_shown(value)}", "It is text.")
@@ -89,6 +88,10 @@ def _shown(value: object) -> str:
     return shown if len(shown) <= 80 else f"{shown[:80]}…"
 
 
+Check = Callable[[str, Any], None]
+"""Refuses a value under the name of its parameter."""
+
+
 class Bounded:
     """A class whose public methods, and whose construction, refuse numbers and texts that could not be stored."""
 
@@ -99,13 +102,18 @@ class Bounded:
                 setattr(cls, name, _bounded(verb))
 
 
-def _check_of(annotation: str) -> Callable[[str, Any], None] | None:
+def _check_of(annotation: str) -> Check | None:
     """What a parameter with this annotation has to stand."""
+    check: Check | None = None
     if annotation in ("str", "str | None"):
-        return require_text
-    if not re.search(r"\bint\b", annotation) or "tuple" in annotation:
-        return None
-    return require_each if re.search(r"Sequence|Mapping|Iterable|list|dict", annotation) else require
+        check = require_text
+    elif re.search(r"\bint\b", annotation) and "tuple" not in annotation:
+        check = require_each if re.search(r"Sequence|Mapping|Iterable|list|dict", annotation) else require
+    return _unless_none(check) if check is not None and "None" in annotation else check
+
+
+def _unless_none(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def _bounded(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from custody import config
+from custody import bounds, config
 from custody.engine import Custody
 from custody.errors import InvalidArgument, NeedsDatabase
 from custody.policy import Duration, seconds_or_none
@@ -45,6 +45,9 @@ def connect(
     sent again, where that is safe, for `retry_for` (30 s). A key is not sent over plain `http://` beyond this machine
     (`insecure_key`), unless `allow_insecure` (or CUSTODY_ALLOW_INSECURE) says so.
     """
+    bounds.require("pool_size", pool_size)
+    if worker is not None:
+        bounds.require_text("worker", worker)
     settings = config.load()
     url, _ = _where(database, home, settings)
     if url is not None and is_remote(url):

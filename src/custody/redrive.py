@@ -31,9 +31,12 @@ class DeadFilter:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        require("partition", self.partition)
-        require_each("offsets", self.offsets)
-        require("limit", self.limit)
+        if self.partition is not None:
+            require("partition", self.partition)
+        if self.offsets is not None:
+            require_each("offsets", self.offsets)
+        if self.limit is not None:
+            require("limit", self.limit)
         if self.limit is not None and self.limit < 1:
             raise InvalidArgument("limit must be at least 1")
         if self.offsets is not None and self.partition is None:

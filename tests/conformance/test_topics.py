@@ -150,6 +150,6 @@ def test_the_server_says_what_it_is(c: custody.Custody, direct: custody.Custody)
 def test_a_lost_lease_is_the_same_class(orders: custody.Custody, fill: Fill) -> None:
     fill(1)
     lease = orders.claim("orders", "stock")
-    lease.ack()
+    lease.release()
     with pytest.raises(LeaseLost):
         lease.ack()

@@ -92,8 +92,8 @@ def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"max_per_batch": "many"}, "max_per_batch must be at least 1, not 'many'"),
-        ({"max_per_batch": 0}, "max_per_batch must be at least 1, not 0"),
+        ({"max_per_batch": "many"}, "max_per_batch cannot be 'many'"),
+        ({"max_per_batch": 0}, "max_per_batch cannot be 0"),
         ({"on_batch": 7}, "on_batch is of type int"),
         ({"drain": "soon"}, "'soon' is not a duration"),
     ],

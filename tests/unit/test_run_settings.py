@@ -13,7 +13,11 @@ from custody.spark.settings import RunSettings
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_per_batch": 0}, "max_per_batch must be at least 1"),
+        ({"max_per_batch": 0}, "max_per_batch cannot be 0. It is a whole number from 1 to"),
+        ({"max_per_batch": 2**31}, "max_per_batch cannot be 2147483648"),
+        ({"max_per_batch": None}, "max_per_batch cannot be None"),
+        ({"max_per_batch": True}, "max_per_batch cannot be True"),
+        ({"batch_time": float("nan")}, "nan is not a duration"),
         ({"batch_time": 0}, "batch_time must be more than nothing"),
         ({"batch_time": "soon"}, "soon"),
         ({"drain": "soon"}, "soon"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING
 
+from custody.bounds import require
 from custody.errors import InvalidArgument
 from custody.policy import Duration, seconds, seconds_or_none
 
@@ -35,9 +36,7 @@ class RunSettings:
     stop: Event = field(default_factory=Event)
 
     def __post_init__(self) -> None:
-        most: object = self.max_per_batch
-        if not isinstance(most, int) or most < 1:
-            raise InvalidArgument(f"max_per_batch must be at least 1, not {most!r}", "It is a number of messages.")
+        require("max_per_batch", self.max_per_batch)
         for name in ("on_batch", "on_trouble"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise InvalidArgument(f"{name} is of type {type(getattr(self, name)).__name__}", "Give it a function.")

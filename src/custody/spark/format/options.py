@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from custody.errors import InvalidArgument
+from custody.bounds import require
+from custody.errors import InvalidArgument, PartitionNotFound
 from custody.policy import did_you_mean, require_zone
 from custody.spark.format.columns import TABLES
 
@@ -100,9 +102,12 @@ def _offsets(name: str, text: str) -> Position:
         return "latest"
     try:
         offsets = {int(partition): offset for partition, offset in json.loads(text).items()}
-    except (AttributeError, ValueError):
+        for partition, offset in offsets.items():
+            require("partition", partition)
+            require(name, offset)
+    except (AttributeError, ValueError, InvalidArgument, PartitionNotFound):
         offsets = None
-    if offsets is None or not all(type(offset) is int and offset >= EARLIEST for offset in offsets.values()):
+    if offsets is None or not all(offset >= EARLIEST for offset in offsets.values()):
         raise InvalidArgument(
             f"{name} cannot be {text!r}",
             'Give "earliest", "latest", or an offset for each partition as JSON: {"0": 5, "1": -2}; '
@@ -126,8 +131,9 @@ def _max_rows(values: Mapping[str, str]) -> int | None:
     text = values.get("maxrowspertrigger", values.get("maxoffsetspertrigger"))
     if text is None:
         return None
-    if not text.strip().isdigit() or int(text) < 1:
+    if not re.fullmatch(r"\s*[0-9]{1,30}\s*", text):
         raise InvalidArgument(f"maxRowsPerTrigger cannot be {text!r}", "Give a whole number from 1 on.")
+    require("maxRowsPerTrigger", int(text))
     return int(text)
 
 
