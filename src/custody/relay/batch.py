@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
+from custody.elapsed import elapsed
 from custody.errors import PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import Claimed, Publisher
 from custody.relay.registry import Registry
@@ -120,7 +121,7 @@ class Batch:
 
     def _begins(self, event: Claimed) -> bool:
         """Whether the event may be sent now; if not, says what becomes of it."""
-        if time.monotonic() >= self.deadline:
+        if elapsed() >= self.deadline:
             self._say("lost", [event])  # another relay may have it by now
         elif event.destination in self._down:
             self._say("released", [event], self._down[event.destination])
@@ -142,7 +143,7 @@ class Batch:
                 return
 
     def _give_back(self, events: Sequence[Claimed]) -> None:
-        self._say("lost" if time.monotonic() >= self.deadline else "released", events)
+        self._say("lost" if elapsed() >= self.deadline else "released", events)
 
     def _attempt(self, publisher: Publisher, event: Claimed) -> bool:
         """One attempt for one event. True if it has arrived."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, Transient
 from custody.policy import Backoff
 from custody.relay.batch import Batch, Result
@@ -58,7 +58,7 @@ class Claims:
         """Claims what is due behind an id. `alone`: the relay has nothing else in hand.
 
         `only`, for destinations that are down: there no event is suspected to be the reason, but one that is alone."""
-        began = time.monotonic()
+        sent = elapsed()
         (*_, scanned, held_back), *rows = self.db.call(
             "outbox_claim",
             relay=self.relay,
@@ -80,7 +80,7 @@ class Claims:
             rows[0][12],
             [_claimed(row) for row in rows],
             self.registry,
-            deadline=self._deadline(began),
+            deadline=holds_until(sent, self.lease),
             stopping=self.stopping,
             suspects=self.suspects if only is None else self.lone,
         )
@@ -90,7 +90,7 @@ class Claims:
     def extend(self, batch: Batch) -> None:
         """Keeps what is not settled yet. What the claim no longer holds is not begun; if nothing could be kept, the
         deadline stays as it was."""
-        began = time.monotonic()
+        sent = elapsed()
         lease = timedelta(seconds=self.lease)
         try:
             rows = self.db.call("outbox_extend", claim=batch.claim, ids=batch.unsettled, lease=lease, now=self._now())
@@ -99,7 +99,7 @@ class Claims:
             return
         batch.held = {row[0] for row in rows}
         if batch.held:
-            batch.deadline = self._deadline(began)
+            batch.deadline = holds_until(sent, self.lease)
 
     def settle(self, batch: Batch, results: Sequence[Result]) -> list[Result]:
         """Says what came of events. Those that the claim no longer holds are lost, and others have them. Returns those
@@ -154,10 +154,6 @@ class Claims:
         if result.outcome != "failed":
             return None
         return max(delay(self.backoff, result.event.attempts + 1), result.retry_after or 0)
-
-    def _deadline(self, began: float) -> float:
-        """With a margin: it is the database that decides, and it may be ahead."""
-        return began + self.lease * 0.95
 
     def _now(self) -> datetime | None:
         return None if self.clock is None else self.clock()

@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Sequence
 
+from custody.elapsed import elapsed
 from custody.errors import Transient
 from custody.outbox.events import shown
 from custody.relay.batch import Batch, Heard, Result
@@ -156,7 +157,7 @@ class Running:
                 batch.untold = self._claims.settle(batch, batch.untold)
             except Transient as error:
                 logger.warning("the outbox: %s", error)
-                if now >= batch.deadline:  # then others have them
+                if elapsed() >= batch.deadline:  # then others have them
                     self._claims.counts["lost"] += len(batch.untold)
                     batch.untold = []
         if batch.ended:
