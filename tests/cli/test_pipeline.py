@@ -145,7 +145,8 @@ def test_one_pass_over_the_pipelines_of_a_file(launch: Launch, live: Custody, tm
         "lost": 0,
         "outputs": 6,
         "restarts": 0,
-        "left": {"lag": 0, "waiting": 1, "parked": 1, "dead": 1, "blocked_keys": 1},
+        "error": None,
+        "left": {"lag": 0, "bound": False, "waiting": 1, "parked": 1, "dead": 1, "blocked_keys": 1},
     }
     assert (copies["pipeline"], copies["done"], copies["outputs"]) == ("orders/copies", 9, 0)
     assert [message.payload for message in live.read("screened", 0)] == [{"number": number} for number in range(6)]

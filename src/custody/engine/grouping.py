@@ -158,11 +158,13 @@ def _bindings(given: Iterable[Binding | str] | None) -> str:
 
 
 def require_start(start: Start) -> None:
-    """Refuses what is no place to start at."""
+    """Refuses what names no place to start at."""
     if isinstance(start, datetime):
         require_zone(start)
-    elif start not in ("earliest", "latest"):
+    elif isinstance(start, int) and not isinstance(start, bool):
         require("start", start)
+    elif start not in ("earliest", "latest"):
+        raise InvalidArgument(f"start cannot be {start!r}", "Start at earliest, latest, an offset or a time.")
 
 
 def _start(start: Start) -> tuple[str, int | None, datetime | None]:
