@@ -48,6 +48,14 @@ def counted(frame: DataFrame) -> DataFrame:
     return frame.groupBy("sku").count()
 
 
+def counts_with_care(frame: DataFrame) -> DataFrame:
+    try:
+        frame.count()
+    except Exception as error:
+        raise RuntimeError("the messages cannot be counted") from error
+    return frame
+
+
 REFUSED: dict[str, tuple[Frame, str]] = {
     "groupBy": (lambda f: f.groupBy("n").agg(*(F.max(one).alias(one) for one in MESSAGE)), r"groupBy\(\)"),
     "groupBy of a false identity": (
@@ -130,6 +138,12 @@ REFUSED: dict[str, tuple[Frame, str]] = {
         sql("WITH all AS (SELECT * FROM messages), top AS (SELECT max(n) AS n FROM all) SELECT a.* FROM all a, top"),
         r"groupBy\(\)",
     ),
+    "aggregate in pipes": (
+        sql("FROM messages |> AGGREGATE max(_offset) AS _offset, max(_key) AS _key GROUP BY _partition"),
+        r"groupBy\(\)",
+    ),
+    "limit in pipes": (sql("FROM messages |> ORDER BY n |> LIMIT 3"), r"limit\(\)"),
+    "numbers that are replaced": (lambda f: f.replace(0, 1), "_partition is not that of the message"),
     "another offset": (lambda f: f.withColumn("_offset", F.col("_offset") + 1), "_offset is not that of the message"),
     "rows of its own": (
         lambda f: static(f).select(F.lit(0).alias("_partition"), F.lit(0).cast("bigint").alias("_offset"), "sku"),
@@ -187,7 +201,11 @@ SOUND: dict[str, Frame] = {
         "SELECT g.*, (SELECT max(price) FROM prices) AS top, more.m "
         "FROM good g, LATERAL (SELECT g.n + 1 AS m) AS more"
     ),
+    "SQL in pipes": sql("FROM messages |> WHERE n > 1 |> LEFT JOIN prices USING (sku) |> EXTEND n + 1 AS m |> DROP at"),
+    "numbers that are missing": lambda f: f.fillna(0).fillna("", ["sku"]),
+    "observed": lambda f: f.observe("of a batch", F.count(F.lit(1)).alias("rows")),
     "counts its rows": lambda f: f.where(F.lit(f.count() >= 0)),
+    "counts its rows, and tells of errors itself": counts_with_care,
 }
 
 

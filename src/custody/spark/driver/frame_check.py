@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructType
 
@@ -39,7 +39,7 @@ def check(
     except Exception as error:
         raise PipelineRefused(
             f"the frame raised {type(error).__name__} on an input without messages: {described(error)}",
-            "It is called once at the start, to see what it does, and then for every batch.",
+            "It is called at the start, to see what it does, and then for every batch.",
         ) from error
     if not isinstance(result, DataFrame):
         raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame", "Return one.")
@@ -61,10 +61,11 @@ def check(
 def _check_watermark(spark: SparkSession, frame: Frame, columns: StructType) -> None:
     try:
         result = frame(frame_plan.streaming_input(spark, columns))
-    except PySparkException as error:  # it counts its rows, say, which a stream cannot: then nothing is known
+    except Exception as error:  # it counts its rows, say, which a stream cannot: then nothing is known
         logger.debug("the frame cannot be checked for watermarks: %s", described(error))
         return
-    frame_plan.require_no_watermark(result)
+    if isinstance(result, DataFrame):
+        frame_plan.require_no_watermark(result)
 
 
 def _check_columns(result: DataFrame) -> None:

@@ -32,7 +32,7 @@ _FILTER = f"Choose messages with where(), or put them off with fail_when(…, re
 # operators that make each row of one row, or that only move rows
 _ROW_BY_ROW = {"Project", "Filter", "Generate", "SubqueryAlias", "View", "ResolvedHint", "Sort", "Repartition",
                "RepartitionByExpression", "RebalancePartitions", "TypedFilter", "WithCTE",
-               "CTERelationDef"}  # fmt: skip
+               "CTERelationDef", "PipeOperator", "CollectMetrics"}  # fmt: skip
 # functions of the user's whose rows are known by their columns' names alone
 _OPAQUE = {"MapInArrow", "MapInPandas"}
 _GROUPED = {"FlatMapGroupsInPandas", "FlatMapGroupsInArrow"}
@@ -60,7 +60,6 @@ _REFUSED = {
     "Intersect": ("intersect()", f"Use a left_semi join with static data. {PLAIN_SOURCE}"),
     "Except": ("subtract() or exceptAll()", f"Use a left_anti join with static data. {PLAIN_SOURCE}"),
     "EventTimeWatermark": ("withWatermark()", f"A batch has no watermark, so it would do nothing. {PLAIN_SOURCE}"),
-    "CollectMetrics": ("observe()", "Pipeline.run(on_batch=…) gets the figures of each batch."),
     "AttachDistributedSequence": ("zipWithIndex()", "_partition and _offset name a message for good."),
 }
 
@@ -91,8 +90,7 @@ class Identity(NamedTuple):
 def sample_input(spark: SparkSession, schema: StructType) -> DataFrame:
     """No messages, with the columns of a frame's input: what the frame makes of it can be checked."""
     fields = [
-        StructField(one.name, one.dataType, one.nullable, {_MARK: True} if one.name in IDENTITY else None)
-        for one in schema
+        StructField(one.name, one.dataType, False, {_MARK: True}) if one.name in IDENTITY else one for one in schema
     ]
     return spark.createDataFrame([], StructType(fields))
 
@@ -122,7 +120,8 @@ def require_message_by_message(result: DataFrame) -> bool:
         if output[name] not in ids:
             raise PipelineRefused(
                 f"the frame's column {name} is not that of the message its row is made of",
-                "Pass _partition and _offset on as they are.",
+                "Pass _partition and _offset on as they are. What changes all columns can name its own: "
+                "replace(…, subset=[…]).",
             )
     return walk.narrow
 
@@ -299,11 +298,19 @@ def _spoken(kind: str) -> str:
 
 def _column(expression: Any) -> int | None:
     """The id of the column that an expression passes on as it is; None if it computes something."""
-    while _name(expression) == "Alias" or (
-        _name(expression) == "Cast" and expression.dataType().equals(expression.child().dataType())
-    ):
-        expression = expression.child()
+    while (inner := _passed_on(expression)) is not None:
+        expression = inner
     return _id(expression) if _name(expression) == "AttributeReference" else None
+
+
+def _passed_on(expression: Any) -> Any:
+    """The expression whose value another one has; None if it has a value of its own."""
+    name = _name(expression)
+    if name == "Alias" or (name == "Cast" and expression.dataType().equals(expression.child().dataType())):
+        return expression.child()
+    if name == "Coalesce" and not expression.children().head().nullable():  # fillna() replaces every number
+        return expression.children().head()
+    return None
 
 
 def _conjuncts(condition: Any) -> Iterator[Any]:
