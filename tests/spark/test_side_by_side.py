@@ -81,3 +81,19 @@ def test_one_that_fails_does_not_end_the_others(
     assert "the price list is not there" in (state(c, "bad")[2] or "")
     assert state(c, "good")[0] == "stopped"
     assert any("it has failed, and the other pipelines go on" in line for line in said)
+
+
+def test_a_listener_that_raises_ends_nothing(c: custody.Custody, spark: SparkSession) -> None:
+    for n in range(3):
+        c.publish("good", {"n": n})
+    good = Pipeline(source="good", group="g", sink="out")
+    good.each(lambda message: message.payload)
+    called: list[str] = []
+
+    def raises(what: object) -> None:
+        called.append(type(what).__name__)
+        raise TypeError("the chart is not there")
+
+    summary = good.run(c, spark=spark, available_now=True, max_per_batch=1, on_batch=raises, on_trouble=raises)
+    assert (summary.done, summary.restarts) == (3, 0)
+    assert called == ["Batch"] * 3, "a batch that was committed is not run again"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from custody.bounds import require
 from custody.errors import InvalidArgument
@@ -13,6 +14,9 @@ from custody.policy import Duration, seconds, seconds_or_none
 
 if TYPE_CHECKING:
     from custody.spark.figures import Batch
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_PER_BATCH = 100_000
 BATCH_TIME: Duration = "10s"
@@ -45,6 +49,14 @@ class RunSettings:
         if self.grace_seconds < 0:
             raise InvalidArgument("grace cannot be less than nothing")
         _ = self.drain_seconds  # a duration that is none is refused before anything is started
+
+    def tell(self, listener: Callable[[T], None] | None, what: T) -> None:
+        """Calls `on_batch` or `on_trouble`. What it raises is logged: it must not end what it only listens to."""
+        try:
+            if listener is not None:
+                listener(what)
+        except Exception:
+            logger.exception("%s raised", "on_batch" if listener is self.on_batch else "on_trouble")
 
     @property
     def one_pass(self) -> bool:

@@ -312,8 +312,7 @@ class Driving:
 
     def trouble(self, text: str) -> None:
         logger.warning("%s: %s", self.pipeline.name, text)
-        if self._settings.on_trouble is not None:
-            self._settings.on_trouble(f"{self.pipeline.name}: {text}")
+        self._settings.tell(self._settings.on_trouble, f"{self.pipeline.name}: {text}")
 
     def _batch(self, references: DataFrame, batch_id: int) -> None:
         """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""

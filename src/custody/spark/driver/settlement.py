@@ -90,7 +90,7 @@ class Settlement:
         trouble: Callable[[str], None],
     ) -> None:
         self._name, self._c, self._report, self._trouble = name, c, report, trouble
-        self._stop, self._ending, self._on_batch = settings.stop, ending, settings.on_batch
+        self._settings, self._stop, self._ending = settings, settings.stop, ending
         self._one_pass, self._pauses = settings.one_pass, settings.pause_if_all_fail
         self._beginning = Beginning()
         self.max_per_batch = settings.max_per_batch
@@ -229,8 +229,7 @@ class Settlement:
             for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")
         }
         self.totals = Committed(repeated=False, **counts)
-        if self._on_batch is not None:
-            self._on_batch(batch)
+        self._settings.tell(self._settings.on_batch, batch)
 
 
 def _failed_alone(work: Work, parts: Sequence[Part], overflow: Overflow) -> Work:
