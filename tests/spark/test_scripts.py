@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.spark.cluster import Cluster
 from tests.spark.programs import environment, finish
+from tests.waiting import wait_for
 
 import custody
 
@@ -79,3 +83,58 @@ def test_modules_beside_a_script_reach_a_cluster(spark_cluster: Cluster, databas
         code, said = finish([sys.executable, script], tmp_path, known)
         assert code == 0, said[-3000:]
         assert outputs(c) == [2 * n + 1 for n in range(20)]
+
+
+HANGS = """
+import ctypes, os, signal
+import custody
+from custody.spark import Pipeline
+from rules import doubled
+
+pipeline = Pipeline(source="in", group="g", sink="out", policy=custody.Policy(handler_timeout=None))
+
+@pipeline.each
+def handle(message):
+    with open("pid.tmp", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.tmp", "pid")
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).sleep(100_000)
+
+if __name__ == "__main__":
+    pipeline.run(master="local[2,4]")
+"""
+
+
+def test_a_script_that_is_killed_leaves_no_process_and_no_directory(database_url: str, tmp_path: Path) -> None:
+    script = written(tmp_path, "local[2,4]")
+    script.write_text(HANGS)
+    places = [tmp_path / "tmp", tmp_path / "spark"]
+    for place in places:
+        place.mkdir()
+    known = environment(
+        CUSTODY_DATABASE=database_url, TMPDIR=str(places[0]), SPARK_LOCAL_DIRS=str(places[1]), PYTHONUNBUFFERED="1"
+    )
+
+    def worker_lives() -> bool:
+        return Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+    def left() -> list[Path]:
+        return [path for place in places for path in place.iterdir()]
+
+    with custody.connect(database_url) as c:
+        published(c)
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen([sys.executable, script], cwd=tmp_path, env=known, stdout=said, stderr=said) as process,
+    ):
+        try:
+            wait_for(
+                lambda: (tmp_path / "pid").exists() or process.poll() is not None, "no handler was called", timeout=120
+            )
+            assert worker_lives(), (tmp_path / "said").read_text()[-3000:]
+            assert left()
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not worker_lives(), "a handler that hangs has outlived its driver", timeout=60)
+    wait_for(lambda: not left(), "directories of a killed driver stay behind", timeout=60)

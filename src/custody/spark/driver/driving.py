@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -29,6 +27,7 @@ from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
 from custody.spark.driver.reporting import Report
 from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.driver.watching import Watch, within
+from custody.spark.environment import shipping
 from custody.spark.faults import GONE, described, ours
 from custody.spark.figures import Summary, outlook
 from custody.spark.outside.cached_rows import CachedRows
@@ -220,7 +219,7 @@ class Driving:
             due=None if self._only is None else self._only.due,
             give_up_at=self._give_up_at,
         )
-        temporary = None if self._checkpoint else Path(tempfile.mkdtemp(prefix="custody-checkpoint-"))
+        temporary = None if self._checkpoint else shipping.temporary(self._spark.sparkContext, "checkpoint")
         ended = threading.Event()
         self._ending.clear()
         query: StreamingQuery | None = None

@@ -42,7 +42,7 @@ def ship(spark: SparkSession) -> None:
     if context not in _shipped:
         content: dict[str, bytes | Path] = {**beside_the_script(), **_along, **({} if runs_here(context) else files())}
         if content:
-            directory = Path(tempfile.mkdtemp(prefix="custody-package-"))
+            directory = temporary(context, "package")
             finalize(context, shutil.rmtree, directory, ignore_errors=True)
             package = directory / NAME
             with package.open("wb") as file:
@@ -51,6 +51,11 @@ def ship(spark: SparkSession) -> None:
         _shipped.add(context)
     if not runs_here(context):
         _show_to_sources(Path(SparkFiles.getRootDirectory()))
+
+
+def temporary(context: SparkContext, what: str) -> Path:
+    """A new directory among Spark's own: its JVM clears them away at its end, also when this process is killed."""
+    return Path(tempfile.mkdtemp(prefix=f"custody-{what}-", dir=context._temp_dir))
 
 
 def beside_the_script() -> dict[str, Path]:
