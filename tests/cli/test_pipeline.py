@@ -339,6 +339,10 @@ def test_states_are_listed_and_one_is_shown(quick: Run, live: Custody) -> None:
     text = quick("pipeline", "status", "orders", "fraud").out
     assert "9 failures in a row" in text
     assert "no disk (" in text
+    live.pause("orders", "fraud", reason="the till is closed")
+    assert "the till is closed" in quick("pipeline", "status", "orders", "fraud").out
+    shown = quick("pipeline", "status", "orders", "fraud", "--json").document
+    assert (shown["paused_at"] is not None, shown["paused_reason"]) == (True, "the till is closed")
     assert quick("pipeline", "status", "orders", "none", "--json", code=1).error["code"] == "group_not_found"
 
 

@@ -152,7 +152,6 @@ def _show(door: Door, group: GroupFound) -> None:
     if door.json:
         door.emit(group)
         return
-    paused = None if group.paused_at is None else f"since {render.moment(group.paused_at)}: {group.paused_reason or ''}"
     door.facts(
         {
             "topic": group.topic,
@@ -160,7 +159,7 @@ def _show(door: Door, group: GroupFound) -> None:
             "kind": "bare: only a cursor" if group.bare else "with a lifecycle",
             "bound to": _bound(group),
             "created": group.created_at,
-            "paused": paused,
+            "paused": render.pause(group),
             **render.policy(group),
         }
     )

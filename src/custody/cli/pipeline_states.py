@@ -44,7 +44,7 @@ def status(
     """Show how one pipeline fares: its state, tries and last error, driver and claim, and where its group stands."""
     door = door_of(ctx)
     with door.connect() as c:
-        c.group(topic, group)
+        standing = c.group(topic, group)
         found = c.pipelines(topic, group)
         if not found:
             raise InvalidArgument(
@@ -52,13 +52,15 @@ def status(
             )
         state, figures = found[0], c.figures(topic, group)
     if door.json:
-        door.emit({**plain(state), "figures": figures})
+        paused = {name: getattr(standing, name) for name in ("paused_at", "paused_reason")}
+        door.emit({**plain(state), **plain(paused), "figures": figures})
         return
     door.facts(
         {
             "pipeline": _name(state),
             "state": f"{state.state}, for {render.span(state.for_seconds)}",
             **_troubles(state),
+            "paused": render.pause(standing),
             "driver": f"{state.driver} (epoch {state.epoch}), alive {render.span(state.seen_seconds)} ago",
             "in flight": _in_flight(state),
             "group": ", ".join(

@@ -67,6 +67,15 @@ def moment(at: datetime, *, milliseconds: bool = False) -> str:
     return at.astimezone().isoformat(sep=" ", timespec="milliseconds" if milliseconds else "seconds")
 
 
+def pause(group: Group) -> str | None:
+    """Since when a group is paused, and why; None if it is not."""
+    return (
+        None
+        if group.paused_at is None
+        else f"since {moment(group.paused_at)}: {group.paused_reason or 'no reason given'}"
+    )
+
+
 def span(value: float | timedelta | None) -> str:
     """A duration for people: `12 ms`, `3.4 s`, `5 min`, `2.5 h`."""
     if value is None:
