@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -323,3 +324,16 @@ def test_a_bomb_is_not_inflated_beyond_the_limit() -> None:
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.req("G19")
+def test_many_members_cost_no_more_than_their_bytes() -> None:
+    empty = gzip.compress(b"")
+
+    def took(count: int) -> float:
+        began = time.process_time()
+        assert inflate(empty * count + gzip.compress(b"{}"), 1_000_000) == b"{}"
+        return time.process_time() - began
+
+    few = min(took(4_000) for _ in range(3))
+    assert took(80_000) < 100 * few, "twenty times as many take twenty times as long, with slack"

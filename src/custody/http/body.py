@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from custody.http.state import State
 
 _GZIP = 16 + zlib.MAX_WBITS
+PIECE = 4096
+"""So much is inflated at a time."""
 
 
 class Body:
@@ -86,19 +88,24 @@ async def _received(receive: Receive, limit: int, timeout: float) -> bytes:
 def inflate(given: bytes, limit: int) -> bytes:
     """What was compressed with gzip. Nothing is inflated beyond the limit."""
     parts: list[bytes] = []
-    left = limit
+    left, whole = limit, memoryview(given)
+    member = zlib.decompressobj(_GZIP)
     try:
-        while given:  # more than one member may follow one another
-            member = zlib.decompressobj(_GZIP)
-            parts.append(member.decompress(given, left + 1))
-            left -= len(parts[-1])
-            if left < 0:
-                raise _too_large(limit)
-            if not member.eof:
-                raise InvalidJson("the body is not gzip to its end", "Send all of it.")
-            given = member.unused_data
+        # in pieces: what follows the end of a member is copied, and there may be very many members
+        for start in range(0, len(whole), PIECE):
+            rest: bytes | memoryview = whole[start : start + PIECE]
+            while rest:
+                if member.eof:
+                    member = zlib.decompressobj(_GZIP)
+                parts.append(member.decompress(rest, left + 1))
+                left -= len(parts[-1])
+                if left < 0:
+                    raise _too_large(limit)
+                rest = member.unused_data
     except zlib.error as error:
         raise InvalidJson(f"the body is not gzip: {error}", "Leave out Content-Encoding if it is plain.") from error
+    if not member.eof:
+        raise InvalidJson("the body is not gzip to its end", "Send all of it.")
     return b"".join(parts)
 
 
