@@ -8,7 +8,10 @@ has a key shows it at once, so that callers without one cannot keep callers with
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ipaddress
+import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -49,7 +52,8 @@ class Connection:
     def stalls(self, now: float, timeout: float) -> bool:
         """Whether the client has taken next to nothing for so long. Asked regularly."""
         waiting = self.waiting
-        taken = self.written - waiting
+        # what the system holds has not been taken either: it may be megabytes, and asks for more only after a third
+        taken = self.written - waiting - (_sent(self.transport) if waiting else 0)
         if not waiting or taken - self._mark >= SLOWEST * timeout or not self._since:
             self._mark, self._since = taken, now if waiting else 0.0
             return False
@@ -191,6 +195,15 @@ class Connections:
         self._looking = None
         if len(self._all):
             self._look_later()
+
+
+def _sent(transport: asyncio.BaseTransport) -> int:
+    """Bytes of a connection that the system has, and of which its client has not said that they have come."""
+    try:
+        found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # it is closed, or the system does not tell
+        return 0
+    return int.from_bytes(found, sys.byteorder)
 
 
 def client_of(transport: asyncio.BaseTransport) -> str:
