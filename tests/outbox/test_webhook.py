@@ -96,7 +96,8 @@ def test_what_an_answer_means(service: Service, status: int, error: type[Excepti
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("120", 120), ("0", 0), ("99999999999", 3600), ("Wed, 21 Oct 2015 07:28:30 GMT", 30),
-     ("Wed, 21 Oct 2015 07:27:00 GMT", 0), ("Thu, 22 Oct 2015 07:28:00 GMT", 3600), ("soon", None), (None, None)],
+     ("Wed, 21 Oct 2015 07:27:00 GMT", 0), ("Thu, 22 Oct 2015 07:28:00 GMT", 3600), ("soon", None), (None, None),
+     ("Wed, 21 Oct 99999999999 07:28:00 GMT", None)],
 )  # fmt: skip
 @pytest.mark.parametrize("status", [429, 503, 500])
 def test_an_answer_may_say_when_to_come_again(service: Service, status: int, given: str | None, expected: Any) -> None:
@@ -126,7 +127,9 @@ def test_a_redirect_is_not_followed_and_the_error_says_where_to(service: Service
      ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False),
      ("255.255.255.255", False), ("::1", False), ("::", False), ("fe80::1%eth0", False), ("fd00::1", False),
      ("ff02::1", False), ("::ffff:127.0.0.1", False), ("::ffff:a9fe:a9fe", False), ("64:ff9b::a9fe:a9fe", False),
-     ("2002:7f00:1::", False)],
+     ("2002:7f00:1::", False), ("64:ff9b::5db8:d70e", True), ("64:ff9b:1::7f00:1", False), ("fec0::1", False),
+     ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False), ("3fff::1", False), ("5f00::1", False),
+     ("192.0.0.8", False)],
 )  # fmt: skip
 def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert Networks().permit(address) == public

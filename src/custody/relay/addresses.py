@@ -13,7 +13,12 @@ from typing import Any, TypeVar
 from custody.errors import InvalidArgument
 
 ALLOWING = "If the relay may connect to it, allow its network (allow_networks, --allow-network)."
-_NAT64 = ip_network("64:ff9b::/96")
+_EMBEDDING = [ip_network(network) for network in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")]
+"""The last 32 bits are an IPv4 address that a translator or a tunnel on the way would connect to."""
+_NOT_PUBLIC = [
+    ip_network(network) for network in ("64:ff9b:1::/48", "fec0::/10", "3fff::/20", "5f00::/16", "192.0.0.0/24")
+]
+"""Special ranges that not every version of Python takes for such: local translators, sites, documentation, routing."""
 
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -41,7 +46,8 @@ class Networks:
         return all(self._permits(each) for each in _meant(ip_address(address.partition("%")[0])))
 
     def _permits(self, address: IPv4Address | IPv6Address) -> bool:
-        public = address.is_global and not address.is_multicast
+        special = address.is_multicast or any(address in network for network in _NOT_PUBLIC)
+        public = address.is_global and not special
         return public or any(address in network for network in self._allowed)
 
 
@@ -58,7 +64,7 @@ def _meant(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address
         return [address]
     if address.ipv4_mapped is not None:
         return [address.ipv4_mapped]
-    if address in _NAT64:
+    if int(address) > 1 and any(address in network for network in _EMBEDDING):  # :: and ::1 stand for themselves
         return [IPv4Address(int(address) & 0xFFFFFFFF)]
     through = [address.sixtofour, *(address.teredo or ())]
     return [address, *(each for each in through if each is not None)]

@@ -42,7 +42,7 @@ def retry_after(headers: http.client.HTTPMessage, now: float, most: float) -> fl
     given = headers.get("retry-after", "").strip()
     try:
         wait = float(given) if given.isdecimal() else parsedate_to_datetime(given).timestamp() - now
-    except ValueError:  # it is neither, or there is none
+    except (ValueError, OverflowError):  # it is neither, or there is none
         return None
     return min(max(wait, 0.0), most)
 
