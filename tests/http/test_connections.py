@@ -108,6 +108,30 @@ def test_after_the_answer_no_more_of_a_body_is_read_than_a_body_may_have(
         client.sendall(b"x" * 100_000_000)
 
 
+def posted(body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /topics HTTP/1.1", b"Host: localhost", *headers]
+    return b"\r\n".join([*lines, b"", body])
+
+
+@pytest.mark.parametrize("piece", [10, 10_000])
+@pytest.mark.parametrize("framing", [b"Content-Length: 17", b"Transfer-Encoding: chunked"])
+def test_a_body_is_read_although_another_protocol_is_offered(
+    http_: Http, opened: ExitStack, framing: bytes, piece: int
+) -> None:
+    """As some clients do with every request (h2c). The body must not be taken for a request either."""
+    body = b'{"name":"orders"}' if b"17" in framing else b'11\r\n{"name":"orders"}\r\n0\r\n\r\n'
+    client = connect(http_, opened)
+    whole = posted(body, b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk", framing)
+    sent = whole + WHOLE
+    for start in range(0, len(sent), piece):
+        client.sendall(sent[start : start + piece])
+    received = b""
+    while received.count(b"HTTP/1.1 ") < 2 or not received.endswith(b"}"):
+        received += client.recv(65536)
+    assert received.startswith(b"HTTP/1.1 201 ")
+    assert b'{"status":"ok"}' in received
+
+
 def test_empty_lines_keep_no_connection(serve: Callable[..., Http], opened: ExitStack) -> None:
     http = serve(body_timeout="300ms")
     fresh, used = connect(http, opened), connect(http, opened)
@@ -230,6 +254,30 @@ def test_a_client_that_takes_nothing_is_cut_and_one_that_reads_slowly_is_not(
     assert 'custody_http_connections_closed_total{reason="unread"} 3.0' in exposed
     assert 'custody_http_buffered_bytes{kind="answers"} ' in exposed
     assert 'custody_http_connections{state="trusted"} ' in exposed
+
+
+def test_what_the_system_holds_is_not_taken_yet() -> None:
+    """It takes megabytes at once, and asks for more only when a third is gone: a slow reader would look like none."""
+
+    async def look() -> None:
+        made = asyncio.get_running_loop().create_future()
+        server = await asyncio.start_server(lambda _, writer: made.set_result(writer), "127.0.0.1", 0)
+        with closing(socket.socket()) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(server.sockets[0].getsockname())
+            transport = (await made).transport
+            connection = bounds.Connection(transport, "-", 0.0)
+            bounds.Writing(transport, connection).write(bytes(20_000_000))
+            assert not connection.stalls(1.0, 30.0), "the first look"
+            left = 100_000
+            while left:
+                left -= len(client.recv(min(left, 4_096)))
+            assert not connection.stalls(40.0, 30.0)
+            assert connection.stalls(80.0, 30.0), "nothing was taken since"
+            transport.abort()
+        server.close()
+
+    asyncio.run(look())
 
 
 def test_answers_that_nobody_reads_take_no_more_than_the_limit(

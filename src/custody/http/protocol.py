@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -43,6 +44,10 @@ def _whole(status: int, kind: bytes, text: bytes, extra: bytes = b"") -> bytes:
 _CROWDED = _whole(503, b"application/json", msgspec.json.encode(ErrorOut(_NO_ROOM)), b"retry-after: 1\r\n")
 
 
+_FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say where a body ends."""
+
+
 class _TooLarge(Exception):
     pass
 
@@ -72,6 +77,7 @@ class Bounded(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._rest = b""
+        self._upgrades, self._again = False, False
         self.connection: Connection | None = None
 
     # as uvicorn has it, which asyncio's own type does not allow
@@ -115,7 +121,18 @@ class Bounded(HttpToolsProtocol):
                 return
 
     def _parse(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            data = data[upgrade.args[0] :]
+            self._stay()
+            if data:
+                self._parse(data)
+            return
+        except httptools.HttpParserError:
+            self.logger.warning(message := "Invalid HTTP request received.")
+            self.send_400_response(message)
         if self.transport.is_closing():
             return
         if not self._complete:
@@ -131,16 +148,33 @@ class Bounded(HttpToolsProtocol):
         if self._late is None and self.timeout_keep_alive_task is None:
             self._late = self.loop.call_later(self.head_timeout, self._too_slow)
 
+    def _stay(self) -> None:
+        """Goes on with HTTP/1.1 after a request that offers another protocol: some clients do so with every request.
+        The parser would take its body for that protocol, and for the next request. Another one begins at the body."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        self._upgrades, self._again = False, True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
+
     def _idle(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return (cycle is None or cycle.response_complete) and not self.pipeline
 
     def on_message_begin(self) -> None:
+        if self._again:
+            return
         self._size, self._count, self._complete, self._whole = 0, 0, False, False
         super().on_message_begin()
         self.scope["custody.connection"] = self  # type: ignore[typeddict-unknown-key]  # for the middleware
 
+    def on_url(self, url: bytes) -> None:
+        if not self._again:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._again:
+            return
         self._count += 1
         if self._count > MOST_HEADERS:
             self._oversize = True
@@ -148,6 +182,10 @@ class Bounded(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._again:
+            self._again = False
+            return
+        self._upgrades = self.parser.should_upgrade()
         self._complete, self._after = True, 0
         self._in_time()
         super().on_headers_complete()
@@ -160,6 +198,8 @@ class Bounded(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
         self._whole = True
         if self._lingering is not None:
             self._lingering.cancel()
