@@ -38,28 +38,33 @@ def require_callable(function: object, what: str, takes: tuple[str, ...]) -> Non
 def require_handler(handler: Callable[..., object], *, generators: bool, coroutines: bool) -> None:
     """Refuses a handler that would not run: the caller says which kinds it runs."""
     require_callable(handler, "the handler", ("message",))
-    call = _call_of(handler)
-    if any(map(inspect.isasyncgenfunction, (handler, call))):
-        raise InvalidArgument("the handler is an async generator, which nobody would run", "Use a plain function.")
-    if not generators and any(map(inspect.isgeneratorfunction, (handler, call))):
+    require_run(handler, "the handler", generators=generators, coroutines=coroutines)
+
+
+def require_run(function: object, what: str, *, generators: bool = False, coroutines: bool = False) -> None:
+    """Refuses a function of which a call does nothing."""
+    call = _call_of(function)
+    if any(map(inspect.isasyncgenfunction, (function, call))):
+        raise InvalidArgument(f"{what} is an async generator, which nobody would run", "Use a plain function.")
+    if not generators and any(map(inspect.isgeneratorfunction, (function, call))):
         raise InvalidArgument(
-            "the handler has a yield, so a call of it would not run it",
-            "A worker publishes nothing: remove the yield.",
+            f"{what} has a yield, so a call of it would not run it",
+            "Nothing takes what it yields: remove the yield.",
         )
-    if not coroutines and is_coroutine_function(handler):
+    if not coroutines and is_coroutine_function(function):
         raise InvalidArgument(
-            "the handler is a coroutine function (async def), which nobody would await here",
+            f"{what} is a coroutine function (async def), which nobody would await here",
             "Use a plain function, and asyncio.run(…) within it where it has to await something.",
         )
 
 
-def require_finished(returned: object) -> None:
-    """Refuses what a call returned if it has yet to run: nothing has been done with the message then."""
+def require_finished(returned: object, what: str = "the handler") -> None:
+    """Refuses what a call returned if it has yet to run: nothing has been done then."""
     if inspect.iscoroutine(returned):
         returned.close()  # or Python would warn that it was never awaited
-        raise TypeError("the handler returned a coroutine, which nobody awaits: define it with `async def`")
+        raise TypeError(f"{what} returned a coroutine, which nobody awaits: define it with `async def`")
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
-        raise TypeError("the handler returned a generator, which nobody runs: nothing was done")
+        raise TypeError(f"{what} returned a generator, which nobody runs: nothing was done")
 
 
 def _call_of(handler: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ pytestmark = pytest.mark.req("S2")
         ({"policy": "key"}, "the policy is a str"),
         ({"schema": ["n int"]}, "the schema has to be text, not list.*'sku string, add int'"),
         ({"schema": ""}, "the schema has to be text, not ''"),
+        ({"schema": "  "}, "the schema has to be text, not '  '"),
+        (
+            {"sink": Files("/data/out", schema=7)},
+            "the schema of the parquet files in /data/out has to be text, not int",
+        ),  # type: ignore[arg-type]
         ({"start": "earlist"}, "start cannot be 'earlist'. Did you mean 'earliest'"),
         ({"start": None}, "start cannot be None"),
         ({"start": True}, "start cannot be True"),
+        ({"start": 2**70}, "start cannot be 1180591620717411303424"),
+        ({"start": datetime(2026, 1, 1)}, "zone"),
         ({"bindings": 7}, "bindings cannot be 7"),
         ({"bindings": [7]}, "a pattern is text, not 7"),
         ({"sinks": ["out"]}, "Pipeline has no argument 'sinks'. Did you mean 'sink'"),
@@ -69,6 +77,20 @@ def generating(_message: custody.Message) -> Iterator[int]:
     yield 1
 
 
+async def saving_later(_rows: object, _write: object) -> None: ...
+
+
+def saving_in_parts(_rows: object, _write: object) -> Iterator[int]:
+    yield 1
+
+
+def test_a_write_that_has_yet_to_run_is_not_taken_for_one() -> None:
+    pipeline: Any = Pipeline(source="in", group="g")
+    pipeline.write(lambda rows, write: saving_later(rows, write))
+    with pytest.raises(TypeError, match=r"function .* returned a coroutine, which nobody awaits"):
+        pipeline.outside[0].stage(None, None)
+
+
 def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
     pipeline: Any = Pipeline(source="in", group="g")
     for wrong, told in (
@@ -81,9 +103,18 @@ def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
             pipeline.each(wrong)
     with pytest.raises(InvalidArgument, match=r"Define it as def frame\(messages\)"):
         pipeline.frame(lambda a, b: (a, b))
-    for wrong in (lambda rows: rows, "save"):
-        with pytest.raises(InvalidArgument, match=r"def write\(rows, write\)"):
+    with pytest.raises(InvalidArgument, match="the frame is a coroutine function"):
+        pipeline.frame(awaiting)
+    for wrong, told in (
+        (lambda rows: rows, r"def write\(rows, write\)"),
+        ("save", r"def write\(rows, write\)"),
+        (saving_later, "the function of write is a coroutine function"),
+        (saving_in_parts, "the function of write has a yield"),
+    ):
+        with pytest.raises(InvalidArgument, match=told):
             pipeline.write(wrong)
+    with pytest.raises(InvalidArgument, match="the schema has to be text, not int"):
+        pipeline.write(schema=7)(lambda _rows, _write: None)
     assert pipeline.handler is pipeline.transform is None
     assert pipeline.outside == ()
     assert pipeline.each(generating) is generating
@@ -104,7 +135,13 @@ def test_wrong_settings_of_a_run_are_refused(given: dict[str, Any], told: str) -
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({"path": 7}, "files need a path"), ({"partition_by": "day"}, r"\['day'\]")]
+    ("given", "told"),
+    [
+        ({"path": 7}, "files need a path"),
+        ({"partition_by": "day"}, r"\['day'\]"),
+        ({"format": 7}, "7 is no format of plain files"),
+        ({"options": [7]}, r"options cannot be \[7\]"),
+    ],
 )
 def test_wrong_arguments_of_files_are_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from os import PathLike
 
+from custody.engine.grouping import Start, require_start
 from custody.errors import InvalidArgument, InvalidPolicy
 from custody.policy import Policy, did_you_mean
 from custody.routing import Binding, bindings_of
@@ -43,7 +43,10 @@ def sinks_of(given: object) -> tuple[tuple[str, ...], tuple[Outside, ...]]:
     twice = [one for number, one in enumerate(topics) if one in topics[:number]]
     if twice:
         raise InvalidArgument(f"the sink has the topic {twice[0]!r} twice", "Name it once.")
-    return topics, tuple(one for one in several if isinstance(one, Outside))
+    outside = tuple(one for one in several if isinstance(one, Outside))
+    for one in outside:
+        schema_of(one.schema, f"schema of the {one.name}")
+    return topics, outside
 
 
 def _require_sink(one: object, where: str) -> None:
@@ -69,19 +72,17 @@ def schema_of(given: object, what: str = "schema") -> str | None:
     if given is None or (isinstance(given, str) and given.strip()):
         return given
     raise InvalidArgument(
-        f"the {what} has to be text, not {type(given).__name__ if given else repr(given)}",
+        f"the {what} has to be text, not {repr(given) if isinstance(given, str | None) else type(given).__name__}",
         "Write the fields as in SQL: 'sku string, add int'.",
     )
 
 
-def start_of(given: object) -> None:
+def start_of(given: Start) -> Start:
     """Where a new group begins."""
     if isinstance(given, str) and given not in _START:
         raise InvalidArgument(f"start cannot be {given!r}", did_you_mean(given, _START))
-    if isinstance(given, bool) or not isinstance(given, str | int | datetime):
-        raise InvalidArgument(
-            f"start cannot be {given!r}", "It is 'earliest', 'latest', an offset, or a time with its zone."
-        )
+    require_start(given)
+    return given
 
 
 def bound_to(given: object) -> tuple[Binding, ...] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Never, TypeVar, overload
 
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
-from custody.handlers import require_callable, require_handler
+from custody.handlers import require_callable, require_handler, require_run
 from custody.policy import Duration, Policy
 from custody.routing import Binding
 from custody.spark import arguments
@@ -54,9 +54,12 @@ class Pipeline:
         **unknown: Never,
     ) -> None:
         arguments.refuse_unknown(unknown, ARGUMENTS, "Pipeline")
-        arguments.start_of(start)
         self.source, self.group = arguments.name_of(source, "source"), arguments.name_of(group, "group")
-        self.policy, self.schema, self.start = arguments.policy_of(policy), arguments.schema_of(schema), start
+        self.policy, self.schema, self.start = (
+            arguments.policy_of(policy),
+            arguments.schema_of(schema),
+            arguments.start_of(start),
+        )
         self.bindings = arguments.bound_to(bindings)
         self.sinks, self.outside = arguments.sinks_of(sink)
         self.handler: Handler | None = None
@@ -87,6 +90,7 @@ class Pipeline:
         """
         self._only_one()
         require_callable(transform, "the frame", ("messages",))
+        require_run(transform, "the frame")
         self.transform = transform
         return transform
 
@@ -105,7 +109,8 @@ class Pipeline:
 
         def add(sink: W) -> W:
             require_callable(sink, "the function of write", ("rows", "write"))
-            self.outside += (Function(sink, schema),)
+            require_run(sink, "the function of write")
+            self.outside += (Function(sink, arguments.schema_of(schema)),)
             return sink
 
         return add if function is None else add(function)

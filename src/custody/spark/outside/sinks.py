@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from custody.errors import InvalidArgument
+from custody.handlers import require_finished
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +67,7 @@ class Function(Outside):
         self.schema, self._function = schema, function
 
     def stage(self, rows: DataFrame, write: Write) -> None:
-        self._function(rows, write)
+        require_finished(self._function(rows, write), self.name)
 
 
 class Files(Outside):
@@ -95,11 +96,13 @@ class Files(Outside):
             raise InvalidArgument(f"partition_by cannot be {partition_by!r}", "Give a list of columns: ['day'].")
         if not path.rstrip("/"):
             raise InvalidArgument("files need a path", "Name a directory that the driver and all executors reach.")
-        if format.lower() not in FORMATS:
+        if str(format).lower() not in FORMATS:
             raise InvalidArgument(
                 f"{format!r} is no format of plain files ({', '.join(FORMATS)})",
                 "Write to it with @pipeline.write, which gives you the rows as a DataFrame.",
             )
+        if not isinstance(options or {}, Mapping):
+            raise InvalidArgument(f"options cannot be {options!r}", "Give names and values: {'compression': 'zstd'}.")
         self.path, self.schema = path.rstrip("/"), schema
         self.name = f"{format.lower()} files in {self.path}"
         self._format, self._partition_by, self._options = format.lower(), list(partition_by), dict(options or {})
