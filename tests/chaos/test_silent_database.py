@@ -14,13 +14,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.chaos.proxy import Proxy
 from tests.http.conftest import served
 from tests.waiting import wait_for
 
 import custody
 from custody.errors import Busy, DatabaseUnavailable
-from custody.store import connecting
+from custody.store import connecting, embedded
 from custody.store.connecting import BoundedConnection
 
 pytestmark = pytest.mark.req("X5")
@@ -115,6 +116,37 @@ def test_a_call_that_takes_long_is_waited_for(c: custody.Custody) -> None:
     """The server answers on another connection, and says that it is at work."""
     with c._db.connection() as connection:
         assert connection.execute("SELECT 7 FROM pg_sleep(2)").fetchone() == (7,)
+
+
+def test_the_very_server_of_a_call_is_asked_what_it_does(
+    database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The URL names two hosts. The first is away when the connection is opened, and is back during the call: its server
+    knows nothing of the backend."""
+    name = str(conninfo_to_dict(database_url)["dbname"])
+    with (
+        embedded.acquire(tmp_path_factory.mktemp("other")) as other,
+        closing(Proxy(database_url)) as mine,
+        closing(Proxy(make_conninfo(other.url, dbname=name))) as away,
+    ):
+        with psycopg.connect(other.url, autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
+        ports = [str(conninfo_to_dict(proxy.url)["port"]) for proxy in (away, mine)]
+        away.sever()
+        both = make_conninfo(mine.url, host="127.0.0.1,127.0.0.1", port=",".join(ports))
+        with BoundedConnection.connect(both, autocommit=True) as connection:
+            away.mend()
+            assert connection.execute("SELECT 7 FROM pg_sleep(2)").fetchone() == (7,)
+
+
+def test_a_connection_that_was_closed_while_idle_costs_no_call(database_url: str) -> None:
+    """By a restart, or by idle_session_timeout."""
+    with custody.connect(database_url, pool_size=3) as c, psycopg.connect(database_url, autocommit=True) as operator:
+        c.create_topic("t")
+        backends = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'custody'"
+        operator.execute(f"SELECT pg_terminate_backend(pid) {backends}")
+        wait_for(lambda: operator.execute(f"SELECT 1 {backends}").fetchone() is None, "its backends are gone")
+        assert c.publish("t", 1).offset == 0
 
 
 def test_the_limit_of_a_call_holds_though_the_server_sends_nothing(proxy: Proxy) -> None:

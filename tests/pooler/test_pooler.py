@@ -14,13 +14,15 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from tests.http.conftest import served
-from tests.pooler.conftest import POOL, through
+from tests.pooler.conftest import POOL, pgbouncer, through
 from tests.waiting import wait_for
 
 import custody
 from custody import Constant, Outgoing, Policy, outbox
-from custody.errors import Busy, InvalidConfig
+from custody.errors import Busy, DatabaseUnavailable, InvalidConfig
 from custody.relay import Relay
+from custody.store import connecting
+from custody.store.connecting import BoundedConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -296,3 +298,51 @@ def test_the_doctor_says_what_it_found(pooled_url: str, database_url: str, run_c
 def test_a_setting_that_the_pooler_refuses_is_named(pooled_url: str) -> None:
     with pytest.raises(InvalidConfig, match=r"options.*ALTER ROLE"):
         custody.connect(f"{pooled_url}&options=-c%20work_mem%3D8MB")
+
+
+def test_a_pooler_in_statement_mode_is_refused(server_url: str, database_url: str) -> None:
+    """It takes no transactions: some verbs would work and others not."""
+    with pgbouncer(server_url, "statement") as place:
+        for opening in (custody.connect, custody.migrate):
+            with pytest.raises(InvalidConfig, match="pool_mode = transaction"):
+                opening(through(place, database_url))
+
+
+@pytest.mark.parametrize("patience", [120.0, 0.0])
+def test_a_pooler_whose_backends_are_all_at_work_is_waited_for(
+    server_url: str, database_url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """Then it answers nobody, as it does before a database that is silent, which is given up after a longer time."""
+    monkeypatch.setattr(connecting, "SILENCE", 0.2)
+    monkeypatch.setattr(connecting, "PROBE", 2)
+    monkeypatch.setattr(connecting, "POOLER_SILENCE", patience)
+    probed: list[str | None] = []
+    probe = BoundedConnection._probe
+
+    def noted(connection: BoundedConnection, waiting: Any) -> str | None:
+        probed.append(probe(connection, waiting))
+        return probed[-1]
+
+    monkeypatch.setattr(BoundedConnection, "_probe", noted)
+    with pgbouncer(server_url, "transaction") as place, custody.connect(through(place, database_url)) as c:
+        c.create_topic("t")
+        outcomes: list[object] = []
+
+        def publish() -> None:
+            try:
+                outcomes.append(c.publish("t", 1).topic)
+            except Exception as error:
+                outcomes.append(type(error))
+
+        callers = [threading.Thread(target=publish) for _ in range(POOL)]
+        with db.transaction():
+            db.execute("LOCK TABLE custody.topics IN ACCESS EXCLUSIVE MODE")
+            for caller in callers:
+                caller.start()
+            wait_for(lambda: len(probed) >= POOL, "each was asked for on another connection", timeout=30)
+        for caller in callers:
+            caller.join(60)
+    if patience:
+        assert outcomes == ["t"] * POOL
+    else:
+        assert DatabaseUnavailable in outcomes  # then a backend is free, so that others may get an answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -21,7 +22,7 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.adapt import Buffer, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import Format
+from psycopg.pq import Format, TransactionStatus
 
 CONNECT = 10
 """Seconds for opening a connection."""
@@ -31,6 +32,9 @@ PROBE = 5
 """Seconds for that answer."""
 GRACE = 5.0
 """So much longer than its statement timeout the answer to a statement is waited for."""
+POOLER_SILENCE = 120.0
+"""Behind a pooler that answer may take so many seconds: while all backends are at work, the question waits as well.
+PgBouncer itself gives up a client that has waited for a backend as long (query_wait_timeout)."""
 PREPARED_AFTER = 2
 """A statement is prepared when it was run so often on a connection, unless a pooler is in between."""
 TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
@@ -59,6 +63,11 @@ class _Waiting:
     def so_far(self) -> float:
         return time.monotonic() - self.since
 
+    def something_came(self) -> None:
+        """Whoever sends a long answer over a slow line is not silent."""
+        self.look = time.monotonic() + SILENCE
+        self.idle = 0
+
 
 class _Limited(psycopg.Connection[Any]):
     """A connection on which nobody waits longer than `answer_within` seconds for an answer."""
@@ -76,7 +85,9 @@ class _Limited(psycopg.Connection[Any]):
                 ready = yield gen.send(ready)
             waiting = _Waiting()
             while True:
-                if not ready:
+                if ready:
+                    waiting.something_came()
+                else:
                     self._nothing_yet(waiting)
                 ready = yield gen.send(ready)
         except StopIteration as done:
@@ -150,6 +161,16 @@ class BoundedConnection(_Limited):
         """Within it statements run at READ COMMITTED, in autocommit mode too."""
         return self.transaction() if self.names_level else nullcontext()
 
+    @property
+    def stale(self) -> bool:
+        """Whether something came over an idle connection: a server that closes it says so, or at least ends the stream.
+        To look for that costs no round trip."""
+        if self.pgconn.transaction_status != TransactionStatus.IDLE:  # or it is closed
+            return True
+        arrived = select.poll()
+        arrived.register(self.fileno(), select.POLLIN)
+        return bool(arrived.poll(0))
+
     @contextmanager
     def answering(self, within: float) -> Iterator[None]:
         """Within it no answer is waited for longer than that."""
@@ -160,36 +181,51 @@ class BoundedConnection(_Limited):
             self.answer_within = usual
 
     def _nothing_yet(self, waiting: _Waiting) -> None:
-        super()._nothing_yet(waiting)
         if self.pooled and self.limit is not None and waiting.so_far > self.limit and not waiting.cancelled:
             waiting.cancelled = True  # no session has a statement timeout here
             with suppress(psycopg.Error):  # then the client gives up a little later
                 self.cancel_safe(timeout=PROBE)
+            return
+        super()._nothing_yet(waiting)
         if time.monotonic() > waiting.look:
-            state = self._probe()
+            state = self._probe(waiting)
             # idle: what was sent has not arrived, or its answer was lost; seen once, it may just be on its way
             waiting.idle = waiting.idle + 1 if state is not None and state.startswith("idle") else 0
             if state is None or state == GONE or waiting.idle > 1:
                 raise self._give_up(waiting)
             waiting.look = time.monotonic() + SILENCE
 
-    def _probe(self) -> str | None:
+    def _probe(self, waiting: _Waiting) -> str | None:
         """What the backend is doing, as another connection sees it; empty if that cannot be told; None if the server
         answers nobody."""
         try:
-            with _Limited.connect(make_conninfo(self._url, connect_timeout=PROBE), autocommit=True) as other:
+            with _Limited.connect(self._same_server(), autocommit=True) as other:
                 other.answer_within = PROBE
                 found = other.execute(
                     "SELECT coalesce(state, '') FROM pg_stat_activity WHERE pid = %s",
                     [self.info.backend_pid],
                     prepare=False,
                 ).fetchone()
+        except Silent:
+            return "" if self.pooled and waiting.so_far < POOLER_SILENCE else None
         except psycopg.Error as error:
             # a refusal (too many connections) is an answer too
             return "" if error.sqlstate is not None or _BY_THE_SERVER.search(str(error)) else None
         if self.pooled:
             return ""
         return GONE if found is None else str(found[0])
+
+    def _same_server(self) -> str:
+        """A URL for the very server of this connection. Several hosts, or a name with several addresses, may lead to
+        another server by now, which knows nothing of the backend."""
+        return make_conninfo(
+            self._url,
+            host=self.info.host,
+            hostaddr=self.info.hostaddr or None,
+            port=self.info.port,
+            target_session_attrs="any",
+            connect_timeout=PROBE,
+        )
 
 
 class _UtcLoader(Loader):

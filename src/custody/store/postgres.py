@@ -90,34 +90,42 @@ def translate(error: psycopg.Error) -> CustodyError:
     if isinstance(
         error, pg_errors.ProgramLimitExceeded
     ):  # an operational error for the driver, but it would be one again
-        return InvalidArgument(error.diag.message_primary or str(error).strip())
+        return InvalidArgument(_said(error))
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
     if isinstance(error, pg_errors.IntegrityError):
-        return InvalidArgument(error.diag.message_primary or str(error).strip()).showing(
-            "the database does not take it"
-        )
+        return InvalidArgument(_said(error)).showing("the database does not take it")
     if refused_by_driver or isinstance(error, pg_errors.DataError):
-        return InvalidArgument(error.diag.message_primary or str(error).strip())
+        return InvalidArgument(_said(error))
     if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
         return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
         said = "the database gave up waiting"
-        return Busy(f"{said}: {str(error).strip()}", "Try again.").showing(said)
+        return Busy(f"{said}: {_said(error)}", "Try again.").showing(said)
     if isinstance(error, pg_errors.ReadOnlySqlTransaction):
         said = "the database takes no changes"
         remedy = "After a failover it is a standby: try again. It may also have default_transaction_read_only set."
-        return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
+        return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
     if "unsupported startup parameter" in str(error):
         return InvalidConfig(
             f"the connection pooler refuses a setting of the connection: {str(error).strip()}",
             "Leave it out of the URL (`options` is PGOPTIONS too): set it for the role with ALTER ROLE … SET. "
             "Or add it to ignore_startup_parameters of the pooler.",
         )
+    if "statement pooling mode" in str(error):
+        return InvalidConfig(
+            f"the connection pooler takes no transactions: {str(error).strip()}",
+            "Set pool_mode = transaction (or session) for this database in the pooler.",
+        )
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
         said = "the database cannot be reached"
         remedy = "Check that it runs, and try again."
-        return DatabaseUnavailable(f"{said}: {str(error).strip()}", remedy).showing(said)
+        return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
     return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
+
+
+def _said(error: psycopg.Error) -> str:
+    """The server's message, without the statements of our functions in which it happened; or the driver's."""
+    return error.diag.message_primary or str(error).strip()
 
 
 def without_own_passwords(url: str) -> str:
@@ -145,6 +153,7 @@ class Database:
             open=False,
             kwargs=settings,
             connection_class=BoundedConnection,
+            check=self._require_open,
             # after that it waits for somebody to ask: its pauses between two attempts only get longer
             reconnect_timeout=timeout,
         )
@@ -152,7 +161,18 @@ class Database:
             # the pool would try for long and say little
             with BoundedConnection.connect(url, **settings) as first:
                 self.pooled, self.isolation_default = first.pooled, first.isolation_default
+                if first.pooled:
+                    with first.transaction():  # refused in statement mode
+                        first.execute("SELECT 1")
             self._pool.open(wait=True, timeout=timeout)
+
+    def _require_open(self, connection: BoundedConnection) -> None:
+        """Refuses a connection that the server has closed while nobody used it (a restart, idle_session_timeout). The
+        others in the pool go with it, so that the next one is new."""
+        if connection.stale:
+            connection.close()
+            self._pool.drain()
+            raise psycopg.OperationalError("the server has closed it")
 
     def close(self) -> None:
         self._pool.close()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import TransactionStatus
 
 from custody.store.append import SIGNATURE, TRAILER
 from custody.store.connecting import BoundedConnection
@@ -40,7 +38,7 @@ def connection(url: str) -> Iterator[Connection]:
     mine = (os.getpid(), url)
     with translated():
         held = _connections.get(mine)
-        if held is not None and not _usable(held):
+        if held is not None and held.stale:
             _connections.pop(mine).close()
             held = None
         if held is None:
@@ -53,16 +51,6 @@ def connection(url: str) -> Iterator[Connection]:
             _connections.pop(mine, None)
             held.close()
             raise
-
-
-def _usable(held: Connection) -> bool:
-    """Whether nothing has come over an idle connection: a server that went away has said so, or has at least ended the
-    stream. To look for that costs no round trip."""
-    if held.closed or held.info.transaction_status != TransactionStatus.IDLE:
-        return False
-    waiting = select.poll()
-    waiting.register(held.fileno(), select.POLLIN)
-    return not waiting.poll(0)
 
 
 def call(url: str, function: str, /, **arguments: object) -> list[Row]:
