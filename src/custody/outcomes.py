@@ -59,7 +59,16 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if isinstance(error, Later):
         return Outcome("later", error=error.reason, delay=error.after)
     if isinstance(error, Dead):
-        return Outcome("dead", error=str(error) or "given up by the handler")
+        return Outcome("dead", error=_text(error) or "given up by the handler")
     if isinstance(error, Retry):
-        return Outcome("nack", error=str(error), delay=error.after)
-    return Outcome("nack", error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return Outcome("nack", error=_text(error), delay=error.after)
+    text = _text(error)
+    return Outcome("nack", error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, if its own code can tell."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its text could not be made: {type(another).__name__})"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -109,3 +112,28 @@ def test_without_the_pause_messages_are_charged(c: custody.Custody, spark: Spark
     summary = run(pipeline_of(undefined), c, spark, pause_if_all_fail=False)
     assert (summary.done, summary.dead) == (0, 12)
     assert c.group("in", "g").paused_at is None
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        return self.args[0]  # type: ignore[no-any-return]
+
+
+def test_whatever_a_handler_raises_is_charged_to_its_message(c: custody.Custody, spark: SparkSession) -> None:
+    def handle(message: custody.Message) -> object:
+        if message.payload["n"] == 3:
+            raise asyncio.CancelledError  # no Exception, as are the panics of code in Rust
+        if message.payload["n"] == 4:
+            raise Silent  # whose text raises another error
+        return message.payload
+
+    publish(c, 12)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    tried = {trial.message.payload["n"]: trial.outcome for trial in pipeline_of(handle).try_out(c, spark=spark)}
+    assert tried == {n: "nack" if n in (3, 4) else "ack" for n in range(12)}
+    summary = run(pipeline_of(handle), c, spark)
+    assert (summary.done, summary.dead, summary.restarts) == (10, 2, 0)
+    assert sorted((letter.last_error or "").partition(" ")[0] for letter in c.dead("in", "g")) == [
+        "CancelledError",
+        "Silent:",
+    ]

@@ -255,7 +255,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                         topic_uid=job.topic_uid,
                     )
                     outputs = handling.outputs(message)
-                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                except BaseException as error:  # an exit too, a cancelled coroutine, a panic of code in Rust
                     outcome = outcome_of(error)
                     rows.append({**where, "outcome": outcome.kind, "error": outcome.error})
                     continue

@@ -140,7 +140,7 @@ class Attempt:
                 runs(partition, offset)
                 try:
                     outputs = handling.outputs(message)
-                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                except BaseException as error:  # an exit too, a cancelled coroutine, a panic of code in Rust
                     outcome, cause = outcome_of(error), cause_of(error)
                 finally:
                     idle()
