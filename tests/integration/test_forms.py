@@ -99,6 +99,19 @@ def test_no_table_takes_what_no_reader_can_decode(c: custody.Custody, db: psycop
         assert caught.value.diag.constraint_name == "message_form"
 
 
+@pytest.mark.parametrize("time", ["infinity", "10000-01-01Z", "0002-01-01 BC"])
+def test_a_delayed_message_has_a_time_that_clients_can_read(
+    c: custody.Custody, db: psycopg.Connection, time: str
+) -> None:
+    c.create_topic("orders")
+    delay = (
+        "SELECT custody.publish_delayed('orders', '{0}', '{k}', '{j}', ARRAY['1'::bytea], '{NULL}',"
+        " ARRAY[%s::timestamptz], '{NULL}')"
+    )
+    assert refused(db, delay, time)[0] == "invalid_argument"
+    assert c.delayed("orders") == []
+
+
 def test_a_policy_has_its_form(c: custody.Custody, db: psycopg.Connection) -> None:
     c.create_topic("orders")
     make = "SELECT custody.create_group('orders', 'g', %s)"

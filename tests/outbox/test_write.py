@@ -141,6 +141,43 @@ def test_headers_that_are_no_texts_are_refused_in_sql(mine: psycopg.Connection[A
         mine.rollback()
 
 
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "10000-01-01Z", "0002-01-01 BC"])
+def test_times_that_no_client_can_read_are_refused(outbox: Outbox, mine: psycopg.Connection[Any], time: str) -> None:
+    with pytest.raises(psycopg.Error, match="cannot be available at") as refused:
+        mine.execute("SELECT custody.outbox_write('placed', '1', p_available_at => %s)", [time])
+    assert refused.value.diag.message_hint == "Give a time in the years 1 to 9999."
+    mine.rollback()
+    last = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    custody.outbox.write(mine, event_type="e", payload=1, destination="test:", available_at=last)
+    mine.commit()
+    for place in range(3):
+        values = ", ".join(f"'{time}'" if number == place else "now()" for number in range(3))
+        with pytest.raises(psycopg.errors.CheckViolation) as caught:
+            mine.execute(
+                "INSERT INTO custody.outbox (event_id, event_type, kind, payload, created_at, available_at, updated_at)"
+                f" VALUES (gen_random_uuid(), 'e', 'j', '1', {values})".encode()
+            )
+        assert caught.value.diag.constraint_name == "outbox_times_in_years_1_to_9999"
+        mine.rollback()
+    assert [event.available_at for event in outbox.events()] == [last]
+
+
+@pytest.mark.req("O3")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "suspect = 0",
+        "claimed_with = -1",
+        "available_at = 'infinity'",
+        "status = 'CLAIMED', claimed_at = clock_timestamp(), claimed_by = 'x', expires_at = 'infinity'",
+    ],
+)
+def test_no_update_by_hand_hides_an_event_from_relays(mine: psycopg.Connection[Any], changes: str) -> None:
+    custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        mine.execute(f"UPDATE custody.outbox SET {changes}".encode())
+
+
 @pytest.mark.req("O10")
 def test_writers_of_one_ordering_key_commit_in_the_order_of_their_ids(outbox: Outbox, outbox_url: str) -> None:
     """The second waits for the first; a writer of another key, or of none, waits for nobody."""

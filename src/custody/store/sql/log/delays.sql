@@ -18,8 +18,9 @@ BEGIN
     -- by the clock of the database: it is the one that decides when they are due
     SELECT array_agg(coalesce(m.t, coalesce(p_now, clock_timestamp()) + make_interval(secs => m.d)) ORDER BY m.n) INTO p_deliver_at
     FROM unnest(p_deliver_at, p_delays) WITH ORDINALITY m (t, d, n);
-    IF EXISTS (SELECT FROM unnest(p_deliver_at) t WHERE t IS NULL OR NOT isfinite(t)) OR cardinality(p_deliver_at) <> cardinality(p_payloads) THEN
-        PERFORM custody.refuse('invalid_argument', 'each delayed message needs the time when it is due');
+    IF EXISTS (SELECT FROM unnest(p_deliver_at) t WHERE t IS NULL OR t < '0001-01-01Z' OR t >= '10000-01-01Z') OR cardinality(p_deliver_at) <> cardinality(p_payloads) THEN
+        PERFORM custody.refuse('invalid_argument', 'each delayed message needs the time when it is due',
+            'Give one in the years 1 to 9999.');
     END IF;
     IF p_producer IS NOT NULL THEN
         RETURN QUERY SELECT r.partition, r."offset", r.deliver_at, r.duplicate

@@ -20,8 +20,8 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     claimed_at    timestamptz CHECK ((claimed_at IS NOT NULL) = (status = 'CLAIMED')),
     claimed_by    text CHECK ((claimed_by IS NOT NULL) = (status = 'CLAIMED')),
     expires_at    timestamptz CHECK ((expires_at IS NOT NULL) = (status = 'CLAIMED')),
-    claimed_with  int,                            -- how many events this claim took, this one included
-    suspect       int,                            -- its last claim expired: so many such events, at most, are claimed together
+    claimed_with  int CHECK (claimed_with > 0),   -- how many events this claim took, this one included
+    suspect       int CHECK (suspect > 0),        -- its last claim expired: so many such events, at most, are claimed together
     crashes       int NOT NULL DEFAULT 0,         -- how many claims expired of which this was the only event
     published_at  timestamptz CHECK ((published_at IS NOT NULL) = (status = 'PUBLISHED')),
     updated_at    timestamptz NOT NULL,
@@ -29,7 +29,11 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     replays       int NOT NULL DEFAULT 0 CHECK (replays >= 0),    -- how often it was sent again after it had been published
     replayed_at   timestamptz,
     releases      int NOT NULL DEFAULT 0,         -- how often a claim gave it back without an attempt
-    CHECK ((topic_id IS NULL) = (partition IS NULL))
+    CHECK ((topic_id IS NULL) = (partition IS NULL)),
+    -- others no client can read, and a claim that never expires would be held for ever
+    CONSTRAINT outbox_times_in_years_1_to_9999 CHECK (
+        least(created_at, available_at, updated_at, claimed_at, expires_at, published_at, replayed_at) >= '0001-01-01Z'
+        AND greatest(created_at, available_at, updated_at, claimed_at, expires_at, published_at, replayed_at) < '10000-01-01Z')
 );
 
 -- What operators did: replay, prune, kill.

@@ -143,6 +143,8 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'an event needs a type', 'Give a name for what happened, such as order-placed.');
     ELSIF p_payload IS NULL THEN
         PERFORM custody.refuse('invalid_argument', 'an event needs a payload', 'JSON''s null is one: ''null''::jsonb.');
+    ELSIF p_available_at < '0001-01-01Z' OR p_available_at >= '10000-01-01Z' THEN
+        PERFORM custody.refuse('invalid_argument', format('an event cannot be available at %s', p_available_at), 'Give a time in the years 1 to 9999.');
     ELSIF p_headers IS NOT NULL THEN        -- nested: a query in the condition above would cost every event
         IF jsonb_typeof(p_headers) <> 'object' OR EXISTS (
             SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h WHERE jsonb_typeof(h.value) <> 'string')
