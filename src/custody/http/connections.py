@@ -65,6 +65,7 @@ class Writing:
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
+        self.is_closing, self.close = transport.is_closing, transport.close  # asked for each request
 
     def write(self, data: bytes) -> None:
         self._connection.written += len(data)

@@ -72,12 +72,12 @@ class Bounded(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._size, self._count, self._after = 0, 0, 0
+        self._size, self._after = 0, 0
         self._complete, self._whole, self._oversize = True, True, False
         self._late: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._rest = b""
-        self._upgrades, self._again = False, False
+        self._upgrades = False
         self.connection: Connection | None = None
 
     # as uvicorn has it, which asyncio's own type does not allow
@@ -151,10 +151,10 @@ class Bounded(HttpToolsProtocol):
     def _stay(self) -> None:
         """Goes on with HTTP/1.1 after a request that offers another protocol: some clients do so with every request.
         The parser would take its body for that protocol, and for the next request. Another one begins at the body."""
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = httptools.HttpRequestParser(_FromBody(self))
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
-        self._upgrades, self._again = False, True
+        self._upgrades = False
         self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
 
     def _idle(self) -> bool:
@@ -162,29 +162,14 @@ class Bounded(HttpToolsProtocol):
         return (cycle is None or cycle.response_complete) and not self.pipeline
 
     def on_message_begin(self) -> None:
-        if self._again:
-            return
-        self._size, self._count, self._complete, self._whole = 0, 0, False, False
+        self._size, self._complete, self._whole = 0, False, False
         super().on_message_begin()
         self.scope["custody.connection"] = self  # type: ignore[typeddict-unknown-key]  # for the middleware
 
-    def on_url(self, url: bytes) -> None:
-        if not self._again:
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._again:
-            return
-        self._count += 1
-        if self._count > MOST_HEADERS:
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MOST_HEADERS:
             self._oversize = True
             raise _TooLarge  # the parser stops at it, and send_400_response is called
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if self._again:
-            self._again = False
-            return
         self._upgrades = self.parser.should_upgrade()
         self._complete, self._after = True, 0
         self._in_time()
@@ -260,6 +245,32 @@ class Bounded(HttpToolsProtocol):
         """A request on this connection was let in."""
         if self.connection is not None and not self.connection.trusted:
             self.all.trust(self.connection)
+
+
+class _FromBody:
+    """What a parser tells that begins at the body of a request: the head that it is given was read before."""
+
+    def __init__(self, connection: Bounded) -> None:
+        self._connection, self._known = connection, True
+        self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._known:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._known:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._known:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._known:
+            self._known = False
+        else:
+            self._connection.on_headers_complete()
 
 
 def admitted_by(all: Connections, transport: asyncio.Transport, *, plain: bool = True) -> Connection | None:
