@@ -73,7 +73,7 @@ def require_text(name: str, value: Any) -> None:
     if name == "producer_id" and len(value) > NAME_LENGTH:
         raise InvalidArgument(f"{name} has more than {NAME_LENGTH} characters", "Shorten it, or take a hash of it.")
     if "\0" in value:
-        raise InvalidArgument(f"{name} has a NUL character", "Remove it: a text of the database cannot have one.")
+        raise InvalidArgument(f"{name} has a NUL character", "Remove it: PostgreSQL cannot store one in a text.")
     if not value.isascii():
         try:
             value.encode()

@@ -69,7 +69,7 @@ def options(
     listen_url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="The same database past its connection pooler, whose notifications wake who waits."
+            metavar="URL", help="The same database without its connection pooler: LISTEN there wakes consumers at once."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,

@@ -111,7 +111,7 @@ class _Taking:
             try:
                 lease.ack()
             except LeaseLost as error:
-                self._door.note(f"printed, and to be delivered again: {error.message}")
+                self._door.note(f"printed, but will be delivered again: {error.message}")
         else:
             self._looked_at.append(lease)
         return len(lease)

@@ -97,12 +97,12 @@ def _server_checks(server: Server) -> list[Check]:
     checks.append(Check(name="schema", status="ok", message=f"version {server.schema_version}"))
     checks.append(_connection_check(server))
     if server.default_isolation not in ("read committed", "read uncommitted"):
-        cost = "it costs two round trips for each call, since no session can be set here" if server.pooled else ""
+        cost = "which costs two more round trips for each call behind a pooler" if server.pooled else ""
         checks.append(
             Check(
                 name="isolation",
                 status="warn" if server.pooled else "ok",
-                message=f"the default is {server.default_isolation}; Custody sets its own"
+                message=f"the default is {server.default_isolation}; Custody runs at read committed"
                 + (f", {cost}" if cost else ""),
                 remedy="ALTER ROLE … IN DATABASE … SET default_transaction_isolation = 'read committed'.",
             )
@@ -139,21 +139,21 @@ def _server_checks(server: Server) -> list[Check]:
 def _connection_check(server: Server) -> Check:
     """Direct, or by a connection pooler; and whether publishes wake those who wait."""
     if not server.pooled:
-        deaf = "" if server.listens else "; nothing is heard on the listen URL"
+        deaf = "" if server.listens else "; no notification arrives on the listen URL"
         return Check(
             name="connection",
             status="ok" if server.listens else "warn",
             message=f"direct{deaf}",
-            remedy="" if server.listens else "Leave it out: it is only needed behind a pooler.",
+            remedy="" if server.listens else "Remove the listen URL: it is needed only behind a pooler.",
         )
-    message = "by a connection pooler: nothing is prepared, and no session keeps anything"
+    message = "through a connection pooler: Custody prepares no statements and leaves nothing in the session"
     if server.listens:
-        return Check(name="connection", status="ok", message=f"{message}; notifications come by the listen URL")
+        return Check(name="connection", status="ok", message=f"{message}; notifications arrive on the listen URL")
     return Check(
         name="connection",
         status="info",
-        message=f"{message}; without notifications who waits polls every second",
-        remedy="To be woken at once, name the database past the pooler: --listen-url, CUSTODY_LISTEN_URL.",
+        message=f"{message}; waiting consumers poll every second",
+        remedy="To wake them at once, give a URL of the database without the pooler: --listen-url, CUSTODY_LISTEN_URL.",
     )
 
 

@@ -72,7 +72,7 @@ def run(
         bool,
         typer.Option(
             "--pause/--no-pause",
-            help="Pause the group, charging nobody, if every message fails alike from the start on.",
+            help="Pause the group, and charge no message, if all fail alike from the start.",
         ),
     ] = True,
 ) -> None:

@@ -148,7 +148,8 @@ def publish(
         str | None, typer.Option(metavar="KEY", help="What groups are bound by: orders.eu.created.")
     ] = None,
     allow_split: Annotated[
-        bool, typer.Option("--allow-split", help="Let --partition be another one than the key's: it has no order then.")
+        bool,
+        typer.Option("--allow-split", help="Allow a --partition that is not the key's own. The key has no order then."),
     ] = False,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,

@@ -34,7 +34,7 @@ def run(
     lease: Annotated[Any, typer.Option(help="How long a claim lasts unless it is renewed.", **_DURATION)] = "30s",
     max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an event is dead.")] = 10,
     retry_for: Annotated[
-        Any, typer.Option(help="An event that is younger is not dead, however often it failed.", **_DURATION)
+        Any, typer.Option(help="An event younger than this does not die, however often it fails.", **_DURATION)
     ] = "1d",
     max_age: Annotated[Any, typer.Option(help="An older event is dead.", **_DURATION)] = None,
     backoff: Annotated[
@@ -53,7 +53,7 @@ def run(
         list[str] | None,
         typer.Option(
             envvar="CUSTODY_WEBHOOK_SECRET",
-            help="whsec_…: signs the requests of webhooks. Two during a rotation: in the variable, with a space.",
+            help="Signs webhooks (whsec_…). For a rotation, put two in the variable, separated by a space.",
         ),
     ] = None,
     refused: Annotated[

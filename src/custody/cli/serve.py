@@ -25,16 +25,20 @@ def serve(
     max_wait: Annotated[Any, typer.Option(help="The longest long poll.", **_DURATION)] = "60s",
     body_timeout: Annotated[Any, typer.Option(help="How long a request may take to come.", **_DURATION)] = "30s",
     write_timeout: Annotated[
-        Any, typer.Option(help="How long a client may take nothing of its answer.", **_DURATION)
+        Any, typer.Option(help="How long a client may leave its answer unread.", **_DURATION)
     ] = "30s",
     max_connections: Annotated[int, typer.Option(min=1, help="The most connections of clients.")] = 10_000,
-    max_connections_per_address: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 5_000,
+    max_connections_per_address: Annotated[
+        int, typer.Option(min=1, help="The most connections from one address.")
+    ] = 5_000,
     max_buffered: Annotated[
         Any, typer.Option(parser=arguments.size, metavar="SIZE", help="The most memory for bodies, and for answers.")
     ] = "256MB",
     statement_timeout: Annotated[Any, typer.Option(help="How long a database call may take.", **_DURATION)] = "30s",
     grace: Annotated[Any, typer.Option(help="How long a stop waits for requests.", **_DURATION)] = "30s",
-    open: Annotated[bool, typer.Option("--open", help="Ask for no key although there were some, all revoked.")] = False,
+    open: Annotated[
+        bool, typer.Option("--open", help="Serve without API keys, although there were keys and all are revoked.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
     origin: Annotated[list[str] | None, typer.Option(help="Web pages from here may call (CORS).")] = None,

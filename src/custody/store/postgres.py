@@ -71,7 +71,7 @@ def translated() -> Iterator[None]:
         yield
     except PoolTimeout as error:
         raise DatabaseUnavailable(
-            "no connection to the database could be had in time", "Check that it runs, and the size of the pool."
+            "there was no connection to the database in time", "Check that it runs, and the size of the pool."
         ) from error
     except psycopg.Error as error:
         raise translate(error) from error
@@ -120,7 +120,12 @@ def translate(error: psycopg.Error) -> CustodyError:
         said = "the database cannot be reached"
         remedy = "Check that it runs, and try again."
         return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
-    return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
+    remedy = ""
+    if isinstance(error, pg_errors.InsufficientPrivilege):
+        remedy = "Grant the right to the role, or connect as the owner of the schema custody."
+    return CustodyError(f"the database reported: {str(error).strip()}", remedy).showing(
+        "the database reported an error"
+    )
 
 
 def _said(error: psycopg.Error) -> str:

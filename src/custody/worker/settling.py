@@ -116,7 +116,11 @@ class Settling:
         if late:
             logger.warning("%d outcomes came too late and were refused: %s", late, error)
         if len(gone) > late:
-            logger.warning("%d messages were not begun, for their lease may have run out", len(gone) - late)
+            logger.warning(
+                "messages not begun, since their lease may have run out: %d. "
+                "If the database was there all the time, use a longer visibility timeout",
+                len(gone) - late,
+            )
 
 
 def _all_released(outcomes: dict[int, Outcome]) -> bool:
