@@ -198,3 +198,25 @@ def test_a_sink_that_is_down_is_waited_for_and_nobody_is_charged(c: custody.Cust
     assert (summary.done, summary.failed, summary.restarts) == (20, 0, 0)
     assert calls == [20, 20, 0, 20, 0, 20], "again and again; each time the sink is tried with nothing too"
     assert "did not take claim 1: Connection refused" in troubles[0]
+
+
+def test_what_is_behind_a_refused_row_of_its_key_waits_for_it(c: custody.Custody, spark: SparkSession) -> None:
+    c.publish_many("in", [custody.Outgoing({"n": n, "name": ""}, key=f"k{n % 2}") for n in range(10)])
+    policy = custody.Policy(ordering="key", max_attempts=5, backoff=custody.Constant("10ms"))
+    pipeline = Pipeline(source="in", group="g", sink="out", policy=policy, schema=SCHEMA)
+    pipeline.frame(lambda frame: frame)
+    refused: list[int] = []
+
+    @pipeline.write
+    def save(rows: DataFrame, write: Write) -> None:
+        found = {row["n"] for row in rows.collect()}
+        if 3 in found and len(refused) < 8:
+            refused.append(write.claim)
+            raise ValueError("3 is not taken yet")
+
+    summary = run(pipeline, c, spark, drain="60s")
+    assert (summary.done, summary.dead) == (10, 0)
+    assert len(set(refused)) > 1, "it was given once, and taken later"
+    out = [message for partition in range(2) for message in c.read("out", partition)]
+    for key in range(2):
+        assert [message.payload["n"] for message in out if message.key == f"k{key}"] == [*range(key, 10, 2)]
