@@ -127,7 +127,9 @@ def test_a_body_is_read_although_another_protocol_is_offered(
         client.sendall(sent[start : start + piece])
     received = b""
     while received.count(b"HTTP/1.1 ") < 2 or not received.endswith(b"}"):
-        received += client.recv(65536)
+        chunk = client.recv(65536)
+        assert chunk, f"the connection is closed after {received!r}"
+        received += chunk
     assert received.startswith(b"HTTP/1.1 201 ")
     assert b'{"status":"ok"}' in received
 
