@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.integration.stream import GROUP, TOPIC, drain, everything, offsets, start
 
-from custody import Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Policy
+from custody import Breaker, Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Policy
 from custody.errors import InvalidArgument, OrderConflict
 from custody.model import Settled
 
@@ -543,6 +543,47 @@ def test_a_repeat_tells_again_what_left_the_lease_with_its_key(c: Custody) -> No
     lease = c.claim(TOPIC, GROUP, max_messages=4)
     assert lease.nack(lease.messages[0]).released == (1, 3)
     assert lease.nack(lease.messages[0]) == Settled(settled=1, released=(1, 3), already=True)
+
+
+@pytest.mark.req("G5")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_repeat_of_what_the_breaker_put_off_is_a_success(c: Custody, db: psycopg.Connection, whole: bool) -> None:
+    """While the breaker is open a nack is put off and not charged; it is a nack all the same."""
+    start(c, 9, Policy(breaker=Breaker(min_outcomes=4)))
+    lease = c.claim(TOPIC, GROUP, max_messages=5)
+    c.claim(TOPIC, GROUP, max_messages=4).nack()
+    assert c.claim(TOPIC, GROUP).reason == "breaker_open"
+    lease.later(lease.messages[0], after=1)
+    named = [] if whole else [lease.messages[1:]]
+    assert lease.nack(*named) == Settled(settled=4)
+    before = everything(db)
+    assert lease.nack(*named) == Settled(settled=4, already=True)
+    assert lease.later(lease.messages[0], after=1) == Settled(settled=1, already=True)
+    with pytest.raises(LeaseLost):
+        lease.later(lease.messages[1], after=1)
+    assert everything(db) == before
+
+
+@pytest.mark.req("G5", "X1")
+def test_what_a_claim_gave_back_for_its_size_was_never_in_the_lease(
+    c: Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    start(c, 10)
+
+    def claim() -> tuple[UUID, int]:
+        rows = db.execute(
+            f"SELECT lease_id FROM custody.claim('{TOPIC}', '{GROUP}', 10, p_bytes => 3, p_now => %s)", [clock.time]
+        ).fetchall()
+        return rows[0][0], len(rows) - 1
+
+    lease, size = claim()
+    assert 0 < size < 10
+    assert c.ack(lease).settled == size
+    with pytest.raises(LeaseLost):
+        c.release(lease)
+    lease, size = claim()
+    assert c.release(lease) == Settled(settled=size)
+    assert c.release(lease) == Settled(settled=size, already=True)
 
 
 @pytest.mark.req("G5", "G14")

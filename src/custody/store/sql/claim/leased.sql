@@ -47,22 +47,27 @@ END $$;
 CREATE FUNCTION custody.give_back_beyond(p_bytes bigint, p_head custody.heads, p_lease_id uuid) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_parts  custody.leases[];
     v_lease  custody.leases;
-    v_beyond bigint[];
+    v_beyond int8multirange;
 BEGIN
     IF p_bytes IS NULL THEN
         RETURN false;
     END IF;
-    SELECT l.* INTO v_lease FROM custody.leases l WHERE l.lease_id = p_lease_id LIMIT 1;
-    SELECT array_agg(x."offset") INTO v_beyond
+    SELECT array_agg(l) INTO v_parts FROM custody.leases l WHERE l.lease_id = p_lease_id;
+    v_lease := v_parts[1];
+    SELECT range_agg(int8range(x."offset", x."offset" + 1)) INTO v_beyond
     FROM (SELECT m."offset", sum(octet_length(m.payload)) OVER (ORDER BY m."offset") - octet_length(m.payload) AS before
           FROM custody.leased_messages(v_lease.group_id, p_head, v_lease.claim_no) m) x
     WHERE x.before >= p_bytes;
     IF v_beyond IS NULL THEN
         RETURN false;
     END IF;
-    PERFORM custody.settle(p_lease_id, v_beyond, array_fill('release'::text, ARRAY[cardinality(v_beyond)]),
-                           p_worker => v_lease.worker, p_now => v_lease.claimed_at);
-    UPDATE custody.leases l SET size = v_lease.size - cardinality(v_beyond), settled = 0 WHERE l.lease_id = p_lease_id;
+    PERFORM custody.settle_released(g, v_lease.partition, v_parts, v_beyond, v_lease.claimed_at)
+    FROM custody.groups g WHERE g.group_id = v_lease.group_id;
+    PERFORM custody.shrink_lease(p_lease_id, v_parts, v_beyond, v_lease.claimed_at);
+    UPDATE custody.leases l SET size = v_lease.size - custody.cardinality(v_beyond), settled = 0 WHERE l.lease_id = p_lease_id;
+    INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
+    VALUES (v_lease.claimed_at, 'release', v_lease.group_id, v_lease.partition, p_lease_id, v_beyond, v_lease.worker, '{"reason": "bytes"}');
     RETURN true;
 END $$;

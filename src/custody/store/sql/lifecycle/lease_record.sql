@@ -45,13 +45,16 @@ BEGIN
         RETURN v_record;
     END IF;
     FOR v_entry IN
-        SELECT j.kind, j.offsets * v_claim.offsets AS offsets, j.lease_id IS NOT NULL AND j.detail ->> 'reason' IS DISTINCT FROM 'lease_expired' AS settled
+        SELECT coalesce(j.detail ->> 'outcome', j.kind) AS kind, j.offsets * v_claim.offsets AS offsets, j.detail ->> 'reason' AS reason,
+               j.lease_id IS NOT NULL AS settled
         FROM custody.journal j
         WHERE j.group_id = v_claim.group_id AND j.partition = v_claim.partition AND j.entry > v_claim.entry
           AND (j.lease_id = p_lease_id AND j.kind IN ('ack', 'nack', 'dead', 'later', 'release', 'expire') OR j.kind = 'rewind')
         ORDER BY j.group_id, j.partition, j.entry
     LOOP
-        IF v_entry.settled THEN
+        IF v_entry.reason = 'bytes' THEN      -- its holder has never had them
+            v_record.given := v_record.given - v_entry.offsets;
+        ELSIF v_entry.settled AND v_entry.reason IS DISTINCT FROM 'lease_expired' THEN
             CASE v_entry.kind
                 WHEN 'ack' THEN v_record.acked := v_record.acked + v_entry.offsets;
                 WHEN 'nack' THEN v_record.nacked := v_record.nacked + v_entry.offsets;

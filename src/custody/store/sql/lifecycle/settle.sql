@@ -31,6 +31,7 @@ DECLARE
     v_set     record;
     v_follow  record;
     v_gone    int8multirange;
+    v_put_off int8multirange := '{}';
     v_failed  boolean;
     v_dead    bigint[] := '{}';
     v_result  custody.settled := ROW(0, '{}', '{}', '{}', '{}');
@@ -59,6 +60,7 @@ BEGIN
     v_failed := 'nack' = ANY (p_outcomes);
     IF v_group.breaker_state <> 'closed' AND v_failed THEN
         -- whatever is wrong, it is not this message: put off, not charged
+        SELECT coalesce(range_agg(int8range(o, o + 1)), '{}') INTO v_put_off FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE x = 'nack' AND v_held @> o;
         p_outcomes := array_replace(p_outcomes, 'nack', 'later');
     END IF;
 
@@ -101,7 +103,8 @@ BEGIN
     SELECT v_now, j.kind, v_group.group_id, v_head.partition, p_lease_id, j.offsets, p_worker, j.error, j.detail
     FROM (
         SELECT 'ack' AS kind, v_set.ack AS offsets, NULL::text AS error, NULL::jsonb AS detail
-        UNION ALL SELECT 'later', v_set.later, NULL, NULL
+        UNION ALL SELECT 'later', v_set.later - v_put_off, NULL, NULL
+        UNION ALL SELECT 'later', v_put_off, NULL, '{"outcome": "nack"}'      -- a repeat finds what its holder has said
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
         SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
