@@ -245,6 +245,43 @@ def test_retries_fresh_returned_and_parked_messages_take_turns_in_small_claims(
         assert max(waited.values()) <= TURNS[most], waited
 
 
+@pytest.mark.parametrize(("ordering", "bound"), [("none", False), ("none", True), ("key", False)])
+@pytest.mark.parametrize("how", ["released", "expired", "rewound"])
+def test_what_came_back_does_not_wait_behind_a_message_that_is_given_back_each_time(
+    c: Custody, clock: Clock, ordering: Literal["none", "key"], bound: bool, how: str
+) -> None:
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering=ordering), bindings=["b"] if bound else None)
+    again = ("again", "both")  # the second has a good one of its key behind it
+    wanted = [*again, *[f"good-{n}" for n in range(6)]]
+    keys = ["a", "both", "c", "d", "both", "e", "c", "f"]
+    c.publish_many(TOPIC, [Outgoing(what, key=k, routing_key="b") for what, k in zip(wanted, keys, strict=True)])
+    lease = c.claim(TOPIC, GROUP, max_messages=8)
+    if how == "released":
+        lease.release()
+    elif how == "expired":
+        clock.move(31)
+    else:
+        lease.ack()
+        c.rewind(TOPIC, GROUP, to_offset=0)
+    done: list[int] = []
+    for n in range(80):
+        c.publish(TOPIC, "fresh", key=f"fresh-{n}", routing_key="b")
+        clock.move(0.01)
+        lease = c.claim(TOPIC, GROUP)
+        assert lease, lease.reason
+        if lease.messages[0].payload in again:
+            lease.release()
+        else:
+            done += offsets(lease)
+            lease.ack()
+    behind = {4} if ordering == "key" else set()
+    assert set(range(2, 8)) - behind <= set(done)
+    assert ordering == "none" or 4 not in done, "its key waits for the one before it"
+    assert ordering == "none" or done.index(2) < done.index(6)
+    assert len(done) > 20, "and fresh ones have their turns"
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_few_failing_messages_take_about_half_of_small_claims(c: Custody, clock: Clock, most: int) -> None:
     start(c, 1000, Policy(backoff=Constant(0), max_attempts=10_000))

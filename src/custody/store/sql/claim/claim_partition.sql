@@ -6,7 +6,8 @@
 -- to find behind them. Nothing is matched under a head, which publishers wait for: a claim that has delivered looks at nothing.
 -- What came back, retries, parked and fresh messages take turns by the number of the claim where a lease cannot have a part of
 -- each: what came back has two of four claims, of the others retries and fresh messages every second one, and of the retries
--- due and parked ones. No step waits for ever for another that never ends.
+-- due and parked ones. Every second claim begins with what came back first, and the others with what is first in the log (but for
+-- groups that are both ordered and bound). No message waits for ever for another that never ends.
 -- `died` and `heads_held` (this transaction may hold heads) go from one call to the next: who waits for the heads of copies
 -- must hold no other, since publishers take theirs in one order. So after a death nothing is delivered into the partition, and
 -- while heads are held, leases of which a message could die and be copied are left to a later claim.
@@ -39,7 +40,10 @@ DECLARE
     v_back       record;
     v_waiting    boolean;
     v_turns      boolean := true;
+    -- what a rewind brought back may block keys without being bound: there the order of the log is kept
+    v_oldest_row boolean := v_at.claim_no % 2 = 1 AND NOT (v_ordered AND v_bound);
     v_left       boolean := false;       -- what came back has to wait for this claim
+    v_had_left   boolean := false;       -- and then nothing else was found, so it did not
     v_share      boolean := false;
     v_late       boolean := false;
     v_turn       custody.frontiers;
@@ -114,10 +118,10 @@ BEGIN
             v_want := p_max;
             LOOP
                 IF v_bound THEN
-                    looked := looked + custody.sift_rewound(p_group, head, v_want, p_look - looked, p_stop, p_worker, p_now);
+                    looked := looked + custody.sift_rewound(p_group, head, v_want, v_oldest_row, p_look - looked, p_stop, p_worker, p_now);
                     v_want := v_want * 4 + 16;
                 END IF;
-                v_returned := custody.take_returned(p_group, head, v_held, p_max, p_now);
+                v_returned := custody.take_returned(p_group, head, v_held, p_max, v_oldest_row, p_now);
                 -- if all of it was passed over or parked, there may be more to look at behind it
                 EXIT WHEN NOT v_bound OR v_returned.taken > 0 OR looked >= p_look OR NOT EXISTS (
                     SELECT FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition AND rewound);
@@ -189,6 +193,7 @@ BEGIN
         EXIT WHEN NOT v_turns OR v_returned.taken > 0 OR cardinality(v_due.taken) > 0 OR NOT isempty(v_fresh.taken)
             OR NOT (v_left OR v_waiting AND v_share);
         v_turns := false;
+        v_had_left := v_left;
         v_left := false;
         v_held := v_live.held;
         reason := 'empty';
@@ -203,6 +208,8 @@ BEGIN
             reason := 'passed';
         ELSIF died IS NOT NULL AND (v_delayed OR v_outbox) THEN
             reason := 'busy';       -- there is more to deliver: the next claim finds it
+        ELSIF v_had_left AND v_ordered AND reason = 'empty' THEN
+            reason := 'busy';       -- what was parked behind it may be free, now that it was passed over: the next claim wakes it
         END IF;
         RETURN;
     END IF;

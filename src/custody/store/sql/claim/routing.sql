@@ -241,7 +241,8 @@ END $$;
 -- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is not
 -- bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
 CREATE FUNCTION custody.sift_rewound(
-    p_group custody.groups, p_head custody.heads, p_want bigint, p_look bigint, p_stop timestamptz, p_worker text, p_now timestamptz
+    p_group custody.groups, p_head custody.heads, p_want bigint, p_oldest boolean, p_look bigint, p_stop timestamptz, p_worker text,
+    p_now timestamptz
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,7 +251,8 @@ DECLARE
     v_bound int8multirange;
 BEGIN
     SELECT * INTO v_row FROM custody.returned
-    WHERE group_id = (p_group).group_id AND partition = (p_head).partition ORDER BY lower(ranges) LIMIT 1;
+    WHERE group_id = (p_group).group_id AND partition = (p_head).partition
+    ORDER BY CASE WHEN p_oldest THEN return_id END, lower(ranges) LIMIT 1;
     IF NOT FOUND OR NOT v_row.rewound OR p_look <= 0 THEN
         RETURN 0;
     END IF;

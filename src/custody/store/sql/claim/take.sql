@@ -3,15 +3,20 @@
 
 -- Takes from the returned ranges, the lowest offset first, and writes the lease's parts for them. A range with a chunk is
 -- leased with nothing else and in no larger piece, so that the message which kills its workers ends up alone.
+-- p_oldest: what came back first goes first, or a message that is given back each time would keep those behind it waiting; and
+-- ranges with a chunk before it, since they come to an end. With ordering by key the first row is taken so, if few messages lie
+-- before it: those block their keys, as if they were in flight.
 CREATE FUNCTION custody.take_returned(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_now timestamptz,
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_oldest boolean, p_now timestamptz,
     OUT parts custody.leases[], OUT taken int, OUT chunked boolean
 )
 LANGUAGE plpgsql AS $$
 DECLARE
     v_ordered boolean := (p_group).ordering = 'key';
+    v_oldest  boolean := p_oldest;
     v_row     custody.returned;
     v_next    bigint;
+    v_held    int8multirange;
     v_piece   int8multirange;
     v_keys    text[];
     v_offsets bigint[];
@@ -24,11 +29,24 @@ BEGIN
     chunked := false;
     LOOP
         SELECT * INTO v_row FROM custody.returned
-        WHERE group_id = (p_group).group_id AND partition = (p_head).partition ORDER BY lower(ranges) LIMIT 1;
+        WHERE group_id = (p_group).group_id AND partition = (p_head).partition
+          AND NOT (v_oldest AND rewound AND (p_group).matcher IS NOT NULL)
+        ORDER BY v_oldest AND chunk IS NULL, CASE WHEN v_oldest AND chunk IS NULL THEN return_id END, lower(ranges) LIMIT 1;
+        IF NOT FOUND AND v_oldest THEN
+            v_oldest := false;
+            CONTINUE;
+        END IF;
         EXIT WHEN NOT FOUND OR taken >= p_max OR (v_row.chunk IS NOT NULL AND taken > 0)
             OR (v_row.rewound AND (p_group).matcher IS NOT NULL);      -- to be looked at first: see sift_rewound
         v_piece := custody.first_offsets(v_row.ranges, least(p_max - taken, v_row.chunk));
-        IF v_ordered THEN
+        v_held := p_in_flight;
+        IF v_ordered AND v_oldest THEN
+            v_oldest := false;
+            SELECT range_agg(ranges) * int8multirange(int8range(NULL, upper(v_piece))) INTO v_held FROM custody.returned
+            WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND return_id <> v_row.return_id;
+            CONTINUE WHEN custody.cardinality(v_held) > 100;
+            v_held := coalesce(v_held + p_in_flight, v_held, p_in_flight);
+        ELSIF v_ordered THEN
             -- another row may hold offsets in between: nothing at a higher offset goes before those
             SELECT min(lower(ranges)) INTO v_next FROM custody.returned
             WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND return_id <> v_row.return_id;
@@ -47,8 +65,8 @@ BEGIN
             SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
             FROM custody.keys_of(p_head, v_piece) k WHERE k.key IS NOT NULL;
             v_busy := '{}';
-            IF p_in_flight IS NOT NULL THEN
-                v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
+            IF v_held IS NOT NULL THEN
+                v_busy := custody.keys_in_flight(p_head, v_held, v_keys);
             END IF;
             SELECT array_agg(m.o), array_agg(m.k) INTO v_blocked, v_behind
             FROM unnest(v_offsets, v_keys) m (o, k)
