@@ -43,7 +43,9 @@ def make(c: custody.Custody) -> Make:
     def _make(keys: str | list[str | None] = "", *, partitions: int = 1, group: bool = True, **policy: object) -> None:
         c.create_topic(TOPIC, partitions=partitions)
         if keys:
-            messages = [custody.Outgoing({"n": n}, key=key, partition=0) for n, key in enumerate(keys)]
+            messages = [
+                custody.Outgoing({"n": n}, key=key, partition=0, allow_split=True) for n, key in enumerate(keys)
+            ]
             c.publish_many(TOPIC, messages)
         if group:
             c.create_group(TOPIC, GROUP, custody.Policy(**{"ordering": "key", **policy}))  # type: ignore[arg-type]

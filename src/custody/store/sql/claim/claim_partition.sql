@@ -7,7 +7,7 @@
 -- What came back, retries, parked and fresh messages take turns by the number of the claim where a lease cannot have a part of
 -- each: what came back has two of four claims, of the others retries and fresh messages every second one, and of the retries
 -- due and parked ones. Every second claim begins with what came back first, and the others with what is first in the log (but for
--- groups that are both ordered and bound). No message waits for ever for another that never ends.
+-- groups that are both ordered and bound).
 -- `died` and `heads_held` (this transaction may hold heads) go from one call to the next: who waits for the heads of copies
 -- must hold no other, since publishers take theirs in one order. So after a death nothing is delivered into the partition, and
 -- while heads are held, leases of which a message could die and be copied are left to a later claim.
