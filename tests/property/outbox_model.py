@@ -25,6 +25,7 @@ class Modelled:
     ages_from: datetime
     status: State = State.PENDING
     attempts: int = 0
+    failures: int = 0
     claim: str | None = None
     expires_at: datetime | None = None
     ended_at: datetime | None = None

@@ -219,11 +219,12 @@ class Machine(RuleBasedStateMachine):
             if self.model.holds(claim, event_id):
                 event = self.model.events[event_id]
                 event.attempts += outcome in ("failed", "unavailable", "dead")
+                event.failures += outcome in ("failed", "dead")
                 if outcome == "published":
                     event.become(State.PUBLISHED, self.clock())
                 elif outcome == "dead" or (
                     outcome == "failed"
-                    and ((event.attempts >= MAX_ATTEMPTS and self.model.retried(event)) or self.model.too_old(event))
+                    and ((event.failures >= MAX_ATTEMPTS and self.model.retried(event)) or self.model.too_old(event))
                 ):
                     event.become(State.DEAD, self.clock())
                 else:
@@ -279,7 +280,7 @@ class Machine(RuleBasedStateMachine):
             event.become(State.PENDING, self.clock())
             event.attempts, event.available_at, event.ages_from = 0, self.clock(), self.clock()
             event.replays += state is State.PUBLISHED
-            event.crashes, event.suspect = 0, None
+            event.failures, event.crashes, event.suspect = 0, 0, None
 
     @rule(age=st.sampled_from((3, 30)), dead=st.booleans())
     def prune(self, age: int, dead: bool) -> None:
@@ -295,7 +296,7 @@ class Machine(RuleBasedStateMachine):
     def the_table_says_the_same(self) -> None:
         rows = self.connection.execute(
             "SELECT event_id, status, attempts, claimed_by, expires_at, available_at, replays, claimed_with, suspect, "
-            "crashes FROM custody.outbox WHERE destination = ANY (%s)",
+            "crashes, failures FROM custody.outbox WHERE destination = ANY (%s)",
             [[self.topic, f"{self.topic}:"]],
         ).fetchall()
         assert {row[0]: row[1:] for row in rows} == {
@@ -309,6 +310,7 @@ class Machine(RuleBasedStateMachine):
                 e.claimed_with,
                 e.suspect,
                 e.crashes,
+                e.failures,
             )
             for event_id, e in self.model.events.items()
         }

@@ -36,7 +36,7 @@ _CLAIM = (
     "status = 'CLAIMED', claimed_by = 'x', expires_at = now() + interval '1 min', published_at = NULL, claimed_at = "
 )
 _AGAIN = f"status = 'PENDING', {_FREE}, published_at = NULL"
-_REPLAY = f"{_AGAIN}, attempts = 0, crashes = 0, replayed_at = now(), replays = replays"
+_REPLAY = f"{_AGAIN}, attempts = 0, failures = 0, crashes = 0, replayed_at = now(), replays = replays"
 _SET = {
     State.PENDING: f"{_AGAIN}, attempts = attempts + 1",
     State.CLAIMED: f"{_CLAIM} now()",
@@ -265,6 +265,19 @@ def _budget(trial: Trial) -> None:
     trial.move(100 * LEASE.total_seconds())
     assert trial.settle(trial.claim()[event], "unavailable", retry_for=LEASE * 100) == ["PENDING"]
     assert trial.settle(trial.claim()[event], "failed", retry_for=LEASE * 100) == ["DEAD"]
+
+
+@must("O6.8", "What was tried during an outage does not use up the attempts of an event")
+def _outage(trial: Trial) -> None:
+    event = trial.write()
+    for _ in range(2 * MAX_ATTEMPTS):
+        assert trial.settle(trial.claim()[event], "unavailable") == ["PENDING"]
+        trial.move(60)
+    for failure in range(1, MAX_ATTEMPTS + 1):
+        expected = "DEAD" if failure == MAX_ATTEMPTS else "PENDING"
+        assert trial.settle(trial.claim()[event], "failed") == [expected], f"after {failure} failures"
+        trial.move(60)
+    assert trial.row(event, "attempts")[0] == 3 * MAX_ATTEMPTS
 
 
 @must("O7.1", "A relay whose claim has expired finalises nothing")

@@ -153,7 +153,7 @@ def _inspection(trial: Trial) -> None:
 @must("O11.6", "The table refuses a replay by UPDATE that would not be delivered again, or would be DEAD at once")
 def _replayed_by_hand(trial: Trial) -> None:
     free = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL, published_at = NULL"
-    changes = f"UPDATE custody.outbox SET status = 'PENDING', attempts = 0, crashes = 0, {free}"
+    changes = f"UPDATE custody.outbox SET status = 'PENDING', attempts = 0, failures = 0, crashes = 0, {free}"
     for state, by in ((State.DEAD, 0), (State.PUBLISHED, 1)):
         event = trial.in_state(state)
         for wrong in ("", f", replays = replays + {by}", ", replayed_at = now(), replays = replays + 2",

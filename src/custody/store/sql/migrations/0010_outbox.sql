@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS custody.outbox (
     partition     int,
     status        text NOT NULL DEFAULT 'PENDING' CHECK (status IN ('PENDING', 'CLAIMED', 'PUBLISHED', 'DEAD')),
     attempts      int NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+    failures      int NOT NULL DEFAULT 0 CHECK (failures BETWEEN 0 AND attempts),   -- attempts that failed, but for outages and expiries
     available_at  timestamptz NOT NULL,
     claimed_at    timestamptz CHECK ((claimed_at IS NOT NULL) = (status = 'CLAIMED')),
     claimed_by    text CHECK ((claimed_by IS NOT NULL) = (status = 'CLAIMED')),

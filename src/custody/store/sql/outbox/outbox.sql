@@ -93,7 +93,7 @@ CREATE TRIGGER outbox_moves BEFORE UPDATE ON custody.outbox FOR EACH ROW
                 WHEN 'PENDING' THEN (NEW.attempts - OLD.attempts, NEW.releases - OLD.releases) IN ((1, 0), (0, 1))
                 ELSE NEW.attempts BETWEEN OLD.attempts AND OLD.attempts + 1 AND OLD.releases = NEW.releases END
         ELSE
-            NEW.status = 'PENDING' AND NEW.attempts = 0 AND NEW.crashes = 0 AND OLD.releases = NEW.releases
+            NEW.status = 'PENDING' AND NEW.attempts = 0 AND NEW.failures = 0 AND NEW.crashes = 0 AND OLD.releases = NEW.releases
             AND NEW.replays = OLD.replays + (OLD.status = 'PUBLISHED')::int AND NEW.replayed_at IS NOT NULL
             AND (NEW.replayed_at > now() - interval '1 s' OR current_setting('custody.given_time', true) = 'on')
     END) IS NOT TRUE)

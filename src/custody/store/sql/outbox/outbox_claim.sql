@@ -174,10 +174,10 @@ $$;
 
 -- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay); unavailable (an attempt
 -- is counted, but the event does not die of it: its destination was down, or took no more); dead (a terminal error); or released (no
--- attempt was made). An event that has failed is dead if there were p_max_attempts attempts and it is older than p_retry_for, or if it is
--- older than p_max_age. Returns what each is now; an event
--- that the claim no longer holds is left out and unchanged, and one that somebody else has locked (an operator, in an open
--- transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key behind it.
+-- attempt was made). An event that has failed is dead if it did so p_max_attempts times and is older than p_retry_for, or if it is older
+-- than p_max_age. Returns what each is now. An event that the claim no longer holds is left out and unchanged. One that somebody else has
+-- locked (an operator, in an open transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key
+-- behind it.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
     p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_retry_for interval DEFAULT '0'
@@ -219,10 +219,11 @@ BEGIN
     RETURN QUERY
     UPDATE custody.outbox o
     SET status = CASE WHEN s.outcome = 'dead' OR s.outcome = 'failed' AND (
-                          o.attempts + 1 >= p_max_attempts AND custody.outbox_waits_since(o) <= v_now - p_retry_for
+                          o.failures + 1 >= p_max_attempts AND custody.outbox_waits_since(o) <= v_now - p_retry_for
                           OR custody.outbox_waits_since(o) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
-        attempts = o.attempts + (s.outcome <> 'released')::int, releases = o.releases + (s.outcome = 'released')::int,
+        attempts = o.attempts + (s.outcome <> 'released')::int, failures = o.failures + (s.outcome IN ('failed', 'dead'))::int,
+        releases = o.releases + (s.outcome = 'released')::int,
         last_error = coalesce(s.error, o.last_error),
         available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
         -- who was tried and left its relay alive is no suspect

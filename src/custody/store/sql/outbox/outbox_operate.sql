@@ -87,8 +87,8 @@ BEGIN
                    WHERE o.id = ANY (v_ids) ORDER BY o.id
     LOOP
         UPDATE custody.outbox o
-        SET status = 'PENDING', attempts = 0, crashes = 0, suspect = NULL, published_at = NULL, available_at = v_now, updated_at = v_now, replayed_at = v_now,
-            replays = o.replays + (o.status = 'PUBLISHED')::int, topic_id = r.topic_id, partition = r.partition
+        SET status = 'PENDING', attempts = 0, failures = 0, crashes = 0, suspect = NULL, published_at = NULL, available_at = v_now,
+            updated_at = v_now, replayed_at = v_now, replays = o.replays + (o.status = 'PUBLISHED')::int, topic_id = r.topic_id, partition = r.partition
         FROM custody.outbox_route(v_event.destination, v_event.key) r
         WHERE o.id = v_event.id;
         RETURN NEXT v_event.event_id;
