@@ -445,6 +445,14 @@ def test_a_rewind_of_a_part_of_its_lease_takes_only_that_part(live: custody.Cust
 
 
 @pytest.mark.req("V12")
+@pytest.mark.parametrize("timeout", [0, "0s", "0.1ms"])
+def test_a_visibility_timeout_of_nothing_is_refused(live: custody.Custody, timeout: Any) -> None:
+    prepare(live, 0)
+    with pytest.raises(InvalidArgument, match=r"visibility_timeout cannot be .* at least a millisecond"):
+        live.worker_for("t", "g", print, visibility_timeout=timeout)
+
+
+@pytest.mark.req("V12")
 def test_a_handler_that_would_never_run_is_refused_and_its_message_is_not_done(
     live: custody.Custody, start: Start
 ) -> None:

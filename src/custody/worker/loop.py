@@ -24,7 +24,7 @@ from uuid import UUID
 from custody.bounds import Bounded
 from custody.claim import Lease
 from custody.elapsed import elapsed, holds_until
-from custody.errors import CustodyError, LeaseLost, NotFound, Transient
+from custody.errors import CustodyError, InvalidArgument, LeaseLost, NotFound, Transient
 from custody.handlers import require_handler
 from custody.model import Group, Settled
 from custody.outcomes import Outcome, outcome_of
@@ -95,7 +95,10 @@ class Worker(Bounded):
         self._ordered = policy.ordering == "key"
         self._on_dead = policy.on_dead
         self._handler_timeout = seconds_or_none(policy.handler_timeout)
-        self._visibility = seconds(visibility_timeout or policy.visibility_timeout)
+        self._visibility = seconds(policy.visibility_timeout if visibility_timeout is None else visibility_timeout)
+        if self._visibility < 0.001:
+            wrong = f"visibility_timeout cannot be {visibility_timeout!r}"
+            raise InvalidArgument(wrong, "It is at least a millisecond.")
         self._concurrency, self._fixed_size = concurrency, max_messages
         self._poll, self._grace, self._upkeep = seconds(poll), seconds(grace), seconds(upkeep)
         self._counts: Counter[str] = Counter()
