@@ -115,7 +115,7 @@ def in_the_log(c: custody.Custody, topic: str) -> dict[tuple[int, int], custody.
     return found
 
 
-@pytest.mark.req("X1", "X2", "N8", "G13", "K2")
+@pytest.mark.req("X1", "K2")
 @pytest.mark.parametrize("seconds", [8, pytest.param(600, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_every_promise_holds_whoever_is_killed(
     database_url: str, db: psycopg.Connection, spawn: Spawn, seconds: float
