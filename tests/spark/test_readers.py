@@ -98,11 +98,10 @@ def test_a_row_is_the_message(orders: Custody, database_url: str) -> None:
 def test_kinds_and_headers(c: Custody, db: psycopg.Connection, database_url: str) -> None:
     c.create_topic("orders")
     c.publish_many("orders", [{"a": 1}, "text", b"\0"])
-    db.execute("SELECT custody.send('orders', '1', p_headers => '{\"a\": 1, \"b\": null}')")
-    db.execute("SELECT custody.send('orders', '1', p_headers => '[1]')")
+    db.execute('SELECT custody.send(\'orders\', \'1\', p_headers => \'{"a": "1", "b": ""}\')')
     rows = read(reader(database_url))
-    assert [row["payload_kind"] for row in rows] == ["json", "text", "bytes", "json", "json"]
-    assert [row["headers"] for row in rows] == [[], [], [], [("a", "1"), ("b", "null")], []]
+    assert [row["payload_kind"] for row in rows] == ["json", "text", "bytes", "json"]
+    assert [row["headers"] for row in rows] == [[], [], [], [("a", "1"), ("b", "")]]
 
 
 @pytest.mark.parametrize(

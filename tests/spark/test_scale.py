@@ -100,8 +100,9 @@ def test_many_partitions_in_large_batches(
     assert (summary.done, summary.dead, summary.failed) == (messages, 0, len(range(0, messages, 997)))
     assert max(sizes) > size / 4, "batches grow"
     assert_all_once_in_key_order(db, messages)
-    # the driver's pool and its source's with their listeners; each of two Python workers reads and writes
-    assert 0 < connections.most <= 16, "as many as tasks need, not partitions"
+    # the driver's pool and its source's with their listeners; each of two Python workers reads and writes, and looks
+    # once whether a pooler is in between
+    assert 0 < connections.most <= 20, "as many as tasks need, not partitions"
 
 
 def test_one_partition_is_split_by_key(c: custody.Custody, db: psycopg.Connection, spark: SparkSession) -> None:

@@ -151,7 +151,7 @@ def run_once(spark: SparkSession, url: str, checkpoint: Path, topic: str = "orde
     query = (
         stream.drop("offset", "published_at", "topic")
         .writeStream.format("custody")
-        .options(url=url, topic=topic, checkpointLocation=str(checkpoint))
+        .options(url=url, topic=topic, checkpointLocation=str(checkpoint), allowSplit=True)
         .trigger(availableNow=True)
         .start()
     )
