@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from tests.waiting import wait_for
 
 import custody
 from custody import Constant, Outgoing, Policy, arrow, outbox
 from custody.errors import DatabaseUnavailable, IsolationLevel
 from custody.relay import Relay
+from custody.store import migrate as schema
 
 pytestmark = pytest.mark.core
 
@@ -111,11 +114,21 @@ def test_the_schema_is_made_whatever_the_defaults(database_url: str, default: De
         ("default_transaction_isolation", "'serializable'"),
         ("search_path", "''"),
         ("DateStyle", "'German, DMY'"),
-        ("statement_timeout", "'1ms'"),
+        ("statement_timeout", "'200ms'"),
     ):
         default(setting, value)
     db.execute("DROP SCHEMA custody CASCADE")
-    assert custody.migrate(database_url)
+    waiting = """
+        SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+        AND clock_timestamp() - query_start > '300ms'
+    """
+    with psycopg.connect(database_url) as earlier, ThreadPoolExecutor() as threads:
+        earlier.execute("SET statement_timeout = 0")
+        schema.lock(earlier)
+        later = threads.submit(custody.migrate, database_url)
+        wait_for(lambda: later.done() or db.execute(waiting).fetchone() is not None, "the migration does not wait")
+        earlier.rollback()
+        assert later.result()
     default("statement_timeout", "'20s'")
     with custody.connect(database_url) as c:
         c.create_topic("t")

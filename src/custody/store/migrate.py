@@ -141,7 +141,8 @@ def check(connection: Connection) -> None:
 
 
 def lock(connection: Connection) -> None:
-    """One at a time may change the schema, until the transaction ends."""
+    """One at a time may change the schema, until the transaction ends. No timeout of the database's cuts it off."""
+    connection.execute("SET LOCAL statement_timeout = 0")  # the default is for traffic; waiting may take longer
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
@@ -154,7 +155,6 @@ def migrate(url: str) -> list[int]:
     with translated(), BoundedConnection.connect(url) as connection:
         lock(connection)
         connection.execute("SET LOCAL check_function_bodies = off")
-        connection.execute("SET LOCAL statement_timeout = 0")  # the default of a database is for its traffic
         found = state(connection)
         if found is None:
             refuse_newer(outbox_state(connection) or State(0, 0, ""))

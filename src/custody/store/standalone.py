@@ -41,7 +41,6 @@ def install(url: str) -> bool:
                     return False
                 migrate.refuse_newer(found)
             connection.execute("SET LOCAL check_function_bodies = off")
-            connection.execute("SET LOCAL statement_timeout = 0")
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             migrate.drop_functions(connection)
             for script in scripts:
