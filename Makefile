@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-core test-pooler check lint format bench mutants requirements clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench mutants requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,7 +46,10 @@ demo: install ## Run the stock example
 	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not long and not pooler' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler' $(ARGS)
+
+test-chaos: install ## Run what kills processes, cuts connections or waits for real timeouts
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'chaos and not slow and not long and not pooler' $(ARGS)
 
 test-long: install ## Run the whole suite, volume and chaos runs included
 	@$(PYTEST) -q $(ARGS)
@@ -56,12 +59,12 @@ test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE
 		echo "Set CUSTODY_TEST_DATABASE=postgresql://… to the server to test on." >&2; \
 		exit 1; \
 	fi
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not chaos and not slow and not long' $(ARGS)
 
 test-pooler: install ## Run what is behind a connection pooler (needs PgBouncer)
 	@$(PYTEST) -q -m 'pooler and not slow and not long' tests/pooler $(ARGS)
 
-check: lint test ## Run everything that has to pass before a commit: lint, format, types, layers, tests
+check: lint test test-chaos ## Run everything that has to pass before a commit: lint, format, types, layers, tests
 
 lint: install ## Check style, format, types and layers
 	@$(BIN)/ruff check .

@@ -35,7 +35,11 @@ def pytest_configure() -> None:
     jvm.quicken()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "chaos":
+            item.add_marker("chaos")
     place = {folder: number for number, folder in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(FIRST)))
 
