@@ -280,6 +280,25 @@ def test_a_claim_that_delivers_matches_nothing_while_it_holds_the_head(
     assert sorted(seen) == ["later"] * partitions + ["now"] * partitions
 
 
+@pytest.mark.req("S4")
+def test_a_pipelines_claim_that_delivers_matches_nothing_after_it(c: Custody, clock: Clock) -> None:
+    """It holds the head of one partition, and could look at the others for half a second."""
+    c.create_topic(TOPIC, partitions=3)
+    c.create_group(TOPIC, GROUP, bindings=["in"])
+    for n in range(3):
+        c.publish(TOPIC, "now", routing_key="in", partition=n)
+        c.publish(TOPIC, "later", routing_key="in", partition=n, delay="1s")
+    drive, _ = c.drive(TOPIC, GROUP)
+    clock.move(1)
+    delivered = 0
+    while (claim := drive.claim(100)).number is None:
+        assert claim.reason == "passed"
+        delivered += 1
+        assert c.stats(TOPIC, GROUP).lag == 3 + delivered, "one partition was delivered to, and none looked at"
+    assert delivered == 3
+    assert sum(part.messages for part in drive.claimed(claim.number)) == 6
+
+
 def test_a_sparse_binding_is_looked_for_in_bounded_stretches(c: Custody) -> None:
     start(c, 0, "in")
     stretch(c, 25_000, routed={24_000: "in"})

@@ -208,6 +208,38 @@ def test_claims_for_many_callers_end_with_the_reason(c: custody.Custody, verbs: 
     assert leases[-1].reason in ("empty", "busy")  # busy: what it found is behind the keys that the others have
 
 
+def test_claims_for_many_callers_end_after_half_a_second(
+    c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection
+) -> None:
+    """However long each of them takes: whoever is left is served by the next transaction."""
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", [Outgoing(n) for n in range(4)])
+    db.execute(
+        "CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END'"
+    )
+    db.execute("CREATE TRIGGER linger BEFORE INSERT ON custody.leases FOR EACH ROW EXECUTE FUNCTION linger()")
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=1)] * 4)
+    assert [message.offset for lease in leases for message in lease] in ([0], [0, 1])
+
+
+@pytest.mark.req("G10", "V11")
+@pytest.mark.parametrize(("dead_letter", "served"), [("topic", 1), ("keep", 3)])
+def test_a_bound_group_with_a_dead_letter_topic_serves_one_caller_in_a_transaction(
+    c: custody.Custody, verbs: ServerVerbs, clock: Clock, dead_letter: str, served: int
+) -> None:
+    """A claim that copies what has died holds the heads of that topic: no other one matches anything under them."""
+    policy = custody.Policy(max_attempts=1, dead_letter=dead_letter)  # type: ignore[arg-type]
+    c.create_topic("orders")
+    c.create_group("orders", "g", policy, bindings=["in"])
+    c.publish_many("orders", [Outgoing(n, routing_key="in") for n in range(5)])
+    c.claim("orders", "g", visibility_timeout="1s")
+    clock.move(1)
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=1)] * 3)
+    assert [message.offset for lease in leases for message in lease] == [1, 2, 3][:served]
+    assert c.stats("orders", "g").dead == 1
+
+
 @pytest.mark.req("G13")
 def test_what_is_in_flight_is_counted_for_each_partition(c: custody.Custody, clock: Clock) -> None:
     c.create_topic("orders", partitions=2)

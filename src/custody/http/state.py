@@ -194,7 +194,8 @@ class State:
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
         await self.answers.room(self.body_timeout)
-        return await in_thread(self.threads.quick, self._claim, place, callers)
+        async with self.threads.claiming.turn(place):
+            return await in_thread(self.threads.quick, self._claim, place, callers)
 
     def _claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]:
         claim = partial(self.verbs.claim_each, place.topic, place.group, place.partition, callers)

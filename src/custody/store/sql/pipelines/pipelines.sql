@@ -165,6 +165,7 @@ BEGIN
         v_left := v_left - 1;
         v_look := v_look - v_found.looked;
         v_passed := v_passed OR v_found.reason = 'passed';
+        EXIT WHEN v_found.heads_held AND v_group.matcher IS NOT NULL;       -- nothing is matched under a head
         IF v_found.reason IS NOT NULL THEN
             IF v_found.reason <> 'empty' THEN
                 reason := v_found.reason;
