@@ -89,7 +89,7 @@ class Mutant:
 
 def files() -> list[Path]:
     return sorted(
-        path for path in (ROOT / SQL).rglob("*.sql") if path.parent.name not in ("migrations", "insights", "sql")
+        path for path in (ROOT / SQL).rglob("*.sql") if path.parent.name not in ("schema", "insights", "sql")
     )
 
 

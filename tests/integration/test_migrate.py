@@ -20,7 +20,7 @@ from custody.store import migrate
 
 pytestmark = pytest.mark.core
 
-VERSIONS = [migration.version for migration in migrate.migrations()]
+LATEST = migrate.latest()
 _numbers = itertools.count()
 
 CATALOG = """
@@ -29,9 +29,15 @@ FROM pg_proc p WHERE p.pronamespace = 'custody'::regnamespace
 UNION ALL
 SELECT 'view', viewname::text, definition FROM pg_views WHERE schemaname = 'custody'
 UNION ALL
-SELECT c.relkind::text, c.relname::text, a.attnum || a.attname || format_type(a.atttypid, a.atttypmod) || a.attnotnull
+SELECT c.relkind::text, c.relname::text, concat_ws(' ', row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum),
+       a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relnamespace = 'custody'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT 'constraint', conname, conrelid::regclass || ' ' || pg_get_constraintdef(oid)
+FROM pg_constraint WHERE connamespace = 'custody'::regnamespace
+UNION ALL
+SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'custody'
 ORDER BY 1, 2, 3
 """
 
@@ -56,15 +62,119 @@ def empty_url(server_url: str) -> Iterator[str]:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def test_the_ledger_says_what_was_applied(empty_url: str) -> None:
-    assert custody.migrate(empty_url) == VERSIONS
-    ledger = one(empty_url, "SELECT version, name FROM custody.migrations ORDER BY version")
-    assert ledger == [(migration.version, migration.name) for migration in migrate.migrations()]
+def ledger(url: str) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = one(url, "SELECT version, name FROM custody.migrations ORDER BY version")
+    return found
+
+
+def supply(monkeypatch: pytest.MonkeyPatch, *steps: tuple[str, str]) -> int:
+    """Makes this code one that has migrations, each with a name and a script; returns its version."""
+    more = [
+        migrate.Migration(version=version, name=name, script=script)  # type: ignore[arg-type]  # text of this test
+        for version, (name, script) in enumerate(steps, LATEST + 1)
+    ]
+    known = migrate.migrations()
+    monkeypatch.setattr(migrate, "migrations", lambda: (*known, *more))
+    return more[-1].version
+
+
+def test_a_new_database_has_the_latest_version(empty_url: str) -> None:
+    assert custody.migrate(empty_url) == [LATEST]
+    assert ledger(empty_url) == [(LATEST, "schema")]
     assert one(empty_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, migrate.functions()[1])]
 
 
 def test_versions_are_numbered_without_gaps() -> None:
-    assert list(range(1, len(VERSIONS) + 1)) == VERSIONS
+    versions = [migration.version for migration in migrate.migrations()]
+    assert versions == list(range(2, len(versions) + 2))
+
+
+def test_an_older_database_is_refused_until_its_migrations_ran_and_keeps_its_messages(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with custody.connect(database_url) as c:
+        c.create_topic("orders")
+        c.publish("orders", 1)
+    newest = supply(
+        monkeypatch,
+        ("colour", "ALTER TABLE custody.topics ADD COLUMN colour text"),
+        ("red", "UPDATE custody.topics SET colour = 'red'"),
+    )
+    with pytest.raises(SchemaOlder, match=rf"at schema version {LATEST},.* at schema version {newest}, .*migrate"):
+        custody.connect(database_url)
+    assert custody.migrate(database_url) == [newest - 1, newest]
+    assert ledger(database_url) == [(LATEST, "schema"), (newest - 1, "colour"), (newest, "red")]
+    assert custody.migrate(database_url) == []
+    assert one(database_url, "SELECT colour FROM custody.topics") == [("red",)]
+    with custody.connect(database_url) as c:
+        assert [m.payload for m in c.read("orders")] == [1]
+
+
+def test_a_new_database_needs_no_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = supply(monkeypatch, ("colour", "ALTER TABLE custody.topics ADD COLUMN colour text"))
+    assert custody.migrate(empty_url) == [newest]
+    assert ledger(empty_url) == [(newest, "schema")]
+    assert one(empty_url, "SELECT FROM pg_attribute WHERE attname = 'colour'") == [], "the schema has what it needs"
+
+
+def test_an_upgraded_database_is_what_a_new_one_is(
+    empty_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    custody.migrate(empty_url)
+    change(database_url, "ALTER TABLE custody.producer_receipts DROP COLUMN deliver_at")
+    change(database_url, "DROP INDEX custody.segments_kept")
+    assert one(database_url, CATALOG) != one(empty_url, CATALOG)
+    supply(
+        monkeypatch,
+        (
+            "back",
+            "ALTER TABLE custody.producer_receipts ADD COLUMN deliver_at timestamptz[], "
+            "ADD CONSTRAINT producer_receipts_check2 CHECK (cardinality(deliver_at) = cardinality(partitions)); "
+            "CREATE INDEX segments_kept ON custody.segments (topic_id, segment_id) WHERE dropped_at IS NULL",
+        ),
+    )
+    custody.migrate(database_url)
+    assert one(database_url, CATALOG) == one(empty_url, CATALOG)
+
+
+def test_a_migration_that_fails_leaves_the_older_version(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = one(database_url, CATALOG)
+    with monkeypatch.context() as newer:
+        supply(newer, ("colour", "ALTER TABLE custody.topics ADD COLUMN colour text"), ("wrong", "SELECT 1 / 0"))
+        with pytest.raises(CustodyError, match="division by zero"):
+            custody.migrate(database_url)
+    assert one(database_url, CATALOG) == before
+    assert ledger(database_url) == [(LATEST, "schema")]
+    custody.connect(database_url).close()
+
+
+def test_an_outbox_alone_runs_its_own_migrations_only(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    custody.outbox.install(empty_url)
+    newest = supply(
+        monkeypatch,
+        ("outbox_colour", "ALTER TABLE custody.outbox ADD COLUMN colour text"),
+        ("topics_colour", "ALTER TABLE custody.topics ADD COLUMN colour text"),
+    )
+    with pytest.raises(SchemaOlder, match=f"at schema version {newest - 1}"):
+        custody.outbox.Outbox(empty_url)
+    assert custody.outbox.install(empty_url) is True
+    assert one(empty_url, "SELECT version FROM custody.outbox_installed") == [(newest - 1,)]
+    assert one(empty_url, "SELECT attrelid::regclass::text FROM pg_attribute WHERE attname = 'colour'") == [
+        ("custody.outbox",)
+    ]
+    assert custody.outbox.install(empty_url) is False
+    custody.outbox.Outbox(empty_url).close()
+
+
+def test_an_older_outbox_alone_is_upgraded_when_all_of_custody_comes(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    custody.outbox.install(empty_url)
+    with psycopg.connect(empty_url) as connection:
+        event = custody.outbox.write(connection, event_type="e", payload=1, destination="test:")
+    newest = supply(monkeypatch, ("outbox_colour", "ALTER TABLE custody.outbox ADD COLUMN colour text"))
+    assert custody.migrate(empty_url) == [newest]
+    assert one(empty_url, "SELECT event_id, colour FROM custody.outbox") == [(event, None)]
 
 
 def test_a_second_run_does_nothing(database_url: str) -> None:
@@ -78,20 +188,31 @@ def test_connecting_to_an_empty_database_makes_the_schema(empty_url: str) -> Non
     with custody.connect(empty_url) as c:
         c.create_topic("orders")
         assert c.publish("orders", 1).offset == 0
-    assert one(empty_url, "SELECT count(*) FROM custody.migrations") == [(len(VERSIONS),)]
+    assert one(empty_url, "SELECT count(*) FROM custody.migrations") == [(1,)]
 
 
-def test_two_processes_that_migrate_at_once_are_safe(empty_url: str) -> None:
-    program = "import sys, custody; print(custody.migrate(sys.argv[1]))"
+MIGRATE = "import sys, custody; print(custody.migrate(sys.argv[1]))"
+UPGRADE = (
+    "from custody.store import migrate; "
+    f"step = migrate.Migration(version={LATEST + 1}, name='colour', "
+    "script='ALTER TABLE custody.topics ADD COLUMN colour text'); "
+    "migrate.migrations = lambda: (step,); " + MIGRATE
+)
+
+
+@pytest.mark.parametrize(("program", "applied"), [(MIGRATE, [LATEST]), (UPGRADE, [LATEST + 1])])
+def test_two_processes_that_migrate_at_once_are_safe(empty_url: str, program: str, applied: list[int]) -> None:
+    if program is UPGRADE:
+        custody.migrate(empty_url)
     command = [sys.executable, "-c", program, empty_url]
     together = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=60)[0].strip() for process in together]
     assert [process.returncode for process in together] == [0, 0]
-    assert sorted(answers) == sorted([str(VERSIONS), "[]"])
+    assert sorted(answers) == sorted([str(applied), "[]"])
 
 
 def test_a_newer_schema_is_refused(database_url: str) -> None:
-    newer = VERSIONS[-1] + 1
+    newer = LATEST + 1
     change(database_url, f"INSERT INTO custody.migrations (version, name) VALUES ({newer}, 'tomorrow')")
     before = one(database_url, "SELECT * FROM custody.release")
     for verb in (custody.connect, custody.migrate):
@@ -193,4 +314,4 @@ def test_a_migration_happens_whole_or_not_at_all(empty_url: str) -> None:
     tables = one(empty_url, "SELECT relname FROM pg_class WHERE relnamespace = 'custody'::regnamespace")
     assert tables == [("journal",)]
     change(empty_url, "DROP TABLE custody.journal")
-    assert custody.migrate(empty_url) == VERSIONS
+    assert custody.migrate(empty_url) == [LATEST]

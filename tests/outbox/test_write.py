@@ -369,13 +369,3 @@ def test_an_outbox_of_newer_code_is_refused(alone_url: str, newer: str) -> None:
     for attempt in (Outbox, custody.outbox.install, custody.migrate):
         with pytest.raises(SchemaNewer, match="Upgrade"):
             attempt(alone_url)
-
-
-def test_an_outbox_from_before_releases_were_counted_is_brought_to_this_one(alone_url: str) -> None:
-    with psycopg.connect(alone_url) as connection:
-        connection.execute("ALTER TABLE custody.outbox_installed DROP COLUMN version, DROP COLUMN release")
-        connection.execute("UPDATE custody.outbox_installed SET digest = 'old'")
-    with pytest.raises(SchemaOlder):
-        Outbox(alone_url)
-    assert custody.outbox.install(alone_url) is True
-    assert custody.outbox.install(alone_url) is False

@@ -25,5 +25,5 @@ def named() -> set[str]:
 def test_every_file_is_named_in_the_layout_and_no_other() -> None:
     package = ROOT / "src/custody"
     files = {path.relative_to(package) for kind in ("*.py", "*.sql") for path in package.rglob(kind)}
-    modules = {str(path) for path in files if not path.name.startswith("__") and "migrations" not in path.parts}
+    modules = {str(path) for path in files if not path.name.startswith("__")}
     assert named() == modules

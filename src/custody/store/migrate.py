@@ -1,7 +1,8 @@
-"""The schema's versions: numbered migrations for tables, and functions and views applied anew with each release.
+"""The schema's versions: tables, numbered migrations of them, and functions and views applied anew with each release.
 
-The ledger `custody.migrations` says which migrations a database has had, and `custody.release` the release and the
-digest of the functions that it has. Whoever opens a database with other code gets a clear error instead of a strange
+A new database gets its tables from `sql/schema`; an older one comes to the same by the migrations that it lacks. The
+ledger `custody.migrations` says which version a database has, and `custody.release` the release and the digest of its
+functions. Whoever opens a database with other code gets a clear error instead of a strange
 one later. Within one release, while it is developed, the digest alone tells one state of the functions from another.
 """
 
@@ -20,6 +21,11 @@ from custody.store.connecting import BoundedConnection
 from custody.store.postgres import Connection, translated
 
 RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older code knows that it is older
+
+# In this order: a table refers to earlier ones.
+SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys")
+OUTBOX = "outbox"
+"""The part of the schema, and the beginning of the names of migrations, that an outbox alone has, too."""
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
@@ -58,7 +64,7 @@ def _script(*path: str) -> LiteralString:
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """The numbered scripts, in order."""
+    """The numbered scripts, in order. The first is 2: version 1 is the schema of the first release."""
     files = sorted(entry.name for entry in resources.files("custody.store").joinpath("sql", "migrations").iterdir())
     return tuple(
         Migration(version=int(name[:4]), name=name[5:-4], script=_script("migrations", name))
@@ -80,7 +86,12 @@ def functions() -> tuple[LiteralString, str]:
 
 
 def latest() -> int:
-    return migrations()[-1].version
+    return max((migration.version for migration in migrations()), default=1)
+
+
+def outbox_version() -> int:
+    """The version that last changed the tables of the outbox."""
+    return max((migration.version for migration in migrations() if migration.name.startswith(OUTBOX)), default=1)
 
 
 class State(NamedTuple):
@@ -113,12 +124,8 @@ def outbox_state(connection: Connection) -> State | None:
     """The state of an outbox that was installed alone, or None if there is none."""
     if connection.execute("SELECT to_regclass('custody.outbox_installed')").fetchone() == (None,):
         return None
-    # the first ones had a digest and nothing else
-    row = connection.execute(
-        "SELECT coalesce((to_jsonb(i) ->> 'version')::int, 0), coalesce((to_jsonb(i) ->> 'release')::int, 0), i.digest "
-        "FROM custody.outbox_installed i"
-    ).fetchone()
-    return None if row is None else State(*cast("tuple[int, int, str]", row))
+    row = connection.execute("SELECT version, release, digest FROM custody.outbox_installed").fetchone()
+    return State(*cast("tuple[int, int, str]", row))
 
 
 def refuse_newer(found: State) -> None:
@@ -156,33 +163,39 @@ def migrate(url: str) -> list[int]:
         lock(connection)
         connection.execute("SET LOCAL check_function_bodies = off")
         found = state(connection)
-        if found is None:
-            refuse_newer(outbox_state(connection) or State(0, 0, ""))
-            connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
-            connection.execute(
-                "CREATE TABLE custody.migrations "
-                "(version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-            )
-            connection.execute(
-                "CREATE TABLE custody.release "
-                "(release int NOT NULL, digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-            )
-            found = State(0, 0, "")
-        refuse_newer(found)
+        outbox = outbox_state(connection) if found is None else None
+        refuse_newer(found or outbox or State(0, 0, ""))
         if found == wanted():
             return []
-        pending = [migration for migration in migrations() if migration.version > found.version]
-        script, digest = functions()
+        connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
         drop_functions(connection)
-        for migration in pending:
-            connection.execute(migration.script)
-            connection.execute(
-                "INSERT INTO custody.migrations (version, name) VALUES (%s, %s)", [migration.version, migration.name]
-            )
+        if found is None:
+            make_outbox(connection, outbox)
+            connection.execute(script_of(*(f"schema/{name}" for name in SCHEMA)))
+            applied = [(latest(), "schema")]
+        else:
+            applied = _run([migration for migration in migrations() if migration.version > found.version], connection)
+        for version, name in applied:
+            connection.execute("INSERT INTO custody.migrations (version, name) VALUES (%s, %s)", [version, name])
+        script, digest = functions()
         connection.execute(script)
         connection.execute("DELETE FROM custody.release")
         connection.execute("INSERT INTO custody.release (release, digest) VALUES (%s, %s)", [RELEASE, digest])
-        return [migration.version for migration in pending]
+        return [version for version, _ in applied]
+
+
+def make_outbox(connection: Connection, found: State | None) -> None:
+    """The tables of the outbox: new ones, or those of an outbox that was installed alone, brought to this version."""
+    if found is None:
+        connection.execute(script_of(f"schema/{OUTBOX}"))
+    else:
+        _run([one for one in migrations() if one.name.startswith(OUTBOX) and one.version > found.version], connection)
+
+
+def _run(pending: list[Migration], connection: Connection) -> list[tuple[int, str]]:
+    for migration in pending:
+        connection.execute(migration.script)
+    return [(migration.version, migration.name) for migration in pending]
 
 
 def drop_functions(connection: Connection) -> None:

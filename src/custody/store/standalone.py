@@ -12,15 +12,18 @@ from custody.store.connecting import BoundedConnection
 from custody.store.postgres import Connection, translated
 
 FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate")
-# by name: the numbered scripts that concern the outbox
-MIGRATIONS = ("outbox", "outbox_indexes", "outbox_key_length", "outbox_first_due")
 
 
 @cache
-def _scripts() -> tuple[tuple[LiteralString, ...], str]:
-    tables = tuple(one.script for one in migrate.migrations() if one.name in MIGRATIONS)
-    scripts = (*tables, migrate.script_of(*FUNCTIONS))
-    return scripts, hashlib.sha256("\n".join(scripts).encode()).hexdigest()[:16]
+def functions() -> tuple[LiteralString, str]:
+    """The functions and views of the outbox as one script, and its digest."""
+    script = migrate.script_of(*FUNCTIONS)
+    return script, hashlib.sha256(script.encode()).hexdigest()[:16]
+
+
+def wanted(release: int = migrate.RELEASE) -> migrate.State:
+    """The state that this code needs. Its release does not matter: most of them change nothing of the outbox."""
+    return migrate.State(migrate.outbox_version(), release, functions()[1])
 
 
 def install(url: str) -> bool:
@@ -34,29 +37,23 @@ def install(url: str) -> bool:
         if migrate.state(connection) is not None:
             full = True
         else:
-            scripts, digest = _scripts()
+            script, _ = functions()
             found = migrate.outbox_state(connection)
             if found is not None:
-                if found.digest == digest:
+                if found == wanted(found.release):
                     return False
                 migrate.refuse_newer(found)
             connection.execute("SET LOCAL check_function_bodies = off")
             connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
             migrate.drop_functions(connection)
-            for script in scripts:
-                connection.execute(script)
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS custody.outbox_installed "
-                "(digest text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
-            )
-            connection.execute(
-                "ALTER TABLE custody.outbox_installed ADD COLUMN IF NOT EXISTS version int, "
-                "ADD COLUMN IF NOT EXISTS release int"
-            )
+            migrate.make_outbox(connection, found)
+            connection.execute(script)
+            if found is None:
+                connection.execute(migrate.script_of("schema/outbox_installed"))
             connection.execute("DELETE FROM custody.outbox_installed")
             connection.execute(
                 "INSERT INTO custody.outbox_installed (version, release, digest) VALUES (%s, %s, %s)",
-                [migrate.latest(), migrate.RELEASE, digest],
+                wanted(),
             )
             return True
     return full and bool(migrate.migrate(url))
@@ -71,7 +68,7 @@ def check(connection: Connection) -> bool:
     found = migrate.outbox_state(connection)
     if found is None:
         raise SchemaMissing("the database has no outbox", remedy)
-    if found.digest != _scripts()[1]:
+    if found != wanted(found.release):
         migrate.refuse_newer(found)
-        raise SchemaOlder(f"the outbox in the database is {found.digest}, this code's {_scripts()[1]}", remedy)
+        raise SchemaOlder(f"the outbox of the database is at {found}, this code at {wanted()}", remedy)
     return False

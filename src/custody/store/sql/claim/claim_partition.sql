@@ -236,7 +236,8 @@ BEGIN
         parts := 1;
     END IF;
     IF v_fresh.taken <> v_all THEN
-        INSERT INTO custody.leases
+        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size,
+                                    deadline, claimed_at, worker, first_delivery, last_error)
         SELECT v_at.group_id, v_at.partition, lease.claim_no, p.part, lease.lease_id, p.held, custody.cardinality(p.held), p.of_cases,
                p.attempt, lease.size, lease.deadline, p_now, p_worker, p.first_delivery, p.last_error
         FROM (

@@ -82,8 +82,8 @@ BEGIN
         END IF;
         CONTINUE WHEN isempty(v_piece);
         parts := parts || ROW(v_row.group_id, v_row.partition, 0, cardinality(parts) + 1, NULL, v_piece,
-                              custody.cardinality(v_piece), false, v_row.attempts + 1, 0, p_now, p_now, NULL,
-                              v_row.first_delivery, v_row.last_error, false)::custody.leases;
+                              custody.cardinality(v_piece), 0, false, v_row.attempts + 1, 0, p_now, p_now, NULL,
+                              v_row.first_delivery, v_row.last_error)::custody.leases;
         taken := taken + custody.cardinality(v_piece)::int;
         chunked := v_row.chunk IS NOT NULL;
         EXIT WHEN chunked;

@@ -171,7 +171,8 @@ BEGIN
         SELECT max(part) + 1 INTO v_next FROM custody.leases WHERE lease_id = p_lease_id;
         DELETE FROM custody.leases WHERE lease_id = p_lease_id AND part = v_part.part;
         v_gone := coalesce(v_gone, 0) + v_part.settled + custody.cardinality(v_part.held * p_gone);
-        INSERT INTO custody.leases
+        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size,
+                                    deadline, claimed_at, worker, first_delivery, last_error)
         SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block, custody.cardinality(b.block),
                v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
         FROM (SELECT n::int, (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held), (n + 1) * 256 + lower(v_part.held))) AS block

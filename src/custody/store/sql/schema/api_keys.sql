@@ -1,10 +1,11 @@
--- Keys of programs that call a server. Only the digest of a key is here: whoever reads this table, or a backup of it, can use
--- none of them. What was revoked stays, to tell what there was. See apikeys.sql.
+-- Keys of programs that call a server. Only the digest of a key is stored: whoever reads this table, or a backup of it,
+-- can use none of them. Revoked keys stay, as a record.
+
 CREATE TABLE custody.api_keys (
     key_id     text PRIMARY KEY CHECK (key_id ~ '^[a-z0-9]{12}$'),
     name       text NOT NULL CHECK (name ~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$'),
     digest     bytea NOT NULL CHECK (octet_length(digest) = 32),
-    produce    text[] NOT NULL,
+    produce    text[] NOT NULL,            -- the topics on which the key may do so
     consume    text[] NOT NULL,
     admin      text[] NOT NULL,
     created_at timestamptz NOT NULL,
@@ -14,5 +15,5 @@ CREATE TABLE custody.api_keys (
     revoked_by text,
     CHECK (cardinality(produce) + cardinality(consume) + cardinality(admin) > 0)
 );
--- the name of a revoked key can be given again: so a key is replaced by one of the same name
+-- The name of a revoked key can be given again: so a key is replaced by one of the same name.
 CREATE UNIQUE INDEX api_keys_in_use ON custody.api_keys (name) WHERE revoked_at IS NULL;

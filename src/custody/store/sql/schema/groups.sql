@@ -1,0 +1,69 @@
+-- Groups: their policy, and how far each of them is on each partition.
+
+CREATE TABLE custody.groups (
+    group_id           int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    topic_id           int NOT NULL REFERENCES custody.topics ON DELETE CASCADE,
+    name               text NOT NULL CHECK (name ~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$'),
+    bare               boolean NOT NULL DEFAULT false,      -- offsets only, without a lifecycle
+
+    -- The policy.
+    ordering           text NOT NULL CHECK (ordering IN ('none', 'key')),
+    fairness           text CHECK (fairness IN ('key', 'tenant')),
+    tenant_separator   text NOT NULL DEFAULT ':' CHECK (tenant_separator <> ''),
+    max_attempts       int NOT NULL CHECK (max_attempts >= 1),
+    backoff_kind       text NOT NULL CHECK (backoff_kind IN ('exponential', 'linear', 'constant')),
+    backoff_initial    interval NOT NULL CHECK (backoff_initial >= '0'),
+    backoff_multiplier double precision NOT NULL CHECK (backoff_multiplier >= 1),
+    backoff_cap        interval NOT NULL CHECK (backoff_cap >= '0'),
+    backoff_jitter     double precision NOT NULL CHECK (backoff_jitter BETWEEN 0 AND 1),
+    visibility_timeout interval NOT NULL CHECK (visibility_timeout > '0'),
+    handler_timeout    interval CHECK (handler_timeout > '0'),
+    on_dead            text NOT NULL CHECK (on_dead IN ('release', 'hold')),
+    dead_letter        text NOT NULL DEFAULT 'keep' CHECK (dead_letter IN ('keep', 'topic')),  -- topic: to <topic>-dlq
+    max_in_flight      bigint CHECK (max_in_flight >= 1),
+    max_ack_holes      bigint CHECK (max_ack_holes >= 1),
+    max_parked         bigint CHECK (max_parked >= 1),
+    breaker_rate       double precision CHECK (breaker_rate > 0 AND breaker_rate <= 1),     -- null: no circuit breaker
+    breaker_outcomes   int NOT NULL DEFAULT 20 CHECK (breaker_outcomes >= 1),
+    breaker_window     interval NOT NULL DEFAULT '10 s' CHECK (breaker_window > '0'),
+    breaker_probe      interval NOT NULL DEFAULT '5 s' CHECK (breaker_probe > '0'),
+
+    -- Which messages of the topic the group is bound to; null: all. The matcher is the compiled form of the bindings.
+    bindings           jsonb CHECK (NOT bare OR bindings IS NULL),
+    matcher            jsonb CHECK ((matcher IS NULL) = (bindings IS NULL)),
+    binding_no         int NOT NULL DEFAULT 0,              -- counts the changes of the bindings
+
+    -- What state the group is in.
+    breaker_state      text NOT NULL DEFAULT 'closed' CHECK (breaker_state IN ('closed', 'open', 'probing')),
+    breaker_since      timestamptz,
+    breaker_reason     text,
+    probe_at           timestamptz CHECK ((probe_at IS NULL) = (breaker_state = 'closed')),
+    probe_lease        uuid,
+    paused_at          timestamptz,
+    paused_reason      text,
+    created_at         timestamptz NOT NULL,
+    UNIQUE (topic_id, name),
+    CHECK (fairness IS NULL OR ordering = 'key')
+);
+
+-- The cursor row is the lock under which a group's partition is claimed.
+CREATE TABLE custody.cursors (
+    group_id   int NOT NULL REFERENCES custody.groups ON DELETE CASCADE,
+    partition  int NOT NULL,
+    -- a claim that read its group before the group was bound anew notices it here
+    binding_no int NOT NULL DEFAULT 0,
+    PRIMARY KEY (group_id, partition)
+);
+
+-- The position of a group on a partition is the row with the highest claim_no. A claim appends a row and removes the
+-- one before. A row updated in place would be read version by version while an old snapshot is held. Neither this table
+-- nor the leases refer to their group: the check would cost every claim a tenth. Whoever deletes a group takes its
+-- cursors first, and then removes both.
+CREATE TABLE custody.frontiers (
+    group_id     int NOT NULL,
+    partition    int NOT NULL,
+    claim_no     bigint NOT NULL,
+    frontier     bigint NOT NULL,          -- the first offset that was never handed out
+    oldest_claim bigint NOT NULL,          -- no earlier claim has a lease left: a scan of leases starts here
+    PRIMARY KEY (group_id, partition, claim_no)
+);
