@@ -9,8 +9,10 @@ BEGIN
     IF NOT FOUND THEN
         IF right(p_topic, 4) = '-dlq' AND EXISTS (SELECT FROM custody.topics WHERE name = left(p_topic, -4)) THEN
             PERFORM custody.refuse('topic_not_found',
-                format('there is no topic %L: no group of %L sends its dead letters to a topic', p_topic, left(p_topic, -4)),
-                format('Give a group of %L the policy dead_letter "topic", which creates it. Dead letters of other groups are kept in place: '
+                format('there is no topic %L: no group of %L sends its dead letters to a topic', p_topic,
+                       left(p_topic, -4)),
+                format('Give a group of %L the policy dead_letter "topic", which creates it. '
+                       'Dead letters of other groups are kept in place: '
                        'list and redrive them there (dead, redrive).', left(p_topic, -4)));
         END IF;
         PERFORM custody.refuse('topic_not_found', format('there is no topic %L', p_topic),
@@ -19,8 +21,8 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- The lock among those who place a group on the log, and those who end or drop its segments. It does not conflict with a
--- mere reference to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
+-- The lock among those who place a group on the log, and those who end or drop its segments. It does not conflict with
+-- a mere reference to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
 CREATE FUNCTION custody.lock_topic(p_topic text) RETURNS custody.topics
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -58,7 +60,8 @@ DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
 BEGIN
     IF v_group.bare THEN
-        PERFORM custody.refuse('bare_group', format('group %L of topic %L is bare: it has a cursor and no lifecycle', p_group, p_topic),
+        PERFORM custody.refuse('bare_group',
+            format('group %L of topic %L is bare: it has a cursor and no lifecycle', p_group, p_topic),
             'Use fetch and commit with it, or create the group with a policy.');
     END IF;
     RETURN v_group;
@@ -74,28 +77,32 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses a message that a reader could not decode: its kind is j (JSON), t (text) or b (bytes), and its headers are texts. For callers
--- from SQL; the clients encode messages themselves, and tell by p_of that they have.
+-- Refuses a message that a reader could not decode: its kind is j (JSON), t (text) or b (bytes), and its headers are
+-- texts. For callers from SQL; the clients encode messages themselves, and tell by p_of that they have.
 CREATE FUNCTION custody.require_message(p_kind text, p_payload bytea, p_headers jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_kind IS NULL OR p_kind NOT IN ('j', 't', 'b') THEN
-        PERFORM custody.refuse('invalid_argument', format('a message cannot be of the kind %L', p_kind), 'It is j (JSON), t (text) or b (bytes).');
+        PERFORM custody.refuse('invalid_argument', format('a message cannot be of the kind %L', p_kind),
+            'It is j (JSON), t (text) or b (bytes).');
     ELSIF p_payload IS NULL THEN
         PERFORM custody.refuse('invalid_argument', 'a message needs a payload', 'JSON''s null is one: ''null''.');
     ELSIF p_headers IS NOT NULL AND (jsonb_typeof(p_headers) <> 'object' OR EXISTS (
-        SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h WHERE jsonb_typeof(h.value) <> 'string'))
+        SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h
+        WHERE jsonb_typeof(h.value) <> 'string'))
     THEN
         PERFORM custody.refuse('invalid_argument', 'headers are an object of texts', 'For example {"source": "shop"}.');
     END IF;
     BEGIN
         IF p_kind = 'j' THEN
             PERFORM convert_from(p_payload, 'UTF8')::json;
-        ELSIF p_kind = 't' AND position('\x00'::bytea IN p_payload) = 0 THEN      -- a text may have NUL, which PostgreSQL's have not
+        -- a text may have NUL, which PostgreSQL's have not
+        ELSIF p_kind = 't' AND position('\x00'::bytea IN p_payload) = 0 THEN
             PERFORM convert_from(p_payload, 'UTF8');
         END IF;
     EXCEPTION WHEN data_exception THEN
-        PERFORM custody.refuse('invalid_payload', format('the payload is not %s: %s', CASE p_kind WHEN 'j' THEN 'JSON' ELSE 'text in UTF-8' END, SQLERRM),
+        PERFORM custody.refuse('invalid_payload',
+            format('the payload is not %s: %s', CASE p_kind WHEN 'j' THEN 'JSON' ELSE 'text in UTF-8' END, SQLERRM),
             'Correct it, or publish it as bytes (kind b).');
     END;
 END $$;

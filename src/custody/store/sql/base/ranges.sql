@@ -18,7 +18,8 @@ $$;
 -- The first n offsets of a set.
 CREATE FUNCTION custody.first_offsets(p_set int8multirange, p_n bigint) RETURNS int8multirange
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(range_agg(int8range(lower(r), least(upper(r), lower(r) + p_n - before::bigint))), '{}'::int8multirange)
+    SELECT coalesce(range_agg(int8range(lower(r), least(upper(r), lower(r) + p_n - before::bigint))),
+                    '{}'::int8multirange)
     FROM (
         SELECT r, sum(upper(r) - lower(r)) OVER (ORDER BY lower(r)) - (upper(r) - lower(r)) AS before
         FROM unnest(p_set) r

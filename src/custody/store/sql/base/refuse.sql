@@ -1,8 +1,9 @@
 -- How a verb refuses, and what it insists on. All of Custody leans on this, and so does an outbox that stands alone.
 
--- Every refusal carries its stable code as DETAIL; the client turns it into the error of that name. Offsets that it is about
--- stand in the field COLUMN, separated by commas.
-CREATE FUNCTION custody.refuse(p_code text, p_message text, p_remedy text DEFAULT NULL, p_offsets bigint[] DEFAULT NULL) RETURNS void
+-- Every refusal carries its stable code as DETAIL; the client turns it into the error of that name. Offsets that it is
+-- about stand in the field COLUMN, separated by commas.
+CREATE FUNCTION custody.refuse(p_code text, p_message text, p_remedy text DEFAULT NULL, p_offsets bigint[] DEFAULT NULL)
+RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CY000', MESSAGE = p_message, DETAIL = p_code, HINT = coalesce(p_remedy, ''),

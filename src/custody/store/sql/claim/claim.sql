@@ -20,14 +20,17 @@ LANGUAGE sql VOLATILE AS $$
                t.next_offset > f.frontier
                OR h.delayed_from IS NOT NULL AND coalesce(custody.next_delivery(h) <= p_now, false)
                OR EXISTS (SELECT FROM custody.returned r WHERE r.group_id = c.group_id AND r.partition = c.partition)
-               OR coalesce((SELECT min(s.run_at) FROM custody.cases s WHERE s.group_id = c.group_id AND s.partition = c.partition
+               OR coalesce((SELECT min(s.run_at) FROM custody.cases s
+                            WHERE s.group_id = c.group_id AND s.partition = c.partition
                             AND s.state = 'waiting') <= p_now, false)
                OR EXISTS (SELECT FROM custody.freed d WHERE d.group_id = c.group_id AND d.partition = c.partition)
                OR EXISTS (SELECT FROM custody.leases l WHERE l.group_id = c.group_id AND l.partition = c.partition
                           AND l.claim_no >= f.oldest_claim AND l.deadline <= p_now)
-               OR EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
+               OR EXISTS (SELECT FROM custody.outbox o
+                          WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                           AND o.available_at <= p_now) AS certain,
-               EXISTS (SELECT FROM custody.awaited a WHERE a.group_id = c.group_id AND a.partition = c.partition) AS possible
+               EXISTS (SELECT FROM custody.awaited a
+                       WHERE a.group_id = c.group_id AND a.partition = c.partition) AS possible
         FROM custody.cursors c
         JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = c.partition
         CROSS JOIN LATERAL custody.tail(h) t
@@ -48,11 +51,11 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
--- breaker_open or the cap that was reached), and has the priority in place of a key and the topic's uid in place of an error; the
--- rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or as many as it wants if
--- that is more, and for about half a second. If none of them could be handed out and there are more, it is busy and says so in
--- `last_error`: claim again at once. With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the
--- transaction has claimed or published before.
+-- breaker_open or the cap that was reached), and has the priority in place of a key and the topic's uid in place of an
+-- error; the rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or
+-- as many as it wants if that is more, and for about half a second. If none of them could be handed out and there are
+-- more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease ends with the message that
+-- reaches so much payload. p_heads_held: the transaction has claimed or published before.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
@@ -110,7 +113,8 @@ BEGIN
             IF v_topic.starvation_limit IS NULL THEN
                 v_candidates := custody.claim_candidates(v_group, coalesce(p_now, clock_timestamp()));
             ELSE
-                v_candidates := custody.candidates_by_priority(v_group, v_topic.starvation_limit, coalesce(p_now, clock_timestamp()));
+                v_candidates := custody.candidates_by_priority(v_group, v_topic.starvation_limit,
+                                                               coalesce(p_now, clock_timestamp()));
             END IF;
             v_candidates := coalesce(v_candidates, '{}');
         EXCEPTION WHEN undefined_table THEN
@@ -135,13 +139,17 @@ BEGIN
                 CONTINUE;
             END IF;
             v_tried := true;
-            IF v_binding IS DISTINCT FROM v_group.binding_no THEN      -- the group may have been bound anew since it was read
+            -- the group may have been bound anew since it was read
+            IF v_binding IS DISTINCT FROM v_group.binding_no THEN
                 SELECT g.matcher, g.binding_no, g.fairness INTO v_group.matcher, v_group.binding_no, v_group.fairness
                 FROM custody.groups g WHERE g.group_id = v_group.group_id;
             END IF;
-            SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
-            v_claim := custody.claim_partition(v_group, v_head, p_max, coalesce(p_visibility, v_group.visibility_timeout), p_worker,
-                                               coalesce(p_now, clock_timestamp()), NULL, NULL, v_look, v_stop, v_claim.heads_held, v_claim.died);
+            SELECT h.* INTO v_head FROM custody.heads h
+            WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
+            v_claim := custody.claim_partition(v_group, v_head, p_max,
+                                               coalesce(p_visibility, v_group.visibility_timeout), p_worker,
+                                               coalesce(p_now, clock_timestamp()), NULL, NULL, v_look, v_stop,
+                                               v_claim.heads_held, v_claim.died);
             EXIT WHEN v_claim.reason IS NULL;
             IF v_claim.reason <> 'empty' THEN
                 v_reason := v_claim.reason;
@@ -156,7 +164,8 @@ BEGIN
     IF v_claim.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
         -- it may have waited for heads: the lease is as long as it should be from now on
-        UPDATE custody.leases l SET deadline = coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout)
+        UPDATE custody.leases l
+        SET deadline = coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout)
         WHERE l.lease_id = (v_claim.lease).lease_id RETURNING l.deadline INTO deadline;
     END IF;
     IF v_claim.reason IS NOT NULL THEN
@@ -186,6 +195,7 @@ BEGIN
     IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_claim.head, lease_id)) AND v_claim.parts = 1 THEN
         RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no);
     ELSE
-        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m ORDER BY m."offset";
+        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m
+            ORDER BY m."offset";
     END IF;
 END $$;

@@ -1,5 +1,6 @@
--- Fairness: keys (or tenants) of a group are served in turn. What a claim reads of one of them beyond its share is parked
--- behind its key, and the claim looks further ahead for the others. Everything here runs under the cursor's lock.
+-- Fairness: keys (or tenants) of a group are served in turn. What a claim reads of one of them beyond its share is
+-- parked behind its key, and the claim looks further ahead for the others. Everything here runs under the cursor's
+-- lock.
 
 -- Whose turn a message takes: its key's, or that of the part of the key which names the tenant.
 CREATE FUNCTION custody.served_as(p_group custody.groups, p_key text) RETURNS text
@@ -24,7 +25,8 @@ LANGUAGE sql STABLE AS $$
          WHERE a.group_id = p_group_id AND a.partition = p_partition ORDER BY a.tenant LIMIT 1)
         UNION ALL
         SELECT (SELECT a.tenant FROM custody.awaited a
-                WHERE a.group_id = p_group_id AND a.partition = p_partition AND a.tenant > t.tenant ORDER BY a.tenant LIMIT 1), t.n + 1
+                WHERE a.group_id = p_group_id AND a.partition = p_partition AND a.tenant > t.tenant
+                ORDER BY a.tenant LIMIT 1), t.n + 1
         FROM tenants t WHERE t.tenant IS NOT NULL AND t.n < 1000
     )
     SELECT array_agg(k.key)
@@ -37,7 +39,8 @@ LANGUAGE sql STABLE AS $$
         UNION
         -- with more tenants than are looked at by name, those that have waited longest
         (SELECT x.key FROM custody.awaited x
-         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NOT NULL AND (SELECT count(*) FROM tenants) >= 1000
+         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NOT NULL
+           AND (SELECT count(*) FROM tenants) >= 1000
          ORDER BY x.turn LIMIT 1000)
         UNION
         -- from before the group was fair
@@ -59,25 +62,32 @@ LANGUAGE sql IMMUTABLE AS $$
             ORDER BY l.rest DESC LIMIT 1))::bigint AS share
         FROM sorted s
     )
-    SELECT array_agg(CASE WHEN g.have > g.share AND g.place <= p_room - g.shared THEN g.share + 1 ELSE g.share END ORDER BY g.n)
-    FROM (SELECT x.*, sum(x.share) OVER () AS shared, count(*) FILTER (WHERE x.have > x.share) OVER (ORDER BY x.n) AS place FROM given x) g
+    SELECT array_agg(CASE WHEN g.have > g.share AND g.place <= p_room - g.shared THEN g.share + 1 ELSE g.share END
+                     ORDER BY g.n)
+    FROM (SELECT x.*, sum(x.share) OVER () AS shared,
+                 count(*) FILTER (WHERE x.have > x.share) OVER (ORDER BY x.n) AS place FROM given x) g
 $$;
 
--- Parks a set for each key: a few messages as ever, many in runs of at most 64 stretches, because a claim writes a run anew
--- when it takes a part of it.
-CREATE FUNCTION custody.park_sets(p_group custody.groups, p_partition int, p_keys text[], p_sets int8multirange[], p_now timestamptz) RETURNS void
+-- Parks a set for each key: a few messages as ever, many in runs of at most 64 stretches, because a claim writes a run
+-- anew when it takes a part of it.
+CREATE FUNCTION custody.park_sets(
+    p_group custody.groups, p_partition int, p_keys text[], p_sets int8multirange[], p_now timestamptz
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_few constant int := 64;
 BEGIN
-    PERFORM custody.park((p_group).group_id, p_partition, array_agg(o.o), array_agg(m.k), 0, NULL, NULL, NULL, p_now, true)
+    PERFORM custody.park((p_group).group_id, p_partition, array_agg(o.o), array_agg(m.k), 0, NULL, NULL, NULL, p_now,
+                         true)
     FROM unnest(p_keys, p_sets) m (k, s), unnest(custody.offsets_list(m.s)) o (o)
     WHERE custody.cardinality(m.s) <= v_few
     HAVING count(*) > 0;
     WITH runs AS (
         INSERT INTO custody.parked
-        SELECT (p_group).group_id, p_partition, x.k, min(lower(x.r)), range_agg(x.r), sum(upper(x.r) - lower(x.r)), p_now
-        FROM (SELECT m.k, r.r, (r.n - 1) / 64 AS run FROM unnest(p_keys, p_sets) m (k, s), unnest(m.s) WITH ORDINALITY r (r, n)
+        SELECT (p_group).group_id, p_partition, x.k, min(lower(x.r)), range_agg(x.r), sum(upper(x.r) - lower(x.r)),
+               p_now
+        FROM (SELECT m.k, r.r, (r.n - 1) / 64 AS run
+              FROM unnest(p_keys, p_sets) m (k, s), unnest(m.s) WITH ORDINALITY r (r, n)
               WHERE custody.cardinality(m.s) > v_few) x
         GROUP BY x.k, x.run
         RETURNING ranges)
@@ -85,11 +95,11 @@ BEGIN
     SELECT p_now, 'park', (p_group).group_id, p_partition, range_agg(ranges) FROM runs HAVING count(*) > 0;
 END $$;
 
--- Takes fresh messages from the frontier on, and what is parked of the keys that are ready, up to p_max. While both are there
--- each gets half; of a single message they take turns. Without p_until nothing fresh is wanted.
+-- Takes fresh messages from the frontier on, and what is parked of the keys that are ready, up to p_max. While both are
+-- there each gets half; of a single message they take turns. Without p_until nothing fresh is wanted.
 CREATE FUNCTION custody.take_fairly(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_ready text[], p_at custody.frontiers, p_until bigint,
-    p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_ready text[], p_at custody.frontiers,
+    p_until bigint, p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -100,8 +110,10 @@ BEGIN
     taken := '{}';
     frontier := (p_at).frontier;
     IF cardinality(p_ready) > 0 THEN
-        SELECT least(coalesce(sum(p.messages), 0), CASE WHEN p_max = 1 THEN (p_at).claim_no % 2 ELSE p_max / 2 END) INTO v_parked
-        FROM custody.parked p WHERE p.group_id = (p_at).group_id AND p.partition = (p_at).partition AND p.key = ANY (p_ready);
+        SELECT least(coalesce(sum(p.messages), 0), CASE WHEN p_max = 1 THEN (p_at).claim_no % 2 ELSE p_max / 2 END)
+        INTO v_parked
+        FROM custody.parked p
+        WHERE p.group_id = (p_at).group_id AND p.partition = (p_at).partition AND p.key = ANY (p_ready);
     END IF;
     v_want := p_max - v_parked;
     IF p_until > frontier AND v_want > 0 THEN
@@ -121,31 +133,37 @@ BEGIN
     END IF;
 END $$;
 
--- Whether nobody floods the partition: of the next messages that could be handed out at least half are of different ones.
-CREATE FUNCTION custody.varied(p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_from bigint, p_until bigint) RETURNS boolean
+-- Whether nobody floods the partition: of the next messages that could be handed out at least half are of different
+-- ones.
+CREATE FUNCTION custody.varied(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_from bigint, p_until bigint
+) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_look constant int := 64;
     v_keys text[];
     v_gone text[];
 BEGIN
-    SELECT array_agg(k.key) INTO v_keys FROM custody.keys_of(p_head, int8multirange(int8range(p_from, least(p_until, p_from + v_look)))) k;
+    SELECT array_agg(k.key) INTO v_keys
+    FROM custody.keys_of(p_head, int8multirange(int8range(p_from, least(p_until, p_from + v_look)))) k;
     SELECT array_agg(DISTINCT k) INTO v_gone FROM unnest(v_keys) k WHERE k IS NOT NULL;
     IF p_in_flight IS NOT NULL THEN
-        v_gone := custody.keys_in_flight(p_head, p_in_flight, v_gone) || ARRAY(SELECT key FROM custody.open_heads((p_group).group_id, (p_head).partition, v_gone));
+        v_gone := custody.keys_in_flight(p_head, p_in_flight, v_gone)
+            || ARRAY(SELECT key FROM custody.open_heads((p_group).group_id, (p_head).partition, v_gone));
     ELSE
         v_gone := ARRAY(SELECT key FROM custody.open_heads((p_group).group_id, (p_head).partition, v_gone));
     END IF;
-    RETURN count(*) * 2 >= cardinality(v_keys) AND (count(DISTINCT custody.served_as(p_group, k)) + count(*) FILTER (WHERE k IS NULL)) * 2 >= count(*)
+    RETURN count(*) * 2 >= cardinality(v_keys)
+        AND (count(DISTINCT custody.served_as(p_group, k)) + count(*) FILTER (WHERE k IS NULL)) * 2 >= count(*)
     FROM unnest(v_keys) k WHERE k IS NULL OR NOT k = ANY (v_gone);
 END $$;
 
--- As take_fresh, where somebody floods the partition: the log is read on until there are enough others, or to the end of a
--- bounded stretch, and each gets the same of it. Each message is read so only once: what is not taken is parked.
+-- As take_fresh, where somebody floods the partition: the log is read on until there are enough others, or to the end
+-- of a bounded stretch, and each gets the same of it. Each message is read so only once: what is not taken is parked.
 -- Messages without a key cannot be parked: they go as they come, and the reading stops when they fill the lease.
 CREATE FUNCTION custody.take_fresh_fairly(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
-    p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
+    p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
 )
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -159,7 +177,8 @@ DECLARE
     v_unique  text[];
     v_blocked text[];
     v_loose   int8multirange := '{}';     -- messages without a key
-    v_keys    text[] := '{}';             -- of each stretch the keys that are free, whose turn they take, and their messages
+    -- of each stretch the keys that are free, whose turn they take, and their messages
+    v_keys    text[] := '{}';
     v_names   text[] := '{}';
     v_sets    int8multirange[] := '{}';
     v_behind  text[] := '{}';             -- and those that are not
@@ -169,7 +188,8 @@ BEGIN
     frontier := p_frontier;
     IF (p_group).max_parked IS NOT NULL THEN
         SELECT greatest(0, (p_group).max_parked - coalesce(sum(p.messages), 0) - (
-            SELECT count(*) FROM custody.cases c WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'parked'))
+            SELECT count(*) FROM custody.cases c
+            WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'parked'))
         INTO v_room FROM custody.parked p WHERE p.group_id = (p_group).group_id AND p.partition = v_partition;
         v_limit := least(v_limit, p_frontier + v_enough + v_room);
     END IF;
@@ -180,21 +200,24 @@ BEGIN
         FROM (
             SELECT i.key, range_agg(i.r) AS ranges
             FROM (SELECT k.key, int8range(min(k."offset"), max(k."offset") + 1) AS r
-                  FROM (SELECT e."offset", e.key, e."offset" - row_number() OVER (PARTITION BY e.key ORDER BY e."offset") AS island
+                  FROM (SELECT e."offset", e.key,
+                               e."offset" - row_number() OVER (PARTITION BY e.key ORDER BY e."offset") AS island
                         FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until))) e) k
                   GROUP BY k.key, k.island) i
             GROUP BY i.key) g;
         -- those without a key that do not fit any more stay in the log, and all behind them
         SELECT CASE WHEN custody.cardinality(x.first) > p_max THEN upper(x.first) - 1 ELSE v_until END INTO v_until
-        FROM (SELECT custody.first_offsets(v_loose + coalesce((SELECT m.s FROM unnest(v_read.keys, v_read.sets) m (k, s) WHERE m.k IS NULL), '{}'),
-                                           p_max + 1) AS first) x;
+        FROM (SELECT custody.first_offsets(v_loose
+                                           + coalesce((SELECT m.s FROM unnest(v_read.keys, v_read.sets) m (k, s)
+                                                       WHERE m.k IS NULL), '{}'), p_max + 1) AS first) x;
         EXIT WHEN v_until = frontier;
         v_unique := array_remove(v_read.keys, NULL);
         v_blocked := '{}';
         IF p_in_flight IS NOT NULL THEN
             v_blocked := custody.keys_in_flight(p_head, p_in_flight, v_unique);
         END IF;
-        SELECT v_blocked || coalesce(array_agg(key), '{}') INTO v_blocked FROM custody.open_heads((p_group).group_id, v_partition, v_unique);
+        SELECT v_blocked || coalesce(array_agg(key), '{}') INTO v_blocked
+        FROM custody.open_heads((p_group).group_id, v_partition, v_unique);
         SELECT v_keys || coalesce(array_agg(m.k) FILTER (WHERE m.free), '{}') AS keys,
                v_names || coalesce(array_agg(custody.served_as(p_group, m.k)) FILTER (WHERE m.free), '{}') AS names,
                v_sets || coalesce(array_agg(m.s) FILTER (WHERE m.free), '{}') AS sets,
@@ -202,8 +225,10 @@ BEGIN
                v_parked || coalesce(array_agg(m.s) FILTER (WHERE NOT m.free), '{}') AS parked,
                v_loose + coalesce(range_agg(m.s) FILTER (WHERE m.k IS NULL), '{}') AS loose
         INTO v_read
-        FROM (SELECT x.k, x.s * int8multirange(int8range(NULL, v_until)) AS s, CASE WHEN x.k IS NOT NULL THEN b.k IS NULL END AS free
-              FROM unnest(v_read.keys, v_read.sets) x (k, s) LEFT JOIN (SELECT DISTINCT unnest(v_blocked) AS k) b ON b.k = x.k) m
+        FROM (SELECT x.k, x.s * int8multirange(int8range(NULL, v_until)) AS s,
+                     CASE WHEN x.k IS NOT NULL THEN b.k IS NULL END AS free
+              FROM unnest(v_read.keys, v_read.sets) x (k, s)
+              LEFT JOIN (SELECT DISTINCT unnest(v_blocked) AS k) b ON b.k = x.k) m
         WHERE NOT isempty(m.s);
         v_keys := v_read.keys;
         v_names := v_read.names;
@@ -224,22 +249,27 @@ BEGIN
     END IF;
     LOOP
         WITH line AS MATERIALIZED (
-            SELECT m.k, m.n, range_agg(m.s) * int8multirange(int8range(NULL, frontier)) AS s FROM unnest(v_keys, v_names, v_sets) m (k, n, s)
+            SELECT m.k, m.n, range_agg(m.s) * int8multirange(int8range(NULL, frontier)) AS s
+            FROM unnest(v_keys, v_names, v_sets) m (k, n, s)
             WHERE lower(m.s) < frontier GROUP BY m.k, m.n
         ), named AS MATERIALIZED (
-            SELECT l.n, range_agg(l.s) AS s, custody.cardinality(range_agg(l.s)) AS have, row_number() OVER (ORDER BY min(lower(l.s))) AS place FROM line l GROUP BY l.n
+            SELECT l.n, range_agg(l.s) AS s, custody.cardinality(range_agg(l.s)) AS have,
+                   row_number() OVER (ORDER BY min(lower(l.s))) AS place FROM line l GROUP BY l.n
         ), shares AS MATERIALIZED (
             SELECT s.share, s.place FROM unnest(custody.fair_shares(
                 (SELECT array_agg(d.have ORDER BY d.place) FROM named d),
-                p_max - custody.cardinality(v_loose * int8multirange(int8range(NULL, frontier))))) WITH ORDINALITY s (share, place)
+                p_max - custody.cardinality(v_loose * int8multirange(int8range(NULL, frontier)))
+            )) WITH ORDINALITY s (share, place)
         ), given AS MATERIALIZED (
-            SELECT d.n, CASE WHEN s.share >= d.have THEN d.s ELSE custody.first_offsets(d.s, s.share) END AS s FROM named d JOIN shares s USING (place)
+            SELECT d.n, CASE WHEN s.share >= d.have THEN d.s ELSE custody.first_offsets(d.s, s.share) END AS s
+            FROM named d JOIN shares s USING (place)
         ), rest AS (
             SELECT l.k, l.s - g.s AS s FROM line l JOIN given g USING (n)
             UNION ALL
             SELECT m.k, m.s * int8multirange(int8range(NULL, frontier)) FROM unnest(v_behind, v_parked) m (k, s)
         )
-        SELECT (SELECT coalesce(range_agg(g.s), '{}') FROM given g) + v_loose * int8multirange(int8range(NULL, frontier)) AS taken,
+        SELECT (SELECT coalesce(range_agg(g.s), '{}') FROM given g)
+            + v_loose * int8multirange(int8range(NULL, frontier)) AS taken,
                array_agg(r.k) AS keys, array_agg(r.s) AS sets, coalesce(range_agg(r.s), '{}') AS parked
         INTO v_read FROM (SELECT x.k, range_agg(x.s) AS s FROM rest x WHERE NOT isempty(x.s) GROUP BY x.k) r;
         -- only so much may be parked: what would be more than that stays in the log, and all behind it
@@ -254,9 +284,12 @@ BEGIN
     END IF;
 END $$;
 
--- Takes up to p_max messages out of the parked ones: the same of each key, or of each tenant and of that the same of each of its
--- keys; first of those who had their turn longest ago. Keys that still have something open go to the end of the line.
-CREATE FUNCTION custody.take_parked_fairly(p_group custody.groups, p_partition int, p_keys text[], p_max bigint, p_turn bigint) RETURNS int8multirange
+-- Takes up to p_max messages out of the parked ones: the same of each key, or of each tenant and of that the same of
+-- each of its keys; first of those who had their turn longest ago. Keys that still have something open go to the end of
+-- the line.
+CREATE FUNCTION custody.take_parked_fairly(
+    p_group custody.groups, p_partition int, p_keys text[], p_max bigint, p_turn bigint
+) RETURNS int8multirange
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_picked record;
@@ -265,13 +298,15 @@ BEGIN
         SELECT r.*, sum(r.messages) OVER (PARTITION BY r.key ORDER BY r.first_offset) - r.messages AS before
         FROM (
             SELECT h.key, x.first_offset, CASE WHEN x.cut THEN x.until END AS until, x.messages,
-                   bool_or(x.cut) OVER (PARTITION BY h.key ORDER BY x.first_offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS behind
+                   bool_or(x.cut) OVER (PARTITION BY h.key ORDER BY x.first_offset
+                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS behind
             FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
             CROSS JOIN LATERAL (
-                -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins, and none after
-                -- one that was cut short
+                -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins,
+                -- and none after one that was cut short
                 SELECT y.first_offset, y.until, coalesce(y.until < upper(y.ranges), false) AS cut,
-                       CASE WHEN y.until < upper(y.ranges) THEN custody.cardinality(y.ranges * int8multirange(int8range(0, y.until)))
+                       CASE WHEN y.until < upper(y.ranges)
+                            THEN custody.cardinality(y.ranges * int8multirange(int8range(0, y.until)))
                             ELSE y.messages END AS messages
                 FROM (SELECT p.*, least(h.case_offset, lead(p.first_offset) OVER w) AS until FROM custody.parked p
                       WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = h.key
@@ -281,36 +316,44 @@ BEGIN
     ), keys AS (
         SELECT r.key, custody.served_as(p_group, r.key) AS name, least(sum(r.messages), p_max)::bigint AS have,
                row_number() OVER (ORDER BY (SELECT a.turn FROM custody.awaited a WHERE a.group_id = (p_group).group_id
-                                            AND a.partition = p_partition AND a.key = r.key) NULLS FIRST, min(r.first_offset)) AS turn
+                                            AND a.partition = p_partition AND a.key = r.key) NULLS FIRST,
+                                            min(r.first_offset)) AS turn
         FROM runs r GROUP BY r.key
     ), names AS (
         SELECT n.*, CASE WHEN (p_group).fairness = 'key' THEN n.turn
-                    -- a tenant's keys come and go: tenants are taken in the order of their names, from another one on each time
-                    ELSE (row_number() OVER (ORDER BY n.name) + count(*) OVER () - p_turn * p_max % count(*) OVER ()) % count(*) OVER () END AS place
+                    -- a tenant's keys come and go: tenants are taken in the order of their names, from another one on
+                    -- each time
+                    ELSE (row_number() OVER (ORDER BY n.name) + count(*) OVER ()
+                          - p_turn * p_max % count(*) OVER ()) % count(*) OVER () END AS place
         FROM (SELECT k.name, sum(k.have)::bigint AS have, min(k.turn) AS turn, array_agg(k.key ORDER BY k.turn) AS keys,
                      array_agg(k.have ORDER BY k.turn) AS haves FROM keys k GROUP BY k.name) n
     ), served AS MATERIALIZED (
         SELECT x.key, x.share
-        FROM (SELECT array_agg(n.name ORDER BY n.place) AS names, custody.fair_shares(array_agg(n.have ORDER BY n.place), p_max) AS shares FROM names n) s,
+        FROM (SELECT array_agg(n.name ORDER BY n.place) AS names,
+                     custody.fair_shares(array_agg(n.have ORDER BY n.place), p_max) AS shares FROM names n) s,
              unnest(s.names, s.shares) u (name, share)
         JOIN names n USING (name),
-             unnest(n.keys, CASE WHEN cardinality(n.keys) = 1 THEN ARRAY[u.share] ELSE custody.fair_shares(n.haves, u.share) END) x (key, share)
+             unnest(n.keys, CASE WHEN cardinality(n.keys) = 1 THEN ARRAY[u.share]
+                                 ELSE custody.fair_shares(n.haves, u.share) END) x (key, share)
     ), parts AS (
         SELECT r.key, r.first_offset, p.ranges, p.parked_at,
                CASE WHEN r.until IS NULL AND r.messages <= s.share - r.before THEN p.ranges
-                    ELSE custody.first_offsets(p.ranges * int8multirange(int8range(0, r.until)), (s.share - r.before)::bigint) END AS part
+                    ELSE custody.first_offsets(p.ranges * int8multirange(int8range(0, r.until)),
+                                               (s.share - r.before)::bigint) END AS part
         FROM runs r JOIN served s ON s.key = r.key
-        JOIN custody.parked p ON p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = r.key AND p.first_offset = r.first_offset
+        JOIN custody.parked p ON p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = r.key
+            AND p.first_offset = r.first_offset
         WHERE r.before < s.share
     )
-    SELECT array_agg(p.key) AS keys, array_agg(p.first_offset) AS firsts, array_agg(p.ranges - p.part) AS rests, array_agg(p.parked_at) AS times,
-           range_agg(p.part) AS taken
+    SELECT array_agg(p.key) AS keys, array_agg(p.first_offset) AS firsts, array_agg(p.ranges - p.part) AS rests,
+           array_agg(p.parked_at) AS times, range_agg(p.part) AS taken
     INTO v_picked FROM parts p;
     IF v_picked.keys IS NULL THEN
         RETURN '{}';
     END IF;
     DELETE FROM custody.parked p USING unnest(v_picked.keys, v_picked.firsts) x (key, first_offset)
-    WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = x.key AND p.first_offset = x.first_offset;
+    WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = x.key
+      AND p.first_offset = x.first_offset;
     INSERT INTO custody.parked
     SELECT (p_group).group_id, p_partition, x.key, lower(x.rest), x.rest, custody.cardinality(x.rest), x.parked_at
     FROM unnest(v_picked.keys, v_picked.rests, v_picked.times) x (key, rest, parked_at) WHERE NOT isempty(x.rest);

@@ -16,20 +16,23 @@ BEGIN
     LOOP
         IF v_part.of_cases THEN
             RETURN QUERY
-            SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e."offset", e.published_at, e.key, e.kind, e.payload, e.headers,
-                   c.attempts, c.first_delivery, c.last_error
+            SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, e."offset", e.published_at, e.key, e.kind,
+                   e.payload, e.headers, c.attempts, c.first_delivery, c.last_error
             FROM custody.events_in(p_head, v_part.held) e
-            JOIN custody.cases c ON c.group_id = p_group_id AND c.partition = v_part.partition AND c."offset" = e."offset"
+            JOIN custody.cases c ON c.group_id = p_group_id AND c.partition = v_part.partition
+                AND c."offset" = e."offset"
             ORDER BY e."offset";
             CONTINUE;
         END IF;
         FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_part.held), upper(v_part.held)) LOOP
             IF v_part.held = int8multirange(range_merge(v_part.held)) THEN
                 RETURN QUERY EXECUTE format(
-                    'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, "offset", published_at, key, kind, payload, headers,
+                    'SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, "offset", published_at, key, kind,
+                    payload, headers,
                             $3, $4, $5
                      FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
-                USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery, v_part.last_error;
+                USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery,
+                      v_part.last_error;
                 CONTINUE;
             END IF;
             RETURN QUERY EXECUTE format(
@@ -42,8 +45,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Gives back, uncharged, what a lease that was just made holds beyond so many bytes of payload; its first message stays. True
--- if there was something. What is beyond is so for every key: no message stays behind an earlier one of its key.
+-- Gives back, uncharged, what a lease that was just made holds beyond so many bytes of payload; its first message
+-- stays. True if there was something. What is beyond is so for every key: no message stays behind an earlier one of its
+-- key.
 CREATE FUNCTION custody.give_back_beyond(p_bytes bigint, p_head custody.heads, p_lease_id uuid) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -66,8 +70,10 @@ BEGIN
     PERFORM custody.settle_released(g, v_lease.partition, v_parts, v_beyond, v_lease.claimed_at)
     FROM custody.groups g WHERE g.group_id = v_lease.group_id;
     PERFORM custody.shrink_lease(p_lease_id, v_parts, v_beyond, v_lease.claimed_at);
-    UPDATE custody.leases l SET size = v_lease.size - custody.cardinality(v_beyond), settled = 0 WHERE l.lease_id = p_lease_id;
+    UPDATE custody.leases l SET size = v_lease.size - custody.cardinality(v_beyond), settled = 0
+    WHERE l.lease_id = p_lease_id;
     INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, detail)
-    VALUES (v_lease.claimed_at, 'release', v_lease.group_id, v_lease.partition, p_lease_id, v_beyond, v_lease.worker, '{"reason": "bytes"}');
+    VALUES (v_lease.claimed_at, 'release', v_lease.group_id, v_lease.partition, p_lease_id, v_beyond, v_lease.worker,
+            '{"reason": "bytes"}');
     RETURN true;
 END $$;

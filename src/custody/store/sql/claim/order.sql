@@ -7,8 +7,8 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(DISTINCT k.key), '{}') FROM custody.keys_of(p_head, p_in_flight, p_keys) k
 $$;
 
--- The lowest unresolved message of each key that has a case or parked messages. Few of them are read at once; among many
--- only the given keys are probed: reading all open cases would cost as much as there are.
+-- The lowest unresolved message of each key that has a case or parked messages. Few of them are read at once; among
+-- many only the given keys are probed: reading all open cases would cost as much as there are.
 CREATE FUNCTION custody.open_heads(p_group_id int, p_partition int, p_keys text[])
 RETURNS TABLE (key text, case_offset bigint, case_state text, parked_offset bigint, lowest bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -18,7 +18,8 @@ BEGIN
     IF cardinality(p_keys) > 20 AND v_few > (
         SELECT count(*) FROM (
             SELECT FROM custody.cases c
-            WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held)
+            WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL
+              AND (c.state <> 'dead' OR c.held)
             LIMIT v_few) x) + (
         SELECT count(*) FROM (
             SELECT FROM custody.parked p WHERE p.group_id = p_group_id AND p.partition = p_partition LIMIT v_few) x)
@@ -27,7 +28,8 @@ BEGIN
         SELECT k.key, c."offset", c.state, p.first_offset, least(c."offset", p.first_offset)
         FROM (
             SELECT DISTINCT ON (x.key) x.key, x."offset", x.state FROM custody.cases x
-            WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key IS NOT NULL AND (x.state <> 'dead' OR x.held)
+            WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.key IS NOT NULL
+              AND (x.state <> 'dead' OR x.held)
             ORDER BY x.key, x."offset") c
         FULL JOIN (
             SELECT x.key, min(x.first_offset) AS first_offset FROM custody.parked x
@@ -60,7 +62,8 @@ BEGIN
     SELECT array_agg(DISTINCT x.key), count(*) INTO v_keys, v_rows
     FROM (
         (SELECT c.key FROM custody.cases c
-         WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) LIMIT v_few)
+         WHERE c.group_id = p_group_id AND c.partition = p_partition AND c.key IS NOT NULL
+           AND (c.state <> 'dead' OR c.held) LIMIT v_few)
         UNION ALL
         (SELECT p.key FROM custody.parked p WHERE p.group_id = p_group_id AND p.partition = p_partition LIMIT v_few)
     ) x;
@@ -73,13 +76,14 @@ BEGIN
     IF (p_group).fairness IS NOT NULL THEN
         PERFORM custody.await_turn(p_group, p_partition, p_keys);
     ELSE
-        INSERT INTO custody.awaited SELECT DISTINCT (p_group).group_id, p_partition, k FROM unnest(p_keys) k ON CONFLICT DO NOTHING;
+        INSERT INTO custody.awaited SELECT DISTINCT (p_group).group_id, p_partition, k FROM unnest(p_keys) k
+        ON CONFLICT DO NOTHING;
     END IF;
 END $$;
 
 -- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know. With
--- p_extend, for who holds the cursor, a short run of the key is made longer instead of beginning another one; a settle must
--- not, because a claim would have to wait for its transaction.
+-- p_extend, for who holds the cursor, a short run of the key is made longer instead of beginning another one; a settle
+-- must not, because a claim would have to wait for its transaction.
 CREATE FUNCTION custody.park(
     p_group_id int, p_partition int, p_offsets bigint[], p_keys text[], p_attempts int, p_first_delivery timestamptz,
     p_last_error text, p_lease_cap int, p_now timestamptz, p_extend boolean
@@ -99,16 +103,18 @@ BEGIN
                 SELECT x.first_offset FROM custody.parked x
                 WHERE p_extend AND x.group_id = p_group_id AND x.partition = p_partition AND x.key = f.key
                 ORDER BY x.first_offset DESC LIMIT 1) last
-            WHERE p.group_id = p_group_id AND p.partition = p_partition AND p.key = f.key AND p.first_offset = last.first_offset
+            WHERE p.group_id = p_group_id AND p.partition = p_partition AND p.key = f.key
+              AND p.first_offset = last.first_offset
               AND p.messages < 64 AND upper(p.ranges) <= lower(f.ranges)
             RETURNING p.key)
         INSERT INTO custody.parked
         SELECT p_group_id, p_partition, f.key, lower(f.ranges), f.ranges, f.messages, p_now
         FROM fresh f WHERE NOT f.key IN (SELECT l.key FROM longer l);
     ELSE
-        INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, lease_cap, first_delivery,
-                                   last_error, updated_at)
-        SELECT p_group_id, p_partition, m.o, m.k, 'parked', p_attempts, 0, p_now, p_lease_cap, p_first_delivery, p_last_error, p_now
+        INSERT INTO custody.cases (group_id, partition, "offset", key, state, attempts, failures, run_at, lease_cap,
+                                   first_delivery, last_error, updated_at)
+        SELECT p_group_id, p_partition, m.o, m.k, 'parked', p_attempts, 0, p_now, p_lease_cap, p_first_delivery,
+               p_last_error, p_now
         FROM unnest(p_offsets, p_keys) m (o, k);
     END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets)
@@ -118,7 +124,9 @@ END $$;
 -- Looks again at the keys that were freed or awaited. A parked case that is now the lowest of its key becomes due;
 -- returns the keys whose parked messages come next. Hints are read before the cases: whoever resolves a message after
 -- our reading of the cases leaves a hint for the claim after us, so no wake-up is lost.
-CREATE FUNCTION custody.wake(p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_now timestamptz) RETURNS text[]
+CREATE FUNCTION custody.wake(
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_now timestamptz
+) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_partition int := (p_head).partition;
@@ -138,7 +146,8 @@ BEGIN
     IF (p_group).fairness IS NOT NULL THEN
         v_awaited := custody.next_in_turn((p_group).group_id, v_partition);
     ELSE
-        SELECT array_agg(key) INTO v_awaited FROM custody.awaited WHERE group_id = (p_group).group_id AND partition = v_partition;
+        SELECT array_agg(key) INTO v_awaited FROM custody.awaited
+        WHERE group_id = (p_group).group_id AND partition = v_partition;
     END IF;
     IF v_hints IS NULL AND v_awaited IS NULL THEN
         RETURN '{}';
@@ -148,7 +157,8 @@ BEGIN
         IF (p_group).fairness IS NOT NULL AND cardinality(v_busy) * 2 > cardinality(v_awaited) THEN
             -- so that keys which are in flight for long do not hide those behind them
             UPDATE custody.awaited SET turn = pg_current_xact_id()
-            WHERE group_id = (p_group).group_id AND partition = v_partition AND key = ANY (v_busy) AND tenant IS NOT NULL;
+            WHERE group_id = (p_group).group_id AND partition = v_partition AND key = ANY (v_busy)
+              AND tenant IS NOT NULL;
         END IF;
     END IF;
     SELECT array_agg(k) INTO v_open FROM (SELECT unnest(v_hints || v_awaited) AS k EXCEPT SELECT unnest(v_busy)) x;
@@ -171,7 +181,8 @@ END $$;
 
 -- Takes up to p_max messages of these keys out of the parked ones, in order for each key, the keys in turn. A key that
 -- still has something open stays awaited: it goes on when this lease is done with the key.
-CREATE FUNCTION custody.take_parked(p_group custody.groups, p_partition int, p_keys text[], p_max int) RETURNS int8multirange
+CREATE FUNCTION custody.take_parked(p_group custody.groups, p_partition int, p_keys text[], p_max int)
+RETURNS int8multirange
 LANGUAGE plpgsql AS $$
 DECLARE
     v_taken int8multirange := '{}';
@@ -181,12 +192,14 @@ DECLARE
 BEGIN
     FOR v_run IN
         SELECT p.key, p.first_offset, p.ranges, p.until, p.parked_at,
-               CASE WHEN p.until < upper(p.ranges) THEN custody.cardinality(p.ranges * int8multirange(int8range(0, p.until)))
+               CASE WHEN p.until < upper(p.ranges)
+                    THEN custody.cardinality(p.ranges * int8multirange(int8range(0, p.until)))
                     ELSE p.messages END AS messages
         FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
         CROSS JOIN LATERAL (
             -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins
-            SELECT x.*, row_number() OVER w AS turn, least(h.case_offset, lead(x.first_offset) OVER w) AS until FROM custody.parked x
+            SELECT x.*, row_number() OVER w AS turn, least(h.case_offset, lead(x.first_offset) OVER w) AS until
+            FROM custody.parked x
             WHERE x.group_id = (p_group).group_id AND x.partition = p_partition AND x.key = h.key
               AND (h.case_offset IS NULL OR x.first_offset < h.case_offset)
             WINDOW w AS (ORDER BY x.first_offset)
@@ -202,7 +215,8 @@ BEGIN
             v_part := custody.first_offsets(v_part, v_left);
         END IF;
         DELETE FROM custody.parked
-        WHERE group_id = (p_group).group_id AND partition = p_partition AND key = v_run.key AND first_offset = v_run.first_offset;
+        WHERE group_id = (p_group).group_id AND partition = p_partition AND key = v_run.key
+          AND first_offset = v_run.first_offset;
         IF v_part <> v_run.ranges THEN
             INSERT INTO custody.parked
             VALUES ((p_group).group_id, p_partition, v_run.key, lower(v_run.ranges - v_part), v_run.ranges - v_part,

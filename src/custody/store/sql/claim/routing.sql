@@ -1,5 +1,5 @@
--- Routing: a group may be bound to a part of the log. What it is not bound to is passed over by the frontier: in no lease,
--- no range and no case, so it is done, and one row of the journal says which offsets that were.
+-- Routing: a group may be bound to a part of the log. What it is not bound to is passed over by the frontier: in no
+-- lease, no range and no case, so it is done, and one row of the journal says which offsets that were.
 
 -- A pattern as a regular expression: `*` is one segment, `>` one or more at the end.
 CREATE FUNCTION custody.pattern_expression(p_pattern text) RETURNS text
@@ -9,10 +9,12 @@ DECLARE
 BEGIN
     IF length(p_pattern) > 1000 OR '' = ANY (v_segments) OR cardinality(v_segments) NOT BETWEEN 1 AND 32 THEN
         PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', left(p_pattern, 100)),
-            'Write up to 1,000 characters in up to 32 segments between dots, none of them empty; > at the end stands for all that follow.');
+            'Write up to 1,000 characters in up to 32 segments between dots, none of them empty; '
+            '> at the end stands for all that follow.');
     ELSIF p_pattern ~ '[^.][*>]|[*>][^.]' OR '>' = ANY (v_segments[:cardinality(v_segments) - 1]) THEN
         PERFORM custody.refuse('invalid_argument', format('%L is not a pattern', p_pattern),
-            '* stands for one whole segment, and > as the last segment for all that follow: orders.*.created, orders.>');
+            '* stands for one whole segment, and > as the last segment for all that follow: '
+            'orders.*.created, orders.>');
     END IF;
     RETURN (SELECT string_agg(
                 CASE s WHEN '*' THEN '[^.]+' WHEN '>' THEN '[^.]+(?:[.][^.]+)*'
@@ -20,13 +22,14 @@ BEGIN
             FROM unnest(v_segments) WITH ORDINALITY x (s, n));
 END $$;
 
--- Bindings as they are kept, and as the log is searched with them: patterns with the same conditions are one expression.
--- PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling. What a message costs grows
--- with the segments of all patterns, so these have bounds too; see look for what remains.
+-- Bindings as they are kept, and as the log is searched with them: patterns with the same conditions are one
+-- expression. PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling. What a
+-- message costs grows with the segments of all patterns, so these have bounds too; see look for what remains.
 CREATE FUNCTION custody.compile_bindings(p_bindings jsonb, OUT bindings jsonb, OUT matcher jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_help constant text := 'Give a list, each a pattern or an object with a pattern, with headers (text by name), or with both.';
+    v_help constant text :=
+        'Give a list, each a pattern or an object with a pattern, with headers (text by name), or with both.';
     v_one  jsonb;
     v_size record;
 BEGIN
@@ -35,12 +38,15 @@ BEGIN
     ELSIF jsonb_typeof(p_bindings) <> 'array' THEN
         PERFORM custody.refuse('invalid_argument', 'bindings are a list', v_help);
     ELSIF jsonb_array_length(p_bindings) > 100 THEN
-        PERFORM custody.refuse('invalid_argument', 'a group has at most 100 bindings', 'Use patterns that cover more, or more groups.');
+        PERFORM custody.refuse('invalid_argument', 'a group has at most 100 bindings',
+            'Use patterns that cover more, or more groups.');
     ELSIF length(p_bindings::text) > 50000 THEN
-        PERFORM custody.refuse('invalid_argument', 'the bindings of a group have at most 50,000 characters', 'Use fewer or shorter ones, or more groups.');
+        PERFORM custody.refuse('invalid_argument', 'the bindings of a group have at most 50,000 characters',
+            'Use fewer or shorter ones, or more groups.');
     END IF;
     bindings := '[]';
-    FOR v_one IN SELECT CASE jsonb_typeof(b) WHEN 'string' THEN jsonb_build_object('pattern', b) ELSE b END FROM jsonb_array_elements(p_bindings) b LOOP
+    FOR v_one IN SELECT CASE jsonb_typeof(b) WHEN 'string' THEN jsonb_build_object('pattern', b) ELSE b END
+        FROM jsonb_array_elements(p_bindings) b LOOP
         IF jsonb_typeof(v_one) = 'object' AND v_one -> 'pattern' = 'null' THEN
             v_one := v_one - 'pattern';
         END IF;
@@ -49,46 +55,55 @@ BEGIN
         END IF;
         IF jsonb_typeof(v_one) <> 'object' OR v_one = '{}' OR v_one - 'pattern' - 'headers' <> '{}'
             OR jsonb_typeof(v_one -> 'pattern') <> 'string' OR jsonb_typeof(v_one -> 'headers') <> 'object'
-            OR EXISTS (SELECT FROM jsonb_each(CASE WHEN jsonb_typeof(v_one -> 'headers') = 'object' THEN v_one -> 'headers' END) h
+            OR EXISTS (SELECT FROM jsonb_each(CASE WHEN jsonb_typeof(v_one -> 'headers') = 'object'
+                                                   THEN v_one -> 'headers' END) h
                        WHERE jsonb_typeof(h.value) <> 'string')
         THEN
             PERFORM custody.refuse('invalid_argument', format('%s is not a binding', left(v_one::text, 200)), v_help);
         ELSIF (SELECT count(*) FROM jsonb_object_keys(coalesce(v_one -> 'headers', '{}'))) > 20 THEN
-            PERFORM custody.refuse('invalid_argument', format('%s has more than 20 header conditions', left(v_one::text, 200)),
+            PERFORM custody.refuse('invalid_argument',
+                format('%s has more than 20 header conditions', left(v_one::text, 200)),
                 'Use fewer; a header that says what several say now needs one condition.');
         END IF;
         bindings := bindings || v_one;
     END LOOP;
-    SELECT coalesce(sum(cardinality(string_to_array(b ->> 'pattern', '.'))), 0) AS segments, coalesce(sum(length(b ->> 'pattern')), 0) AS characters
+    SELECT coalesce(sum(cardinality(string_to_array(b ->> 'pattern', '.'))), 0) AS segments,
+           coalesce(sum(length(b ->> 'pattern')), 0) AS characters
     INTO v_size FROM (SELECT DISTINCT b FROM jsonb_array_elements(bindings) b) d;
     IF v_size.segments > 1000 OR v_size.characters > 10000 THEN
         PERFORM custody.refuse('invalid_argument',
-            format('the patterns of a group have at most 1,000 segments and 10,000 characters together, not %s and %s', v_size.segments, v_size.characters),
+            format('the patterns of a group have at most 1,000 segments and 10,000 characters together, not %s and %s',
+                   v_size.segments, v_size.characters),
             'Use fewer or shorter patterns, or more groups.');
     END IF;
-    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('headers', x.headers, 'expression', '^(?:' || x.expressions || ')$')))
+    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('headers', x.headers, 'expression',
+                                                          '^(?:' || x.expressions || ')$')))
     INTO matcher
     FROM (SELECT b -> 'headers' AS headers, string_agg(custody.pattern_expression(b ->> 'pattern'), '|') AS expressions
           FROM (SELECT DISTINCT b FROM jsonb_array_elements(bindings) b) d
           GROUP BY b -> 'headers', b ? 'pattern') x;
     IF jsonb_array_length(matcher) > 20 THEN
-        PERFORM custody.refuse('invalid_argument', 'the bindings of a group have at most 20 different header conditions',
+        PERFORM custody.refuse('invalid_argument',
+            'the bindings of a group have at most 20 different header conditions',
             'Use fewer conditions, or more groups.');
     END IF;
     BEGIN
         PERFORM '' ~ (m ->> 'expression') FROM jsonb_array_elements(matcher) m;
     EXCEPTION WHEN invalid_regular_expression THEN
-        PERFORM custody.refuse('invalid_argument', 'the bindings are too much for one expression', 'Use fewer or shorter patterns.');
+        PERFORM custody.refuse('invalid_argument', 'the bindings are too much for one expression',
+            'Use fewer or shorter patterns.');
     END;
 END $$;
 
--- A fair claim looks far ahead for other keys, a bound one for messages that match: together they have no bound on either.
+-- A fair claim looks far ahead for other keys, a bound one for messages that match: together they have no bound on
+-- either.
 CREATE FUNCTION custody.require_one_look(p_group custody.groups) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF (p_group).fairness IS NOT NULL AND (p_group).bindings IS NOT NULL THEN
         PERFORM custody.refuse('invalid_argument', format('group %L cannot be bound and fair at once', (p_group).name),
-            'Bind it to everything, or leave its fairness out; a pipeline can pass on to a topic of their own what the group is bound to.');
+            'Bind it to everything, or leave its fairness out; '
+            'a pipeline can pass on to a topic of their own what the group is bound to.');
     END IF;
 END $$;
 
@@ -99,9 +114,12 @@ BEGIN
     PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id ORDER BY partition FOR UPDATE;
 END $$;
 
--- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is. Null
--- or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
-CREATE FUNCTION custody.bind(p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+-- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is.
+-- Null or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
+CREATE FUNCTION custody.bind(
+    p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
+)
 RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -120,7 +138,8 @@ BEGIN
     PERFORM custody.require_one_look(v_group);
     UPDATE custody.cursors SET binding_no = v_group.binding_no WHERE group_id = v_group.group_id;
     INSERT INTO custody.journal (at, kind, group_id, worker, detail)
-    VALUES (coalesce(p_now, clock_timestamp()), 'policy', v_group.group_id, p_actor, jsonb_build_object('bindings', v_bound.bindings));
+    VALUES (coalesce(p_now, clock_timestamp()), 'policy', v_group.group_id, p_actor,
+            jsonb_build_object('bindings', v_bound.bindings));
     RETURN v_group;
 END $$;
 
@@ -129,12 +148,14 @@ CREATE FUNCTION custody.bound_condition(p_matcher jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT string_agg(concat_ws(' AND ',
         CASE WHEN m ? 'headers' THEN format('e.headers @> %L', m -> 'headers') END,
-        CASE WHEN m ? 'expression' THEN format('(e.headers ->> ''x-custody-routing-key'') ~ %L', m ->> 'expression') END), ' OR ')
+        CASE WHEN m ? 'expression' THEN format('(e.headers ->> ''x-custody-routing-key'') ~ %L',
+                                               m ->> 'expression') END), ' OR ')
     FROM jsonb_array_elements(p_matcher) m
 $$;
 
--- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came: it goes
--- in steps, each twice as long as the one before, and begins none after p_stop, since bindings can be dear to match.
+-- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came:
+-- it goes in steps, each twice as long as the one before, and begins none after p_stop, since bindings can be dear to
+-- match.
 CREATE FUNCTION custody.look(
     p_head custody.heads, p_matcher jsonb, p_set int8multirange, p_want bigint, p_stop timestamptz,
     OUT offsets bigint[], OUT keys text[], OUT looked int8multirange
@@ -158,11 +179,13 @@ BEGIN
             EXECUTE format(
                 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
                      SELECT e."offset", e.key FROM unnest($1) r,
-                     LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e
+                     LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r)
+                              ORDER BY "offset") e
                      WHERE %s LIMIT $2) m',
                 v_source.source, v_condition)
             INTO v_found
-            USING v_piece * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_want - cardinality(offsets);
+            USING v_piece * int8multirange(int8range(v_source.from_offset, v_source.until_offset)),
+                  p_want - cardinality(offsets);
             CONTINUE WHEN v_found.offsets IS NULL;
             offsets := offsets || v_found.offsets;
             keys := keys || v_found.keys;
@@ -177,17 +200,21 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE FUNCTION custody.journal_pass(p_group_id int, p_partition int, p_passed int8multirange, p_worker text, p_now timestamptz) RETURNS void
+CREATE FUNCTION custody.journal_pass(
+    p_group_id int, p_partition int, p_passed int8multirange, p_worker text, p_now timestamptz
+) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker)
     SELECT p_now, 'pass', p_group_id, p_partition, p_passed, p_worker WHERE NOT isempty(p_passed)
 $$;
 
--- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are looked at under the
--- lock, and none long after p_stop, so the frontier may move without anything being taken. With p_blocking the keys are looked at as in take_fresh.
+-- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are looked at
+-- under the lock, and none long after p_stop, so the frontier may move without anything being taken. With p_blocking
+-- the keys are looked at as in take_fresh.
 CREATE FUNCTION custody.take_bound(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
-    p_look bigint, p_stop timestamptz, p_blocking boolean, p_worker text, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
+    p_max int, p_look bigint, p_stop timestamptz, p_blocking boolean, p_worker text, p_now timestamptz,
+    OUT taken int8multirange, OUT frontier bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -217,7 +244,8 @@ BEGIN
             FROM custody.open_heads((p_group).group_id, (p_head).partition,
                                     (SELECT array_agg(DISTINCT k) FROM unnest(v_found.keys) k WHERE k IS NOT NULL)) h;
             SELECT coalesce(array_agg(m.o ORDER BY m.o), '{}') INTO v_free
-            FROM unnest(v_found.offsets, v_found.keys) m (o, k) WHERE m.k IS NULL OR NOT m.k IN (SELECT unnest(v_blocked));
+            FROM unnest(v_found.offsets, v_found.keys) m (o, k)
+            WHERE m.k IS NULL OR NOT m.k IN (SELECT unnest(v_blocked));
             IF cardinality(v_free) > v_left THEN
                 v_cut := v_free[v_left] + 1;
                 v_free := v_free[:v_left];
@@ -225,7 +253,8 @@ BEGIN
             SELECT array_agg(m.o ORDER BY m.o) AS offsets, array_agg(m.k ORDER BY m.o) AS keys INTO v_parked
             FROM unnest(v_found.offsets, v_found.keys) m (o, k) WHERE m.o < v_cut AND m.k IN (SELECT unnest(v_blocked));
             IF v_parked.offsets IS NOT NULL THEN
-                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL,
+                                     NULL, NULL, p_now, true);
                 PERFORM custody.await(p_group, (p_head).partition, v_busy);
             END IF;
             v_want := v_want * 4;       -- if it goes on: most of them were blocked
@@ -238,11 +267,11 @@ BEGIN
     PERFORM custody.journal_pass((p_group).group_id, (p_head).partition, v_passed, p_worker, p_now);
 END $$;
 
--- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is not
--- bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
+-- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is
+-- not bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
 CREATE FUNCTION custody.sift_rewound(
-    p_group custody.groups, p_head custody.heads, p_want bigint, p_oldest boolean, p_look bigint, p_stop timestamptz, p_worker text,
-    p_now timestamptz
+    p_group custody.groups, p_head custody.heads, p_want bigint, p_oldest boolean, p_look bigint, p_stop timestamptz,
+    p_worker text, p_now timestamptz
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

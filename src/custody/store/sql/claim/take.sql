@@ -1,14 +1,14 @@
 -- The three places that a claim takes messages from besides the parked ones: returned ranges, due cases, the log.
 -- All run under the cursor's lock.
 
--- Takes from the returned ranges, the lowest offset first, and writes the lease's parts for them. A range with a chunk is
--- leased with nothing else and in no larger piece, so that the message which kills its workers ends up alone.
--- p_oldest: what came back first goes first, or a message that is given back each time would keep those behind it waiting; and
--- ranges with a chunk before it, since they come to an end. With ordering by key the first row is taken so, if few messages lie
--- before it: those block their keys, as if they were in flight.
+-- Takes from the returned ranges, the lowest offset first, and writes the lease's parts for them. A range with a chunk
+-- is leased with nothing else and in no larger piece, so that the message which kills its workers ends up alone.
+-- p_oldest: what came back first goes first, or a message that is given back each time would keep those behind it
+-- waiting; and ranges with a chunk before it, since they come to an end. With ordering by key the first row is taken
+-- so, if few messages lie before it: those block their keys, as if they were in flight.
 CREATE FUNCTION custody.take_returned(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_oldest boolean, p_now timestamptz,
-    OUT parts custody.leases[], OUT taken int, OUT chunked boolean
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_oldest boolean,
+    p_now timestamptz, OUT parts custody.leases[], OUT taken int, OUT chunked boolean
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,7 +31,8 @@ BEGIN
         SELECT * INTO v_row FROM custody.returned
         WHERE group_id = (p_group).group_id AND partition = (p_head).partition
           AND NOT (v_oldest AND rewound AND (p_group).matcher IS NOT NULL)
-        ORDER BY v_oldest AND chunk IS NULL, CASE WHEN v_oldest AND chunk IS NULL THEN return_id END, lower(ranges) LIMIT 1;
+        ORDER BY v_oldest AND chunk IS NULL, CASE WHEN v_oldest AND chunk IS NULL THEN return_id END,
+            lower(ranges) LIMIT 1;
         IF NOT FOUND AND v_oldest THEN
             v_oldest := false;
             CONTINUE;
@@ -90,12 +91,13 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the cases that are due at p_due, the longest due first, and with what room is left the cases that follow them in their
--- keys without a gap, the keys in turn. Those of a blocked key leave the due index, or they would crowd out the rest.
--- Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has p_others already.
+-- Takes the cases that are due at p_due, the longest due first, and with what room is left the cases that follow them
+-- in their keys without a gap, the keys in turn. Those of a blocked key leave the due index, or they would crowd out
+-- the rest. Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has
+-- p_others already.
 CREATE FUNCTION custody.take_due(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean, p_worker text,
-    p_now timestamptz, p_due timestamptz, OUT taken bigint[], OUT capped boolean
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean,
+    p_worker text, p_now timestamptz, p_due timestamptz, OUT taken bigint[], OUT capped boolean
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -121,7 +123,8 @@ BEGIN
         v_max := least(p_max, v_first.lease_cap);
         SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
         FROM (SELECT c."offset", c.key FROM custody.cases c
-              WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting' AND c.run_at <= p_due
+              WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting'
+                AND c.run_at <= p_due
                 AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
               ORDER BY c.run_at, c."offset" LIMIT v_look) d;
         IF (p_group).ordering = 'key' THEN
@@ -129,22 +132,26 @@ BEGIN
                 v_busy := custody.keys_in_flight(p_head, p_in_flight, v_keys);
             END IF;
             WITH RECURSIVE due AS MATERIALIZED (
-                SELECT m.o, m.k, m.n, h.parked_offset, m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
+                SELECT m.o, m.k, m.n, h.parked_offset,
+                       m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
                 FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
                 LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
                                              (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
             ), line (o, k, until) AS (
-                -- the first of each key, then the second ones, and so on: LIMIT stops it, and none is there without those before it
+                -- the first of each key, then the second ones, and so on: LIMIT stops it, and none is there without
+                -- those before it
                 (SELECT d.o, d.k, d.parked_offset FROM due d WHERE d.free ORDER BY d.n LIMIT v_max)
                 UNION ALL
                 SELECT c."offset", l.k, l.until
                 FROM line l
                 CROSS JOIN LATERAL (
                     SELECT x."offset", x.state, x.run_at, x.lease_cap FROM custody.cases x
-                    WHERE x.group_id = (p_group).group_id AND x.partition = v_partition AND x.key = l.k AND x."offset" > l.o
+                    WHERE x.group_id = (p_group).group_id AND x.partition = v_partition AND x.key = l.k
+                      AND x."offset" > l.o
                       AND (x.state <> 'dead' OR x.held)
                     ORDER BY x."offset" LIMIT 1) c
-                WHERE (c.state = 'parked' OR c.state = 'waiting' AND c.run_at <= p_due) AND coalesce(c."offset" < l.until, true)
+                WHERE (c.state = 'parked' OR c.state = 'waiting' AND c.run_at <= p_due)
+                  AND coalesce(c."offset" < l.until, true)
                   AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
             ), chosen AS MATERIALIZED (
                 SELECT l.o FROM line l LIMIT v_max
@@ -162,15 +169,16 @@ BEGIN
         v_look := greatest(v_look, least(v_look::bigint * 4, 10000));
     END LOOP;
     UPDATE custody.cases
-    SET state = 'leased', attempts = attempts + 1, first_delivery = coalesce(first_delivery, p_now), worker = p_worker, updated_at = p_now
+    SET state = 'leased', attempts = attempts + 1, first_delivery = coalesce(first_delivery, p_now), worker = p_worker,
+        updated_at = p_now
     WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (taken);
 END $$;
 
--- Takes fresh messages from the frontier on. Those of a blocked key are parked on the way, so one key never holds up the
--- others; a bounded stretch of the log is looked at under the lock.
+-- Takes fresh messages from the frontier on. Those of a blocked key are parked on the way, so one key never holds up
+-- the others; a bounded stretch of the log is looked at under the lock.
 CREATE FUNCTION custody.take_fresh(
-    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint, p_max int,
-    p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
+    p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
+    p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -220,9 +228,11 @@ BEGIN
             FROM unnest(v_parked.offsets) WITH ORDINALITY b (o, n) WHERE b.o - (b.n - 1) < frontier + v_want;
             SELECT array_agg(b.o) AS offsets, array_agg(b.k) AS keys INTO v_parked
             FROM unnest(v_parked.offsets, v_parked.keys) b (o, k) WHERE b.o < v_cut;
-            v_free := int8multirange(int8range(frontier, v_cut)) - custody.offsets_set(coalesce(v_parked.offsets, '{}'));
+            v_free := int8multirange(int8range(frontier, v_cut))
+                - custody.offsets_set(coalesce(v_parked.offsets, '{}'));
             IF v_parked.offsets IS NOT NULL THEN
-                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL, NULL, NULL, p_now, true);
+                PERFORM custody.park((p_group).group_id, (p_head).partition, v_parked.offsets, v_parked.keys, 0, NULL,
+                                     NULL, NULL, p_now, true);
                 PERFORM custody.await(p_group, (p_head).partition, v_busy);
             END IF;
         END IF;

@@ -5,8 +5,9 @@ RETURNS TABLE (
     version_num int, version text, fsync boolean, full_page_writes boolean, synchronous_commit text, schema_version int
 )
 LANGUAGE sql STABLE AS $$
-    SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_setting('fsync')::boolean,
-           current_setting('full_page_writes')::boolean, current_setting('synchronous_commit'),
+    SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+           current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean,
+           current_setting('synchronous_commit'),
            (SELECT max(version) FROM custody.migrations)
 $$;
 
@@ -26,14 +27,14 @@ LANGUAGE sql STABLE AS $$
     ORDER BY 4
 $$;
 
--- How long leases took, from the claim to the last ack or nack, over the last p_leases of each group; and how many expired in
--- the hour before now. An expired lease of a worker that went on afterwards was too short; the others died with their worker.
--- The journal is read from its end, a bounded number of entries for each partition.
+-- How long leases took, from the claim to the last ack or nack, over the last p_leases of each group; and how many
+-- expired in the hour before now. An expired lease of a worker that went on afterwards was too short; the others died
+-- with their worker. The journal is read from its end, a bounded number of entries for each partition.
 CREATE FUNCTION custody.handling_times(
     p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_leases int DEFAULT 1000, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (
-    topic text, consumer_group text, visibility_timeout interval, leases bigint, p50 double precision, p99 double precision,
-    slowest double precision, expired bigint, expired_alive bigint
+    topic text, consumer_group text, visibility_timeout interval, leases bigint, p50 double precision,
+    p99 double precision, slowest double precision, expired bigint, expired_alive bigint
 )
 LANGUAGE sql STABLE AS $$
     SELECT t.name, g.name, g.visibility_timeout, h.leases, h.p50, h.p99, h.slowest, h.expired, h.alive
@@ -48,14 +49,16 @@ LANGUAGE sql STABLE AS $$
                 ORDER BY o.entry DESC LIMIT greatest(1000, p_leases * 20 / t.partitions)) j
             WHERE c.group_id = g.group_id
         ), handled AS (
-            SELECT extract(epoch FROM max(r.at) FILTER (WHERE r.kind <> 'claim') - min(r.at) FILTER (WHERE r.kind = 'claim'))::float8 AS took
+            SELECT extract(epoch FROM max(r.at) FILTER (WHERE r.kind <> 'claim')
+                           - min(r.at) FILTER (WHERE r.kind = 'claim'))::float8 AS took
             FROM recent r WHERE r.kind IN ('claim', 'ack', 'nack')
             GROUP BY r.lease_id
             HAVING bool_or(r.kind = 'claim') AND bool_or(r.kind <> 'claim')
             ORDER BY min(r.entry) DESC LIMIT p_leases
         ), expired AS (
             SELECT r.lease_id, max(r.at) < max(w.last_seen) AS alive
-            FROM recent r LEFT JOIN (SELECT worker, max(at) AS last_seen FROM recent WHERE kind NOT IN ('expire', 'dead') GROUP BY worker) w USING (worker)
+            FROM recent r LEFT JOIN (SELECT worker, max(at) AS last_seen FROM recent
+                                     WHERE kind NOT IN ('expire', 'dead') GROUP BY worker) w USING (worker)
             WHERE (r.kind = 'expire' OR r.kind = 'dead' AND r.error = 'lease expired')
               AND r.at > coalesce(p_now, clock_timestamp()) - interval '1 hour'
             GROUP BY r.lease_id

@@ -9,8 +9,9 @@ $$;
 
 -- The union of plain tables stays inside, the joins outside: so a join with the view can use the log's primary key.
 CREATE VIEW custody.events AS
-SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.kind, e.payload) AS payload, e.headers, e.published_at,
-       CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind, e.payload AS payload_bytes
+SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.kind, e.payload) AS payload, e.headers,
+       e.published_at, CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
+       e.payload AS payload_bytes
 FROM (
     SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log
     UNION ALL
@@ -19,24 +20,28 @@ FROM (
 JOIN custody.segments s USING (segment_id)
 JOIN custody.topics t USING (topic_id);
 
--- One branch for each source, each with a literal status, so that a filter on the status prunes. A lease past its deadline
--- is expired here too, folded or not.
+-- One branch for each source, each with a literal status, so that a filter on the status prunes. A lease past its
+-- deadline is expired here too, folded or not.
 CREATE VIEW custody.deliveries AS
-SELECT t.name AS topic, c.partition, c."offset" AS event_offset, g.name AS consumer_group, c.key, 'dead' AS status, c.attempts,
-       NULL::timestamptz AS run_at, NULL::timestamptz AS locked_at, NULL::text AS locked_by, c.last_error, c.updated_at
+SELECT t.name AS topic, c.partition, c."offset" AS event_offset, g.name AS consumer_group, c.key, 'dead' AS status,
+       c.attempts, NULL::timestamptz AS run_at, NULL::timestamptz AS locked_at, NULL::text AS locked_by, c.last_error,
+       c.updated_at
 FROM custody.cases c JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 WHERE c.state = 'dead'
 UNION ALL
-SELECT t.name, c.partition, c."offset", g.name, c.key, 'ready', c.attempts, c.run_at, NULL, NULL, c.last_error, c.updated_at
+SELECT t.name, c.partition, c."offset", g.name, c.key, 'ready', c.attempts, c.run_at, NULL, NULL, c.last_error,
+       c.updated_at
 FROM custody.cases c JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 WHERE c.state IN ('waiting', 'parked')
 UNION ALL
 SELECT t.name, p.partition, o, g.name, p.key, 'ready', 0, p.parked_at, NULL, NULL, NULL, p.parked_at
 FROM custody.parked p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id),
-     -- as an array the planner expects ten of them, not a hundred thousand, and does not compile the query for seconds (jit)
+     -- as an array the planner expects ten of them, not a hundred thousand, and does not compile the query for seconds
+     -- (jit)
      unnest(custody.offsets_list(p.ranges)) o
 UNION ALL
-SELECT t.name, b.partition, k."offset", g.name, k.key, 'ready', b.attempts, b.returned_at, NULL, NULL, b.last_error, b.returned_at
+SELECT t.name, b.partition, k."offset", g.name, k.key, 'ready', b.attempts, b.returned_at, NULL, NULL, b.last_error,
+       b.returned_at
 FROM custody.returned b JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 JOIN custody.heads h ON h.topic_id = t.topic_id AND h.partition = b.partition,
      LATERAL custody.keys_of(h, b.ranges) k
@@ -46,20 +51,23 @@ SELECT t.name, l.partition, k."offset", g.name, k.key, 'ready', coalesce(c.attem
 FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 JOIN custody.heads h ON h.topic_id = t.topic_id AND h.partition = l.partition
 CROSS JOIN LATERAL custody.keys_of(h, l.held) k
-LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partition = l.partition AND c."offset" = k."offset"
+LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partition = l.partition
+    AND c."offset" = k."offset"
 WHERE l.deadline <= clock_timestamp()
 UNION ALL
-SELECT t.name, l.partition, k."offset", g.name, k.key, 'processing', coalesce(c.attempts, l.attempt), NULL, l.claimed_at, l.worker,
-       coalesce(c.last_error, l.last_error), l.claimed_at
+SELECT t.name, l.partition, k."offset", g.name, k.key, 'processing', coalesce(c.attempts, l.attempt), NULL,
+       l.claimed_at, l.worker, coalesce(c.last_error, l.last_error), l.claimed_at
 FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 JOIN custody.heads h ON h.topic_id = t.topic_id AND h.partition = l.partition
 CROSS JOIN LATERAL custody.keys_of(h, l.held) k
-LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partition = l.partition AND c."offset" = k."offset"
+LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partition = l.partition
+    AND c."offset" = k."offset"
 WHERE l.deadline > clock_timestamp();
 
 CREATE VIEW custody.dead_letters AS
-SELECT e.topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes, e.headers,
-       e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.errors, c.first_delivery, c.first_failure,
+SELECT e.topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes,
+       e.headers, e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.errors,
+       c.first_delivery, c.first_failure,
        c.updated_at AS died_at, c.held
 FROM custody.cases c
 JOIN custody.groups g USING (group_id)
@@ -87,12 +95,15 @@ WHERE l.deadline > clock_timestamp();
 -- Keys that cannot go on, what each waits for, and how much waits behind it.
 CREATE VIEW custody.blocked_keys AS
 SELECT t.name AS topic, g.name AS consumer_group, k.partition, k.key, c."offset" AS blocked_by,
-       CASE WHEN c.state = 'dead' THEN 'held' WHEN c.state = 'leased' THEN 'retrying' WHEN c.state = 'waiting' THEN 'backoff'
+       CASE WHEN c.state = 'dead' THEN 'held' WHEN c.state = 'leased' THEN 'retrying'
+            WHEN c.state = 'waiting' THEN 'backoff'
             ELSE 'in flight' END AS why,
-       c.attempts, c.run_at, c.last_error, coalesce(c.updated_at, least(p.since, k.since)) AS since, coalesce(p.messages, 0) + k.cases AS parked
+       c.attempts, c.run_at, c.last_error, coalesce(c.updated_at, least(p.since, k.since)) AS since,
+       coalesce(p.messages, 0) + k.cases AS parked
 FROM (
     SELECT group_id, partition, key, sum(cases)::bigint AS cases, min(since) AS since FROM (
-        SELECT group_id, partition, key, count(*) FILTER (WHERE state = 'parked') AS cases, min(updated_at) AS since FROM custody.cases
+        SELECT group_id, partition, key, count(*) FILTER (WHERE state = 'parked') AS cases, min(updated_at) AS since
+        FROM custody.cases
         WHERE key IS NOT NULL AND (state <> 'dead' OR held) GROUP BY group_id, partition, key
         UNION ALL
         SELECT DISTINCT group_id, partition, key, 0, NULL::timestamptz FROM custody.parked) x
@@ -102,23 +113,26 @@ JOIN custody.groups g ON g.group_id = k.group_id AND g.ordering = 'key'
 JOIN custody.topics t USING (topic_id)
 LEFT JOIN LATERAL (
     SELECT * FROM custody.cases x
-    WHERE x.group_id = k.group_id AND x.partition = k.partition AND x.key = k.key AND (x.state <> 'dead' OR x.held) AND x.state <> 'parked'
+    WHERE x.group_id = k.group_id AND x.partition = k.partition AND x.key = k.key AND (x.state <> 'dead' OR x.held)
+      AND x.state <> 'parked'
     ORDER BY x."offset" LIMIT 1) c ON true
 LEFT JOIN LATERAL (
     SELECT sum(x.messages)::bigint AS messages, min(x.parked_at) AS since FROM custody.parked x
     WHERE x.group_id = k.group_id AND x.partition = k.partition AND x.key = k.key) p ON true;
 
 CREATE VIEW custody.history AS
-SELECT j.entry, j.at, t.name AS topic, g.name AS consumer_group, j.partition, j.offsets, j.kind, j.lease_id, j.worker, j.error, j.detail
+SELECT j.entry, j.at, t.name AS topic, g.name AS consumer_group, j.partition, j.offsets, j.kind, j.lease_id, j.worker,
+       j.error, j.detail
 FROM custody.journal j JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id);
 
--- Everything that happened to one message, in every group or in one. Where the journal does not go back to its publication, the
--- first row says so: what follows is not the whole story.
+-- Everything that happened to one message, in every group or in one. Where the journal does not go back to its
+-- publication, the first row says so: what follows is not the whole story.
 CREATE FUNCTION custody.trace(p_topic text, p_partition int, p_offset bigint, p_group text DEFAULT NULL)
-RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text, lease_id uuid, detail jsonb)
+RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text, lease_id uuid,
+               detail jsonb)
 LANGUAGE sql STABLE AS $$
-    (SELECT s.dropped_until, coalesce(p_group, '*'), 'forgotten', NULL::bigint, NULL::text, 'what happened before was dropped from the journal',
-            NULL::uuid, NULL::jsonb
+    (SELECT s.dropped_until, coalesce(p_group, '*'), 'forgotten', NULL::bigint, NULL::text,
+            'what happened before was dropped from the journal', NULL::uuid, NULL::jsonb
      FROM custody.journal_settings s, custody.topics t JOIN custody.heads h USING (topic_id)
      WHERE t.name = p_topic AND h.partition = p_partition AND s.dropped_until IS NOT NULL AND p_offset >= 0
        AND p_offset < (custody.tail(h)).next_offset
@@ -130,9 +144,12 @@ LANGUAGE sql STABLE AS $$
            CASE WHEN h.kind IN ('claim', 'ack', 'nack', 'dead', 'expire', 'extend') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
                    OVER (PARTITION BY h.consumer_group, h.life ORDER BY h.entry) END,
-           h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END, h.lease_id, h.detail
-    FROM (SELECT x.*, count(*) FILTER (WHERE x.kind IN ('redrive', 'rewind')) OVER (PARTITION BY x.consumer_group ORDER BY x.entry) AS life
+           h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END, h.lease_id,
+           h.detail
+    FROM (SELECT x.*, count(*) FILTER (WHERE x.kind IN ('redrive', 'rewind'))
+                     OVER (PARTITION BY x.consumer_group ORDER BY x.entry) AS life
           FROM custody.history x
-          WHERE x.topic = p_topic AND x.partition = p_partition AND x.offsets @> p_offset AND (p_group IS NULL OR x.consumer_group = p_group)) h
+          WHERE x.topic = p_topic AND x.partition = p_partition AND x.offsets @> p_offset
+            AND (p_group IS NULL OR x.consumer_group = p_group)) h
     ORDER BY h.entry)
 $$;

@@ -2,19 +2,22 @@
 
 CREATE FUNCTION custody.position(p_group_id int, p_partition int) RETURNS custody.frontiers
 LANGUAGE sql STABLE AS $$
-    SELECT * FROM custody.frontiers WHERE group_id = p_group_id AND partition = p_partition ORDER BY claim_no DESC LIMIT 1
+    SELECT * FROM custody.frontiers WHERE group_id = p_group_id AND partition = p_partition
+    ORDER BY claim_no DESC LIMIT 1
 $$;
 
 CREATE FUNCTION custody.require_bare(p_topic text, p_group custody.groups) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT (p_group).bare THEN
-        PERFORM custody.refuse('lifecycle_group', format('group %L of topic %L has a lifecycle', (p_group).name, p_topic),
+        PERFORM custody.refuse('lifecycle_group',
+            format('group %L of topic %L has a lifecycle', (p_group).name, p_topic),
             'Claim and settle its messages, or rewind it.');
     END IF;
 END $$;
 
-CREATE FUNCTION custody.positions(p_topic text, p_group text, p_now timestamptz DEFAULT NULL) RETURNS TABLE (partition int, next_offset bigint)
+CREATE FUNCTION custody.positions(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (partition int, next_offset bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
@@ -22,10 +25,12 @@ BEGIN
     PERFORM custody.require_bare(p_topic, v_group);
     -- whoever asks for them reads on from there
     PERFORM custody.deliver_due(h, coalesce(p_now, clock_timestamp()))
-    FROM (SELECT x FROM custody.heads x WHERE x.topic_id = v_group.topic_id AND x.delayed_from IS NOT NULL ORDER BY x.partition) y (h);
+    FROM (SELECT x FROM custody.heads x WHERE x.topic_id = v_group.topic_id AND x.delayed_from IS NOT NULL
+          ORDER BY x.partition) y (h);
     PERFORM custody.take_outbox(h, coalesce(p_now, clock_timestamp())) FROM custody.heads h
     WHERE h.topic_id = v_group.topic_id
-      AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
+      AND EXISTS (SELECT FROM custody.outbox o
+                  WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                   AND o.available_at <= coalesce(p_now, now()));
     RETURN QUERY
     SELECT c.partition, (custody.position(c.group_id, c.partition)).frontier
@@ -33,7 +38,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION custody.commit_position(
-    p_topic text, p_group text, p_partition int, p_offset bigint, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_partition int, p_offset bigint, p_worker text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -50,9 +56,12 @@ BEGIN
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = p_partition;
     PERFORM custody.require_offset(p_topic, v_head, p_offset);
     v_position := custody.position(v_group.group_id, p_partition);
-    INSERT INTO custody.frontiers VALUES (v_group.group_id, p_partition, v_position.claim_no + 1, p_offset, v_position.claim_no + 2);
-    DELETE FROM custody.frontiers WHERE group_id = v_group.group_id AND partition = p_partition AND claim_no = v_position.claim_no;
+    INSERT INTO custody.frontiers
+    VALUES (v_group.group_id, p_partition, v_position.claim_no + 1, p_offset, v_position.claim_no + 2);
+    DELETE FROM custody.frontiers
+    WHERE group_id = v_group.group_id AND partition = p_partition AND claim_no = v_position.claim_no;
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker)
     VALUES (coalesce(p_now, clock_timestamp()), 'commit', v_group.group_id, p_partition,
-            int8multirange(int8range(least(v_position.frontier, p_offset), greatest(v_position.frontier, p_offset))), p_worker);
+            int8multirange(int8range(least(v_position.frontier, p_offset), greatest(v_position.frontier, p_offset))),
+            p_worker);
 END $$;

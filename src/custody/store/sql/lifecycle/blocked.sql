@@ -2,7 +2,8 @@
 
 -- The held dead messages of a key stay dead but no longer hold it. Returns how many there were.
 CREATE FUNCTION custody.release_key(
-    p_topic text, p_group text, p_key text, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_key text, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -14,7 +15,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     FOR v_partition IN
-        SELECT DISTINCT partition FROM custody.cases WHERE group_id = v_group.group_id AND key = p_key AND state = 'dead' AND held ORDER BY 1
+        SELECT DISTINCT partition FROM custody.cases
+        WHERE group_id = v_group.group_id AND key = p_key AND state = 'dead' AND held ORDER BY 1
     LOOP
         PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = v_partition FOR UPDATE;
         v_now := coalesce(p_now, clock_timestamp());
@@ -58,7 +60,8 @@ BEGIN
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = p_partition;
     v_died := custody.fold_expired(v_group, v_head, v_at.oldest_claim, v_now);
     IF p_offset >= v_at.frontier THEN
-        PERFORM custody.refuse('not_skippable', format('%s/%s/%s has not been reached yet', p_topic, p_partition, p_offset),
+        PERFORM custody.refuse('not_skippable',
+            format('%s/%s/%s has not been reached yet', p_topic, p_partition, p_offset),
             'Only a message that waits behind its key, for its retry or for an operator can be skipped.');
     ELSIF EXISTS (SELECT FROM custody.leases WHERE group_id = v_group.group_id AND partition = p_partition
                   AND claim_no >= v_at.oldest_claim AND held @> p_offset) THEN
@@ -72,12 +75,15 @@ BEGIN
         IF v_case.key IS NOT NULL AND v_group.ordering = 'key' THEN
             INSERT INTO custody.freed (group_id, partition, key) VALUES (v_group.group_id, p_partition, v_case.key);
         END IF;
-    ELSIF EXISTS (SELECT FROM custody.returned WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
+    ELSIF EXISTS (SELECT FROM custody.returned
+                  WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
         PERFORM custody.cut_returned(v_group.group_id, p_partition, v_one);
-    ELSIF EXISTS (SELECT FROM custody.parked WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
+    ELSIF EXISTS (SELECT FROM custody.parked
+                  WHERE group_id = v_group.group_id AND partition = p_partition AND ranges @> p_offset) THEN
         PERFORM custody.cut_parked(v_group.group_id, p_partition, v_one);
     ELSE
-        PERFORM custody.refuse('not_skippable', format('%s/%s/%s is done already', p_topic, p_partition, p_offset), 'There is nothing to do.');
+        PERFORM custody.refuse('not_skippable', format('%s/%s/%s is done already', p_topic, p_partition, p_offset),
+            'There is nothing to do.');
     END IF;
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
     VALUES (v_now, 'skip', v_group.group_id, p_partition, v_one, p_actor, p_reason);

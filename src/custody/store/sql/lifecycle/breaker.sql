@@ -1,8 +1,8 @@
--- The circuit breaker: when most of what a group tries fails, the fault is not the messages'. It stops claiming, charges
--- nobody, and tries one message from time to time until one goes well.
+-- The circuit breaker: when most of what a group tries fails, the fault is not the messages'. It stops claiming,
+-- charges nobody, and tries one message from time to time until one goes well.
 
--- What a claim may take: everything while the breaker is closed, one message if it is time for a probe, else nothing (0).
--- The group's row stays locked, so that there is one probe at a time; who does not get the lock takes nothing.
+-- What a claim may take: everything while the breaker is closed, one message if it is time for a probe, else nothing
+-- (0). The group's row stays locked, so that there is one probe at a time; who does not get the lock takes nothing.
 CREATE FUNCTION custody.breaker_allows(p_group_id int, p_max int, p_now timestamptz) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,11 +21,12 @@ LANGUAGE sql AS $$
     WHERE group_id = p_group_id AND breaker_state <> 'closed'
 $$;
 
--- Why the group's recent outcomes should open its breaker, or null. It reads the newest journal rows of each partition and
--- no others: a settle must not pay for the length of the history.
+-- Why the group's recent outcomes should open its breaker, or null. It reads the newest journal rows of each partition
+-- and no others: a settle must not pay for the length of the history.
 CREATE FUNCTION custody.failing(p_group custody.groups, p_now timestamptz) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT format('%s of the last %s messages failed, the last one with: %s', r.failed, r.outcomes, coalesce(r.error, 'no error given'))
+    SELECT format('%s of the last %s messages failed, the last one with: %s', r.failed, r.outcomes,
+                  coalesce(r.error, 'no error given'))
     FROM (
         SELECT coalesce(sum(custody.cardinality(j.offsets)) FILTER (WHERE j.kind <> 'ack'), 0) AS failed,
                coalesce(sum(custody.cardinality(j.offsets)), 0) AS outcomes,
@@ -35,16 +36,21 @@ LANGUAGE sql STABLE AS $$
             -- a range, not two equalities: only one index has this order, so no plan walks back over other groups' rows
             SELECT x.* FROM custody.journal x
             WHERE (x.group_id, x.partition, x.entry) <= (c.group_id, c.partition, 9223372036854775807)
-            ORDER BY x.group_id DESC, x.partition DESC, x.entry DESC LIMIT greatest(200, 4 * (p_group).breaker_outcomes)) j
-        WHERE c.group_id = (p_group).group_id AND j.group_id = c.group_id AND j.partition = c.partition AND j.kind IN ('ack', 'nack', 'dead')
+            ORDER BY x.group_id DESC, x.partition DESC,
+                x.entry DESC LIMIT greatest(200, 4 * (p_group).breaker_outcomes)) j
+        WHERE c.group_id = (p_group).group_id AND j.group_id = c.group_id AND j.partition = c.partition
+          AND j.kind IN ('ack', 'nack', 'dead')
           AND j.at > p_now - (p_group).breaker_window AND j.at > coalesce((p_group).breaker_since, '-infinity')
     ) r
     WHERE r.outcomes >= (p_group).breaker_outcomes AND r.failed >= (p_group).breaker_rate * r.outcomes
 $$;
 
--- What a settle means for the breaker: a probe closes it, opens it again, or, given back untried, makes room for another;
--- failures may open it. p_group was read without a lock: it tells whether there is anything to decide, and the locked row decides.
-CREATE FUNCTION custody.breaker_settled(p_group custody.groups, p_lease_id uuid, p_acked boolean, p_failed boolean, p_now timestamptz)
+-- What a settle means for the breaker: a probe closes it, opens it again, or, given back untried, makes room for
+-- another; failures may open it. p_group was read without a lock: it tells whether there is anything to decide, and the
+-- locked row decides.
+CREATE FUNCTION custody.breaker_settled(
+    p_group custody.groups, p_lease_id uuid, p_acked boolean, p_failed boolean, p_now timestamptz
+)
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -67,7 +73,8 @@ BEGIN
     ELSIF v_group.probe_lease = p_lease_id AND p_acked THEN
         PERFORM custody.set_breaker(v_group, 'closed', NULL, p_now);
     ELSIF v_group.probe_lease = p_lease_id THEN
-        UPDATE custody.groups SET breaker_state = 'open', probe_at = p_now, probe_lease = NULL WHERE group_id = v_group.group_id;
+        UPDATE custody.groups SET breaker_state = 'open', probe_at = p_now, probe_lease = NULL
+        WHERE group_id = v_group.group_id;
     END IF;
 END $$;
 

@@ -1,5 +1,6 @@
--- Dead-letter topics: with dead_letter = 'topic', what dies leaves a copy in <topic>-dlq, in the transaction that makes it
--- dead. Heads are the last locks of all: whoever makes messages dead collects the deaths, and copies them as its last step.
+-- Dead-letter topics: with dead_letter = 'topic', what dies leaves a copy in <topic>-dlq, in the transaction that makes
+-- it dead. Heads are the last locks of all: whoever makes messages dead collects the deaths, and copies them as its
+-- last step.
 
 -- The dead-letter topic of a topic, locked; made if it is not there, with as many partitions.
 CREATE FUNCTION custody.dead_letter_topic(p_topic custody.topics, p_now timestamptz) RETURNS custody.topics
@@ -9,10 +10,12 @@ DECLARE
     v_dlq  custody.topics;
 BEGIN
     IF (p_topic).name LIKE '%-dlq' THEN
-        PERFORM custody.refuse('invalid_argument', format('topic %L is a dead-letter topic: what dies in it is not copied again', (p_topic).name),
+        PERFORM custody.refuse('invalid_argument',
+            format('topic %L is a dead-letter topic: what dies in it is not copied again', (p_topic).name),
             'Use dead_letter = keep for its groups.');
     ELSIF length(v_name) > 200 THEN
-        PERFORM custody.refuse('invalid_argument', format('the dead-letter topic %L would have a name of more than 200 characters', v_name),
+        PERFORM custody.refuse('invalid_argument',
+            format('the dead-letter topic %L would have a name of more than 200 characters', v_name),
             'Use dead_letter = keep, or a topic with a shorter name.');
     END IF;
     LOOP
@@ -56,8 +59,8 @@ CREATE TYPE custody.death AS (
     headers   jsonb            -- what the copy says of its death
 );
 
--- What is known of messages that have just died, before anything else happens to them. Of each error 300 characters: the
--- errors are for people who look at the copy, and the case keeps them in full.
+-- What is known of messages that have just died, before anything else happens to them. Of each error 300 characters:
+-- the errors are for people who look at the copy, and the case keeps them in full.
 CREATE FUNCTION custody.deaths(p_group custody.groups, p_partition int, p_offsets bigint[]) RETURNS custody.death[]
 LANGUAGE sql VOLATILE AS $$
     SELECT array_agg(ROW(c.partition, c."offset", c.key, jsonb_build_object(
@@ -80,14 +83,17 @@ $$;
 CREATE FUNCTION custody.death_places(p_group custody.groups, p_deaths custody.death[])
 RETURNS TABLE (topic_id int, partition int, source_partition int, source_offset bigint, headers jsonb, n bigint)
 LANGUAGE sql VOLATILE AS $$
-    SELECT d.topic_id, coalesce(custody.partition_for(x.key, d.partitions), x.partition % d.partitions), x.partition, x."offset", x.headers, x.n
+    SELECT d.topic_id, coalesce(custody.partition_for(x.key, d.partitions), x.partition % d.partitions), x.partition,
+           x."offset", x.headers, x.n
     FROM custody.topics t JOIN custody.topics d ON d.name = t.name || '-dlq'
     CROSS JOIN unnest(p_deaths) WITH ORDINALITY x (partition, "offset", key, headers, n)
     WHERE t.topic_id = (p_group).topic_id
 $$;
 
 -- Takes the heads that the copies need, and others with them, in one order.
-CREATE FUNCTION custody.lock_copies(p_group custody.groups, p_deaths custody.death[], p_topics int[] DEFAULT '{}', p_partitions int[] DEFAULT '{}')
+CREATE FUNCTION custody.lock_copies(
+    p_group custody.groups, p_deaths custody.death[], p_topics int[] DEFAULT '{}', p_partitions int[] DEFAULT '{}'
+)
 RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -108,7 +114,8 @@ DECLARE
     v_heads record;
 BEGIN
     LOOP
-        SELECT d.* INTO v_dlq FROM custody.topics t JOIN custody.topics d ON d.name = t.name || '-dlq' WHERE t.topic_id = (p_group).topic_id;
+        SELECT d.* INTO v_dlq FROM custody.topics t JOIN custody.topics d ON d.name = t.name || '-dlq'
+        WHERE t.topic_id = (p_group).topic_id;
         IF NOT FOUND THEN
             RETURN;     -- the policy was changed meanwhile: before that nobody can delete the topic
         END IF;
@@ -121,7 +128,8 @@ BEGIN
            array_agg(greatest(coalesce(p_now, clock_timestamp()), t.newest)) AS times
     INTO v_heads
     FROM custody.heads h CROSS JOIN LATERAL custody.tail(h) t
-    WHERE h.topic_id = v_dlq.topic_id AND h.partition IN (SELECT d.partition FROM custody.death_places(p_group, p_deaths) d);
+    WHERE h.topic_id = v_dlq.topic_id
+      AND h.partition IN (SELECT d.partition FROM custody.death_places(p_group, p_deaths) d);
     EXECUTE format(
         'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
          SELECT %1$s, d.partition, b.base - 1 + row_number() OVER (PARTITION BY d.partition ORDER BY d.n), b.time,

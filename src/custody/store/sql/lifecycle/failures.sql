@@ -6,7 +6,8 @@ LANGUAGE sql VOLATILE AS $$
         extract(epoch FROM (p_group).backoff_cap)::double precision,
         extract(epoch FROM (p_group).backoff_initial)::double precision * CASE (p_group).backoff_kind
             -- far beyond any cap the power would overflow
-            WHEN 'exponential' THEN power((p_group).backoff_multiplier, least(p_failures - 1, 64 / greatest(ln((p_group).backoff_multiplier), 0.01)))
+            WHEN 'exponential' THEN power((p_group).backoff_multiplier,
+                                          least(p_failures - 1, 64 / greatest(ln((p_group).backoff_multiplier), 0.01)))
             WHEN 'linear' THEN p_failures
             ELSE 1 END))
 $$;
@@ -53,11 +54,13 @@ BEGIN
             first_failure, last_error, errors, dead_reason, worker, updated_at)
         SELECT (p_group).group_id, p_partition, f."offset", f.key,
                CASE WHEN f.dead_reason IS NULL THEN 'waiting' ELSE 'dead' END,
-               f.dead_reason IS NOT NULL AND (p_group).on_dead = 'hold' AND (p_group).ordering = 'key' AND f.key IS NOT NULL,
+               f.dead_reason IS NOT NULL AND (p_group).on_dead = 'hold' AND (p_group).ordering = 'key'
+                   AND f.key IS NOT NULL,
                f.attempts, f.failures, p_now + coalesce(f.delay, custody.backoff(p_group, f.failures)), p_lease_cap,
                f.first_delivery, f.first_failure, f.error,
                -- the newest fifty: a message that is retried for ever must not grow for ever
-               (f.errors || ('attempt ' || f.attempts || ': ' || coalesce(f.error, 'no error given')))[greatest(1, cardinality(f.errors) - 48):],
+               (f.errors || ('attempt ' || f.attempts || ': ' || coalesce(f.error, 'no error given')))
+                   [greatest(1, cardinality(f.errors) - 48):],
                f.dead_reason, p_worker, p_now
         FROM charged f
         ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
@@ -72,8 +75,9 @@ BEGIN
         FROM written w WHERE w.state = 'dead' AND NOT w.held AND w.key IS NOT NULL AND (p_group).ordering = 'key'
     ), journalled AS (
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
-        SELECT p_now, 'dead', (p_group).group_id, p_partition, p_lease, range_agg(int8range(w."offset", w."offset" + 1)),
-               p_worker, min(w.last_error), jsonb_build_object('reason', w.dead_reason)
+        SELECT p_now, 'dead', (p_group).group_id, p_partition, p_lease,
+               range_agg(int8range(w."offset", w."offset" + 1)), p_worker, min(w.last_error),
+               jsonb_build_object('reason', w.dead_reason)
         FROM written w WHERE w.state = 'dead' GROUP BY w.dead_reason, w.last_error
     )
     SELECT array_agg(w."offset" ORDER BY w."offset") FILTER (WHERE w.state = 'dead') INTO v_dead FROM written w;

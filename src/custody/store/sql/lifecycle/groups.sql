@@ -1,13 +1,16 @@
 -- Groups: their policy, where they start, pause and resume.
 
--- Refuses a policy in another form, and names what is wrong with it. p_whole: what a group cannot be without has to be there.
+-- Refuses a policy in another form, and names what is wrong with it. p_whole: what a group cannot be without has to be
+-- there.
 CREATE FUNCTION custody.require_policy(p_policy jsonb, p_whole boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    c_needed constant text[] := ARRAY['ordering', 'max_attempts', 'backoff_kind', 'backoff_initial', 'backoff_multiplier', 'backoff_cap',
+    c_needed constant text[] := ARRAY['ordering', 'max_attempts', 'backoff_kind', 'backoff_initial',
+                                      'backoff_multiplier', 'backoff_cap',
         'backoff_jitter', 'visibility_timeout', 'on_dead'];
-    c_known  constant text[] := c_needed || ARRAY['handler_timeout', 'dead_letter', 'max_in_flight', 'max_ack_holes', 'max_parked',
-        'breaker_rate', 'breaker_outcomes', 'breaker_window', 'breaker_probe', 'fairness', 'tenant_separator'];
+    c_known  constant text[] := c_needed
+        || ARRAY['handler_timeout', 'dead_letter', 'max_in_flight', 'max_ack_holes', 'max_parked', 'breaker_rate',
+                 'breaker_outcomes', 'breaker_window', 'breaker_probe', 'fairness', 'tenant_separator'];
     v_wrong  text;
 BEGIN
     IF p_policy IS NULL OR jsonb_typeof(p_policy) <> 'object' THEN
@@ -15,13 +18,15 @@ BEGIN
     END IF;
     SELECT string_agg(k, ', ' ORDER BY k) INTO v_wrong FROM jsonb_object_keys(p_policy) k WHERE k <> ALL (c_known);
     IF v_wrong IS NOT NULL THEN
-        PERFORM custody.refuse('invalid_policy', format('a policy has no %s', v_wrong), 'It has ' || array_to_string(c_known, ', ') || '.');
+        PERFORM custody.refuse('invalid_policy', format('a policy has no %s', v_wrong),
+            'It has ' || array_to_string(c_known, ', ') || '.');
     END IF;
     SELECT string_agg(n.name, ', ' ORDER BY n.place) INTO v_wrong
     FROM unnest(c_needed) WITH ORDINALITY n (name, place)
     WHERE CASE WHEN p_policy ? n.name THEN p_policy->n.name = 'null' ELSE p_whole END;
     IF v_wrong IS NOT NULL THEN
-        PERFORM custody.refuse('invalid_policy', format('the policy has no value for %s', v_wrong), 'Give one for each of them.');
+        PERFORM custody.refuse('invalid_policy', format('the policy has no value for %s', v_wrong),
+            'Give one for each of them.');
     END IF;
 END $$;
 
@@ -54,13 +59,15 @@ BEGIN
     v_now := coalesce(p_now, clock_timestamp());
     INSERT INTO custody.groups (
         topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
-        backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes, max_parked,
-        breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, bindings, matcher, created_at)
-    SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial, x.backoff_multiplier,
-           x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
+        backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes,
+        max_parked, breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, bindings,
+        matcher, created_at)
+    SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial,
+           x.backoff_multiplier, x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
            CASE WHEN p_bare THEN 'keep' ELSE coalesce(x.dead_letter, 'keep') END, x.max_in_flight,
-           x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20), coalesce(x.breaker_window, '10 s'),
-           coalesce(x.breaker_probe, '5 s'), x.fairness, coalesce(x.tenant_separator, ':'), v_bound.bindings, v_bound.matcher, v_now
+           x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20),
+           coalesce(x.breaker_window, '10 s'), coalesce(x.breaker_probe, '5 s'), x.fairness,
+           coalesce(x.tenant_separator, ':'), v_bound.bindings, v_bound.matcher, v_now
     FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
     ON CONFLICT (topic_id, name) DO NOTHING
     RETURNING * INTO v_group;
@@ -98,12 +105,15 @@ DECLARE
 BEGIN
     IF p_offset < (p_head).first_offset OR p_offset > v_next THEN
         PERFORM custody.refuse('offset_out_of_range',
-            format('%s/%s has no offset %s: it goes from %s to %s', p_topic, (p_head).partition, p_offset, (p_head).first_offset, v_next),
+            format('%s/%s has no offset %s: it goes from %s to %s', p_topic, (p_head).partition, p_offset,
+                   (p_head).first_offset, v_next),
             'Choose an offset in that range, or earliest or latest.');
     END IF;
 END $$;
 
-CREATE FUNCTION custody.update_group(p_topic text, p_group text, p_policy jsonb, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+CREATE FUNCTION custody.update_group(
+    p_topic text, p_group text, p_policy jsonb, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+)
 RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -126,8 +136,9 @@ BEGIN
     UPDATE custody.groups g SET
         max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
         backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
-        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead, dead_letter = x.dead_letter,
-        max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes, max_parked = x.max_parked,
+        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead,
+        dead_letter = x.dead_letter, max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes,
+        max_parked = x.max_parked,
         breaker_rate = x.breaker_rate, breaker_outcomes = x.breaker_outcomes, breaker_window = x.breaker_window,
         breaker_probe = x.breaker_probe, fairness = x.fairness, tenant_separator = x.tenant_separator
     FROM jsonb_populate_record(v_group, p_policy) x
@@ -138,7 +149,8 @@ BEGIN
         PERFORM custody.set_breaker(v_group, 'closed', NULL, v_now);
         SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id;
     END IF;
-    INSERT INTO custody.journal (at, kind, group_id, worker, detail) VALUES (v_now, 'policy', v_group.group_id, p_actor, p_policy);
+    INSERT INTO custody.journal (at, kind, group_id, worker, detail)
+    VALUES (v_now, 'policy', v_group.group_id, p_actor, p_policy);
     RETURN v_group;
 END $$;
 
@@ -172,7 +184,9 @@ BEGIN
     PERFORM 1 FROM custody.leases WHERE group_id = p_group_id ORDER BY partition, claim_no, part FOR UPDATE;
 END $$;
 
-CREATE FUNCTION custody.pause(p_topic text, p_group text, p_reason text DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+CREATE FUNCTION custody.pause(
+    p_topic text, p_group text, p_reason text DEFAULT NULL, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -181,9 +195,11 @@ DECLARE
 BEGIN
     PERFORM 1 FROM custody.groups WHERE group_id = v_group.group_id FOR NO KEY UPDATE;
     v_now := coalesce(p_now, clock_timestamp());
-    UPDATE custody.groups SET paused_at = v_now, paused_reason = p_reason WHERE group_id = v_group.group_id AND paused_at IS NULL;
+    UPDATE custody.groups SET paused_at = v_now, paused_reason = p_reason
+    WHERE group_id = v_group.group_id AND paused_at IS NULL;
     IF FOUND THEN
-        INSERT INTO custody.journal (at, kind, group_id, worker, error) VALUES (v_now, 'pause', v_group.group_id, p_actor, p_reason);
+        INSERT INTO custody.journal (at, kind, group_id, worker, error)
+        VALUES (v_now, 'pause', v_group.group_id, p_actor, p_reason);
         RETURN true;
     END IF;
     RETURN false;

@@ -1,18 +1,21 @@
--- What became of the messages of a lease. Group state has no row for a message that is done, but the journal has one for each
--- operation, with its lease. It is read only after something was not found in the lease: the hot path does not pay for it.
+-- What became of the messages of a lease. Group state has no row for a message that is done, but the journal has one
+-- for each operation, with its lease. It is read only after something was not found in the lease: the hot path does not
+-- pay for it.
 
--- The id of a lease has the number of its claim's journal entry in its first 60 bits (RFC 9562, version 8), and chance in the rest.
--- So everything that happened to a lease is found without an index on it.
+-- The id of a lease has the number of its claim's journal entry in its first 60 bits (RFC 9562, version 8), and chance
+-- in the rest. So everything that happened to a lease is found without an index on it.
 CREATE FUNCTION custody.lease_id_of(p_entry bigint) RETURNS uuid
 LANGUAGE sql VOLATILE AS $$
-    SELECT (lpad(to_hex(p_entry >> 12), 12, '0') || '8' || lpad(to_hex(p_entry & 4095), 3, '0') || substr(gen_random_uuid()::text, 20))::uuid
+    SELECT (lpad(to_hex(p_entry >> 12), 12, '0') || '8' || lpad(to_hex(p_entry & 4095), 3, '0')
+            || substr(gen_random_uuid()::text, 20))::uuid
 $$;
 
 -- The entry of the claim that made a lease; no row if the journal does not know it, or not any more.
 CREATE FUNCTION custody.claim_of(p_lease_id uuid) RETURNS SETOF custody.journal
 LANGUAGE sql STABLE AS $$
     SELECT j.* FROM custody.journal j
-    WHERE j.entry = (('x' || substr(p_lease_id::text, 1, 8) || substr(p_lease_id::text, 10, 4) || substr(p_lease_id::text, 16, 3))::bit(60))::bigint
+    WHERE j.entry = (('x' || substr(p_lease_id::text, 1, 8) || substr(p_lease_id::text, 10, 4)
+                      || substr(p_lease_id::text, 16, 3))::bit(60))::bigint
       AND j.lease_id = p_lease_id AND j.kind = 'claim'
 $$;
 
@@ -25,8 +28,8 @@ CREATE TYPE custody.lease_record AS (
     released int8multirange
 );
 
--- What the journal has of a lease, besides p_known, of which the caller knows where it is. It reads the entries of the partition
--- from the claim on, and ends with the one by which the last message left the lease.
+-- What the journal has of a lease, besides p_known, of which the caller knows where it is. It reads the entries of the
+-- partition from the claim on, and ends with the one by which the last message left the lease.
 CREATE FUNCTION custody.record_of(p_lease_id uuid, p_known int8multirange) RETURNS custody.lease_record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -45,11 +48,12 @@ BEGIN
         RETURN v_record;
     END IF;
     FOR v_entry IN
-        SELECT coalesce(j.detail ->> 'outcome', j.kind) AS kind, j.offsets * v_claim.offsets AS offsets, j.detail ->> 'reason' AS reason,
-               j.lease_id IS NOT NULL AS settled
+        SELECT coalesce(j.detail ->> 'outcome', j.kind) AS kind, j.offsets * v_claim.offsets AS offsets,
+               j.detail ->> 'reason' AS reason, j.lease_id IS NOT NULL AS settled
         FROM custody.journal j
         WHERE j.group_id = v_claim.group_id AND j.partition = v_claim.partition AND j.entry > v_claim.entry
-          AND (j.lease_id = p_lease_id AND j.kind IN ('ack', 'nack', 'dead', 'later', 'release', 'expire') OR j.kind = 'rewind')
+          AND (j.lease_id = p_lease_id AND j.kind IN ('ack', 'nack', 'dead', 'later', 'release', 'expire')
+               OR j.kind = 'rewind')
         ORDER BY j.group_id, j.partition, j.entry
     LOOP
         IF v_entry.reason = 'bytes' THEN      -- its holder has never had them
@@ -80,8 +84,8 @@ LANGUAGE sql IMMUTABLE AS $$
                           ELSE (p_record).dead END
 $$;
 
--- What a verb means that names no offsets: every message that the lease was given and that its holder has not settled. p_parts
--- are the rows of the lease. `past` is null if nothing is missing: then the journal was not read.
+-- What a verb means that names no offsets: every message that the lease was given and that its holder has not settled.
+-- p_parts are the rows of the lease. `past` is null if nothing is missing: then the journal was not read.
 CREATE FUNCTION custody.meant(
     p_lease_id uuid, p_parts custody.leases[], p_now timestamptz,
     OUT held int8multirange, OUT lost int8multirange, OUT past custody.lease_record
@@ -91,7 +95,8 @@ DECLARE
     v_counted bigint;
     v_size    int;
 BEGIN
-    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > p_now), '{}'), sum(l.remaining + l.settled) FILTER (WHERE l.deadline > p_now), min(l.size)
+    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > p_now), '{}'),
+           sum(l.remaining + l.settled) FILTER (WHERE l.deadline > p_now), min(l.size)
     INTO held, v_counted, v_size FROM unnest(p_parts) l;
     lost := '{}';
     IF v_counted = v_size OR v_size = 0 THEN      -- 0: a pipeline's, whose commit finds out what was lost
@@ -102,7 +107,8 @@ BEGIN
         lost := (past).given - held - (past).acked - (past).nacked - (past).dead - (past).later - (past).released;
     ELSIF v_size IS NOT NULL THEN
         PERFORM custody.refuse('lease_lost',
-            format('lease %s has lost messages, and the journal does not go back to its claim to say which', p_lease_id),
+            format('lease %s has lost messages, and the journal does not go back to its claim to say which',
+                   p_lease_id),
             'Nothing was changed. Name the offsets.');
     END IF;
 END $$;
@@ -117,7 +123,8 @@ BEGIN
         format('lease %s %s', p_lease_id, CASE cardinality(v_lost)
                WHEN 0 THEN 'holds nothing any more'
                WHEN 1 THEN 'does not hold offset ' || v_lost[1]
-               ELSE 'does not hold offsets ' || array_to_string(v_lost[:10], ', ') || CASE WHEN cardinality(v_lost) > 10 THEN ' …' ELSE '' END END),
+               ELSE 'does not hold offsets ' || array_to_string(v_lost[:10], ', ')
+                   || CASE WHEN cardinality(v_lost) > 10 THEN ' …' ELSE '' END END),
         'Nothing was changed. Somebody else may have the messages now: give up the transaction.', v_lost);
 END $$;
 

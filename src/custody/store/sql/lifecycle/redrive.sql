@@ -1,7 +1,8 @@
 -- Redrive and discard: what an operator does with dead letters. Both take the same filters and can be tried dry.
 
 CREATE TYPE custody.dead_filter AS (
-    error_like text, key text, partition int, offsets bigint[], died_from timestamptz, died_until timestamptz, most bigint
+    error_like text, key text, partition int, offsets bigint[], died_from timestamptz, died_until timestamptz,
+    most bigint
 );
 
 CREATE FUNCTION custody.dead_matching(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
@@ -22,11 +23,13 @@ $$;
 CREATE FUNCTION custody.lock_dead(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM 1 FROM custody.cursors WHERE group_id = (p_group).group_id AND (partition = (p_filter).partition OR (p_filter).partition IS NULL)
+    PERFORM 1 FROM custody.cursors
+    WHERE group_id = (p_group).group_id AND (partition = (p_filter).partition OR (p_filter).partition IS NULL)
         ORDER BY partition FOR UPDATE;
     PERFORM 1 FROM custody.cases c
         WHERE c.group_id = (p_group).group_id
-          AND (c.partition, c."offset") IN (SELECT d.partition, d."offset" FROM custody.dead_matching(p_group, p_filter) d)
+          AND (c.partition, c."offset") IN (SELECT d.partition, d."offset"
+                                            FROM custody.dead_matching(p_group, p_filter) d)
         ORDER BY c.partition, c."offset" FOR UPDATE;
     RETURN QUERY SELECT * FROM custody.dead_matching(p_group, p_filter);
 END $$;
@@ -44,7 +47,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_dry_run THEN
-        PERFORM custody.require_unmoved(p_topic, v_group, (SELECT array_agg(d) FROM custody.dead_matching(v_group, p_filter) d));
+        PERFORM custody.require_unmoved(p_topic, v_group,
+                                        (SELECT array_agg(d) FROM custody.dead_matching(v_group, p_filter) d));
         RETURN QUERY SELECT d.partition, d."offset" FROM custody.dead_matching(v_group, p_filter) d;
         RETURN;
     END IF;
@@ -54,14 +58,15 @@ BEGIN
     RETURN QUERY
     WITH ready AS (
         UPDATE custody.cases c
-        SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = v_now, lease_cap = NULL, dead_reason = NULL,
-            errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = v_now
+        SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = v_now, lease_cap = NULL,
+            dead_reason = NULL, errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = v_now
         FROM unnest(v_dead) d
         WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset"
         RETURNING c.partition, c."offset"
     ), journalled AS (
         INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
-        SELECT v_now, 'redrive', v_group.group_id, r.partition, range_agg(int8range(r."offset", r."offset" + 1)), p_actor, p_reason
+        SELECT v_now, 'redrive', v_group.group_id, r.partition, range_agg(int8range(r."offset", r."offset" + 1)),
+               p_actor, p_reason
         FROM ready r GROUP BY r.partition
     )
     SELECT r.partition, r."offset" FROM ready r ORDER BY 1, 2;
@@ -87,7 +92,8 @@ BEGIN
     v_now := coalesce(p_now, clock_timestamp());
     PERFORM custody.close_dead(v_group, v_dead);
     INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
-    SELECT v_now, 'discard', v_group.group_id, d.partition, range_agg(int8range(d."offset", d."offset" + 1)), p_actor, p_reason
+    SELECT v_now, 'discard', v_group.group_id, d.partition, range_agg(int8range(d."offset", d."offset" + 1)), p_actor,
+           p_reason
     FROM unnest(v_dead) d GROUP BY d.partition;
     RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
 END $$;

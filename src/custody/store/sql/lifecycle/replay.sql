@@ -19,8 +19,10 @@ BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.require_partition(v_dlq, p_partition);
     -- a second replay of the same copy waits here for the first one
-    PERFORM pg_advisory_xact_lock(hashtext('custody.replays'), hashtext(format('%s/%s/%s', v_dlq.topic_id, p_partition, p_offset)));
-    SELECT r.target, r.target_partition, r.target_offset, true, r.resolved INTO topic, partition, "offset", duplicate, resolved
+    PERFORM pg_advisory_xact_lock(hashtext('custody.replays'),
+                                  hashtext(format('%s/%s/%s', v_dlq.topic_id, p_partition, p_offset)));
+    SELECT r.target, r.target_partition, r.target_offset, true, r.resolved
+    INTO topic, partition, "offset", duplicate, resolved
     FROM custody.replays r WHERE r.topic_id = v_dlq.topic_id AND r.partition = p_partition AND r."offset" = p_offset;
     IF FOUND THEN
         RETURN NEXT;
@@ -30,20 +32,25 @@ BEGIN
     v_copy := custody.dead_letter_at(v_dlq, p_partition, p_offset);
     v_from := custody.original_of(v_copy.headers);
     IF v_from.topic <> p_origin THEN
-        PERFORM custody.refuse('busy', format('%s has become another message meanwhile', v_name), 'Look at it, and try again.');
+        PERFORM custody.refuse('busy', format('%s has become another message meanwhile', v_name),
+            'Look at it, and try again.');
     END IF;
     v_target := custody.topic_named(coalesce(p_target, v_from.topic));
     topic := v_target.name;
     duplicate := false;
 
-    resolved := custody.resolve_replayed(v_dlq, v_from.topic, v_from.partition, v_from."offset", v_from.consumer_group, v_copy);
+    resolved := custody.resolve_replayed(v_dlq, v_from.topic, v_from.partition, v_from."offset", v_from.consumer_group,
+                                         v_copy);
     SELECT r.partition, r."offset" INTO partition, "offset"
     FROM custody.publish(
         topic, ARRAY[CASE WHEN v_copy.key IS NULL THEN v_from.partition % v_target.partitions
-                          ELSE custody.place(v_target, v_copy.key, CASE WHEN v_target.starvation_limit IS NOT NULL AND v_target.name = v_from.topic
+                          ELSE custody.place(v_target, v_copy.key,
+                                             CASE WHEN v_target.starvation_limit IS NOT NULL
+                                                  AND v_target.name = v_from.topic
                                                                         THEN custody.lane(v_from.partition) END) END],
         ARRAY[v_copy.key], ARRAY[v_copy.kind::text], ARRAY[v_copy.payload],
-        ARRAY[(v_copy.headers - custody.death_headers() || jsonb_build_object('x-custody-replayed-from', v_name))::text],
+        ARRAY[(v_copy.headers - custody.death_headers()
+               || jsonb_build_object('x-custody-replayed-from', v_name))::text],
         p_now => p_now, p_of => v_target.partitions) r;
     IF resolved THEN
         INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error, detail)
@@ -54,7 +61,8 @@ BEGIN
     END IF;
     -- after the head is taken, as delete_topic does it
     INSERT INTO custody.replays
-    VALUES (v_dlq.topic_id, p_partition, p_offset, topic, partition, "offset", resolved, p_actor, p_reason, coalesce(p_now, clock_timestamp()));
+    VALUES (v_dlq.topic_id, p_partition, p_offset, topic, partition, "offset", resolved, p_actor, p_reason,
+            coalesce(p_now, clock_timestamp()));
     RETURN NEXT;
 END $$;
 
@@ -70,10 +78,12 @@ BEGIN
     SELECT * INTO v_copy FROM custody.events_in(v_head, int8multirange(int8range(p_offset, p_offset + 1)));
     IF NOT FOUND THEN
         PERFORM custody.refuse('offset_out_of_range',
-            format('%s has no message: the partition goes from %s to %s', v_name, v_head.first_offset, (custody.tail(v_head)).next_offset),
+            format('%s has no message: the partition goes from %s to %s', v_name, v_head.first_offset,
+                   (custody.tail(v_head)).next_offset),
             'Look into the dead-letter topic for the right offset.');
     ELSIF (custody.original_of(v_copy.headers)).partition IS NULL THEN
-        PERFORM custody.refuse('invalid_argument', format('%s is not a dead letter: it does not say where it came from', v_name),
+        PERFORM custody.refuse('invalid_argument',
+            format('%s is not a dead letter: it does not say where it came from', v_name),
             'Name a message that a group with dead_letter = topic has put there.');
     END IF;
     RETURN v_copy;
@@ -81,7 +91,9 @@ END $$;
 
 -- Which topic a copy names as its own, for whoever has to know it before a replay. One that was replayed already may be
 -- gone: then only where it went is known.
-CREATE FUNCTION custody.dead_letter_origin(p_dlq_topic text, p_partition int, p_offset bigint, OUT origin text, OUT replayed_to text)
+CREATE FUNCTION custody.dead_letter_origin(
+    p_dlq_topic text, p_partition int, p_offset bigint, OUT origin text, OUT replayed_to text
+)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_dlq custody.topics := custody.topic_named(p_dlq_topic);
@@ -101,23 +113,29 @@ END $$;
 -- What a copy has of its death, and the message that it was had not.
 CREATE FUNCTION custody.death_headers() RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT ARRAY['x-custody-dlq-reason', 'x-custody-original-topic', 'x-custody-original-partition', 'x-custody-original-offset',
-                 'x-custody-consumer-group', 'x-custody-delivery-attempts', 'x-custody-first-failure', 'x-custody-last-failure',
+    SELECT ARRAY['x-custody-dlq-reason', 'x-custody-original-topic', 'x-custody-original-partition',
+                 'x-custody-original-offset', 'x-custody-consumer-group', 'x-custody-delivery-attempts',
+                 'x-custody-first-failure', 'x-custody-last-failure',
                  'x-custody-failure-errors']
 $$;
 
 -- Where a copy came from by its headers, which anybody may have written: all null if they do not say it.
-CREATE FUNCTION custody.original_of(p_headers jsonb, OUT topic text, OUT partition int, OUT "offset" bigint, OUT consumer_group text)
+CREATE FUNCTION custody.original_of(
+    p_headers jsonb, OUT topic text, OUT partition int, OUT "offset" bigint, OUT consumer_group text
+)
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN h.says THEN h.topic END, CASE WHEN h.says THEN h.partition::int END, CASE WHEN h.says THEN h."offset"::bigint END,
-           CASE WHEN h.says THEN h.consumer_group END
-    FROM (SELECT x.*, coalesce(x.topic IS NOT NULL AND x.partition ~ '^[0-9]{1,9}$' AND x."offset" ~ '^[0-9]{1,18}$', false) AS says
-          FROM (SELECT p_headers ->> 'x-custody-original-topic' AS topic, p_headers ->> 'x-custody-original-partition' AS partition,
-                       p_headers ->> 'x-custody-original-offset' AS "offset", p_headers ->> 'x-custody-consumer-group' AS consumer_group) x) h
+    SELECT CASE WHEN h.says THEN h.topic END, CASE WHEN h.says THEN h.partition::int END,
+           CASE WHEN h.says THEN h."offset"::bigint END, CASE WHEN h.says THEN h.consumer_group END
+    FROM (SELECT x.*, coalesce(x.topic IS NOT NULL AND x.partition ~ '^[0-9]{1,9}$' AND x."offset" ~ '^[0-9]{1,18}$',
+                               false) AS says
+          FROM (SELECT p_headers ->> 'x-custody-original-topic' AS topic,
+                       p_headers ->> 'x-custody-original-partition' AS partition,
+                       p_headers ->> 'x-custody-original-offset' AS "offset",
+                       p_headers ->> 'x-custody-consumer-group' AS consumer_group) x) h
 $$;
 
--- The dead message of which this is a copy is done. False if it is not dead any more, or is another one: the topic may have
--- been made anew since, and headers can be written by anybody.
+-- The dead message of which this is a copy is done. False if it is not dead any more, or is another one: the topic may
+-- have been made anew since, and headers can be written by anybody.
 CREATE FUNCTION custody.resolve_replayed(
     p_dlq custody.topics, p_topic text, p_partition int, p_offset bigint, p_group text, p_copy custody.event
 ) RETURNS boolean

@@ -1,13 +1,14 @@
 -- Rewind: done messages become ready again, from an offset or a time on.
 
 -- Leases over that range lose it (their acks are lost), cases there are closed, and [target, frontier) comes back at
--- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition.
--- A dry run locks nothing: it says what a rewind would do now.
--- It holds the cursors, so nobody claims meanwhile: it waits only p_wait for a lock. A lease that an open transaction has locked
--- for longer makes it `busy`, which names the transaction; it may be tried again.
+-- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition. A
+-- dry run locks nothing: it says what a rewind would do now.
+-- It holds the cursors, so nobody claims meanwhile: it waits only p_wait for a lock. A lease that an open transaction
+-- has locked for longer makes it `busy`, which names the transaction; it may be tried again.
 CREATE FUNCTION custody.rewind(
-    p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL, p_partition int DEFAULT NULL,
-    p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL,
+    p_partition int DEFAULT NULL, p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL,
+    p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_wait interval DEFAULT '100 ms'
 ) RETURNS TABLE (partition int, target bigint, messages bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET lock_timeout = '100ms' AS $$
@@ -24,7 +25,8 @@ BEGIN
     IF (p_to_offset IS NULL) = (p_to_time IS NULL) THEN
         PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
     END IF;
-    PERFORM set_config('lock_timeout', round(1000 * extract(epoch FROM p_wait)) || 'ms', true);     -- until the end of the function
+    -- until the end of the function
+    PERFORM set_config('lock_timeout', round(1000 * extract(epoch FROM p_wait)) || 'ms', true);
     -- retention takes this lock too: what is returned here is still in the log
     v_topic := CASE WHEN p_dry_run THEN custody.topic_named(p_topic) ELSE custody.lock_topic(p_topic) END;
     v_group := custody.lifecycle_group(p_topic, p_group);
@@ -36,15 +38,16 @@ BEGIN
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
     FOR v_head IN
-        SELECT * FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND (h.partition = p_partition OR p_partition IS NULL)
+        SELECT * FROM custody.heads h
+        WHERE h.topic_id = v_topic.topic_id AND (h.partition = p_partition OR p_partition IS NULL)
         ORDER BY h.partition
     LOOP
         v_at := custody.position(v_group.group_id, v_head.partition);
         v_target := coalesce(p_to_offset, custody.offset_at(v_head, p_to_time));
         IF v_target < v_head.first_offset OR p_to_offset > v_at.frontier AND p_partition IS NOT NULL THEN
             PERFORM custody.refuse('offset_out_of_range',
-                format('%s/%s cannot be rewound to %s: the group has been handed %s to %s', p_topic, v_head.partition, v_target,
-                       v_head.first_offset, v_at.frontier),
+                format('%s/%s cannot be rewound to %s: the group has been handed %s to %s', p_topic, v_head.partition,
+                       v_target, v_head.first_offset, v_at.frontier),
                 'Choose an offset in that range. A rewind goes back, never forward.');
         END IF;
         v_target := least(v_target, v_at.frontier);
@@ -55,12 +58,16 @@ BEGIN
         IF messages > 0 AND NOT p_dry_run THEN
             v_back := int8multirange(int8range(v_target, v_at.frontier));
             DELETE FROM custody.leases l
-                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held <@ v_back;
+                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition
+                  AND l.claim_no >= v_at.oldest_claim AND l.held <@ v_back;
             UPDATE custody.leases l SET held = l.held - v_back, remaining = custody.cardinality(l.held - v_back)
-                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim AND l.held && v_back;
+                WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition
+                  AND l.claim_no >= v_at.oldest_claim AND l.held && v_back;
             PERFORM 1 FROM custody.cases c
-                WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target ORDER BY c."offset" FOR UPDATE;
-            DELETE FROM custody.cases c WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target;
+                WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target
+                ORDER BY c."offset" FOR UPDATE;
+            DELETE FROM custody.cases c
+            WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target;
             PERFORM custody.cut_parked(v_group.group_id, v_head.partition, v_back);
             PERFORM custody.cut_returned(v_group.group_id, v_head.partition, v_back);
             INSERT INTO custody.returned (group_id, partition, ranges, attempts, rewound, returned_at)
@@ -73,7 +80,9 @@ BEGIN
 END $$;
 
 -- Locks the cursors and the leases that a rewind takes something from. Refuses if somebody keeps one of them for long.
-CREATE FUNCTION custody.lock_for_rewind(p_topic custody.topics, p_group custody.groups, p_partition int, p_to_offset bigint, p_to_time timestamptz)
+CREATE FUNCTION custody.lock_for_rewind(
+    p_topic custody.topics, p_group custody.groups, p_partition int, p_to_offset bigint, p_to_time timestamptz
+)
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,38 +92,45 @@ DECLARE
     v_locked custody.leases[];
     v_by     record;
 BEGIN
-    PERFORM 1 FROM custody.cursors c WHERE c.group_id = (p_group).group_id AND (c.partition = p_partition OR p_partition IS NULL)
+    PERFORM 1 FROM custody.cursors c
+    WHERE c.group_id = (p_group).group_id AND (c.partition = p_partition OR p_partition IS NULL)
         ORDER BY c.partition FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM custody.group_named((p_topic).name, (p_group).name);
     END IF;
     FOR v_head IN
-        SELECT * FROM custody.heads h WHERE h.topic_id = (p_topic).topic_id AND (h.partition = p_partition OR p_partition IS NULL)
+        SELECT * FROM custody.heads h
+        WHERE h.topic_id = (p_topic).topic_id AND (h.partition = p_partition OR p_partition IS NULL)
         ORDER BY h.partition
     LOOP
         v_at := custody.position((p_group).group_id, v_head.partition);
         v_target := coalesce(p_to_offset, custody.offset_at(v_head, p_to_time));
-        -- whoever had a row before may have settled a part of it, or split it into others: look again until nothing has changed
+        -- whoever had a row before may have settled a part of it, or split it into others: look again until nothing has
+        -- changed
         LOOP
             SELECT array_agg(x.l) INTO v_locked
             FROM (SELECT l FROM custody.leases l
-                  WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim
+                  WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition
+                    AND l.claim_no >= v_at.oldest_claim
                     AND upper(l.held) > v_target
                   ORDER BY l.claim_no, l.part FOR UPDATE) x;
             EXIT WHEN v_locked IS NOT DISTINCT FROM (
                 SELECT array_agg(l ORDER BY l.claim_no, l.part) FROM custody.leases l
-                WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition AND l.claim_no >= v_at.oldest_claim
+                WHERE l.group_id = (p_group).group_id AND l.partition = v_head.partition
+                  AND l.claim_no >= v_at.oldest_claim
                   AND upper(l.held) > v_target);
         END LOOP;
     END LOOP;
 EXCEPTION WHEN lock_not_available THEN
     SELECT l.lease_id, l.partition, l.worker, k.pid INTO v_by
     FROM custody.leases l JOIN pg_locks k ON k.locktype = 'transactionid' AND k.granted AND k.transactionid = l.xmax
-    WHERE l.group_id = (p_group).group_id AND (l.partition = p_partition OR p_partition IS NULL) AND k.pid <> pg_backend_pid() LIMIT 1;
+    WHERE l.group_id = (p_group).group_id AND (l.partition = p_partition OR p_partition IS NULL)
+      AND k.pid <> pg_backend_pid() LIMIT 1;
     PERFORM custody.refuse('busy',
-        CASE WHEN v_by.pid IS NULL THEN format('somebody claims or settles messages of group %L just now', (p_group).name)
-             ELSE format('an open transaction (process %s of the database) has locked lease %s of partition %s%s', v_by.pid, v_by.lease_id,
-                         v_by.partition, coalesce(format(', worker %L', v_by.worker), '')) END,
+        CASE WHEN v_by.pid IS NULL THEN format('somebody claims or settles messages of group %L just now',
+                                               (p_group).name)
+             ELSE format('an open transaction (process %s of the database) has locked lease %s of partition %s%s',
+                         v_by.pid, v_by.lease_id, v_by.partition, coalesce(format(', worker %L', v_by.worker), '')) END,
         'Nothing was changed. Try again when it has ended.');
 END $$;
 
@@ -122,14 +138,17 @@ END $$;
 CREATE FUNCTION custody.cut_parked(p_group_id int, p_partition int, p_set int8multirange) RETURNS void
 LANGUAGE sql AS $$
     WITH cut AS (
-        DELETE FROM custody.parked WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set RETURNING *)
+        DELETE FROM custody.parked WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set
+        RETURNING *)
     INSERT INTO custody.parked
-    SELECT group_id, partition, key, lower(ranges - p_set), ranges - p_set, custody.cardinality(ranges - p_set), parked_at
+    SELECT group_id, partition, key, lower(ranges - p_set), ranges - p_set, custody.cardinality(ranges - p_set),
+           parked_at
     FROM cut WHERE NOT ranges <@ p_set
 $$;
 
 CREATE FUNCTION custody.cut_returned(p_group_id int, p_partition int, p_set int8multirange) RETURNS void
 LANGUAGE sql AS $$
     DELETE FROM custody.returned WHERE group_id = p_group_id AND partition = p_partition AND ranges <@ p_set;
-    UPDATE custody.returned SET ranges = ranges - p_set WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set
+    UPDATE custody.returned SET ranges = ranges - p_set
+    WHERE group_id = p_group_id AND partition = p_partition AND ranges && p_set
 $$;

@@ -1,6 +1,6 @@
--- Settle: what a worker says of the messages of its lease. It acts on the named offsets that the lease still holds, and on
--- nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost. What the same lease has
--- settled in the same way before is a success: whoever got no answer may ask again.
+-- Settle: what a worker says of the messages of its lease. It acts on the named offsets that the lease still holds, and
+-- on nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost. What the same
+-- lease has settled in the same way before is a success: whoever got no answer may ask again.
 
 CREATE TYPE custody.settled AS (
     settled  bigint,             -- messages that are settled as this call says
@@ -11,13 +11,15 @@ CREATE TYPE custody.settled AS (
 );
 
 -- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
--- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs less.
--- p_copy: false if the caller takes heads of its own, and copies what has died together with them (see dead_letter.sql).
--- p_exact: all or nothing, for a call in a transaction: if the lease does not hold all of it now, the call is refused
--- (lease_lost). What was settled before is not held either: the transaction that did it has done what belongs to it.
+-- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs
+-- less. p_copy: false if the caller takes heads of its own, and copies what has died together with them (see
+-- dead_letter.sql). p_exact: all or nothing, for a call in a transaction: if the lease does not hold all of it now, the
+-- call is refused (lease_lost). What was settled before is not held either: the transaction that did it has done what
+-- belongs to it.
 CREATE FUNCTION custody.settle(
-    p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
-    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_acked int8multirange DEFAULT '{}',
+    p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL,
+    p_delays double precision[] DEFAULT NULL, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_acked int8multirange DEFAULT '{}',
     p_copy boolean DEFAULT true, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -37,9 +39,11 @@ DECLARE
     v_result  custody.settled := ROW(0, '{}', '{}', '{}', '{}');
 BEGIN
     PERFORM custody.require_read_committed();
-    IF custody.cardinality(v_named) <> cardinality(p_offsets) + custody.cardinality(p_acked) OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
+    IF custody.cardinality(v_named) <> cardinality(p_offsets) + custody.cardinality(p_acked)
+        OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
         PERFORM custody.refuse('invalid_argument', 'each offset must be named once, with one outcome');
-    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'reject', 'later', 'release')) THEN
+    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o
+                  WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'reject', 'later', 'release')) THEN
         PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, reject, later, release');
     END IF;
     v_parts := custody.lock_lease(p_lease_id);
@@ -60,7 +64,8 @@ BEGIN
     v_failed := 'nack' = ANY (p_outcomes);
     IF v_group.breaker_state <> 'closed' AND v_failed THEN
         -- whatever is wrong, it is not this message: put off, not charged
-        SELECT coalesce(range_agg(int8range(o, o + 1)), '{}') INTO v_put_off FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE x = 'nack' AND v_held @> o;
+        SELECT coalesce(range_agg(int8range(o, o + 1)), '{}') INTO v_put_off FROM unnest(p_offsets, p_outcomes) m (o, x)
+        WHERE x = 'nack' AND v_held @> o;
         p_outcomes := array_replace(p_outcomes, 'nack', 'later');
     END IF;
 
@@ -69,13 +74,17 @@ BEGIN
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
            -- after these the rest of the key has to wait
-           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'later', 'release') OR x IN ('dead', 'reject') AND v_group.on_dead = 'hold'), '{}') AS stops
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (
+               WHERE x IN ('nack', 'later', 'release') OR x IN ('dead', 'reject') AND v_group.on_dead = 'hold'), '{}'
+           ) AS stops
     INTO v_set
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE v_held @> o;
 
-    SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released, '{}'::bigint[] AS leaving INTO v_follow;
+    SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released,
+           '{}'::bigint[] AS leaving INTO v_follow;
     IF v_group.ordering = 'key' AND v_held <> v_set.ack THEN
-        v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack, v_set.failed, v_set.stops, v_set.released);
+        v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack, v_set.failed, v_set.stops,
+                                      v_set.released);
         v_result.released := v_result.released || v_follow.leaving;
     END IF;
 
@@ -83,11 +92,13 @@ BEGIN
         PERFORM custody.settle_acked(v_group, v_head.partition, v_parts, v_set.ack);
     END IF;
     IF NOT isempty(v_set.failed) THEN
-        v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes, p_errors, p_delays, p_worker, v_now);
+        v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes,
+                                        p_errors, p_delays, p_worker, v_now);
         v_result.dead := v_result.dead || v_dead;
     END IF;
     IF NOT isempty(v_set.later) THEN
-        PERFORM custody.settle_later(v_group, v_head, v_parts, v_set.later, p_offsets, p_errors, p_delays, p_worker, v_now);
+        PERFORM custody.settle_later(v_group, v_head, v_parts, v_set.later, p_offsets, p_errors, p_delays, p_worker,
+                                     v_now);
     END IF;
     IF NOT isempty(v_set.released + v_follow.released) THEN
         PERFORM custody.settle_released(v_group, v_head.partition, v_parts, v_set.released + v_follow.released, v_now);
@@ -109,11 +120,13 @@ BEGIN
         UNION ALL
         SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
                CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
-        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) WHERE v_set.failed @> o AND o <> ALL (v_dead)
+        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e)
+        WHERE v_set.failed @> o AND o <> ALL (v_dead)
     ) j
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
-        PERFORM custody.breaker_settled(v_group, p_lease_id, NOT isempty(v_set.ack), v_failed OR NOT isempty(v_set.failed), v_now);
+        PERFORM custody.breaker_settled(v_group, p_lease_id, NOT isempty(v_set.ack),
+                                        v_failed OR NOT isempty(v_set.failed), v_now);
     END IF;
     IF p_copy AND v_group.dead_letter = 'topic' AND cardinality(v_dead) > 0 THEN
         PERFORM custody.copy_dead(v_group, custody.deaths(v_group, v_head.partition, v_dead), p_now);
@@ -121,8 +134,8 @@ BEGIN
     RETURN v_result;
 END $$;
 
--- Locks the rows of a lease and returns them. Whoever held them before may have split them into others, which a statement
--- that waited for the old ones does not see: so look again until nothing has changed.
+-- Locks the rows of a lease and returns them. Whoever held them before may have split them into others, which a
+-- statement that waited for the old ones does not see: so look again until nothing has changed.
 CREATE FUNCTION custody.lock_lease(p_lease_id uuid) RETURNS custody.leases[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -138,10 +151,11 @@ BEGIN
     RETURN v_parts;
 END $$;
 
--- What the journal says of messages that a lease does not hold (p_gone; p_held is what it does hold): settled by the same lease
--- with the outcome that is named again, or lost.
+-- What the journal says of messages that a lease does not hold (p_gone; p_held is what it does hold): settled by the
+-- same lease with the outcome that is named again, or lost.
 CREATE FUNCTION custody.settled_before(
-    p_lease_id uuid, p_held int8multirange, p_gone int8multirange, p_offsets bigint[], p_outcomes text[], p_acked int8multirange
+    p_lease_id uuid, p_held int8multirange, p_gone int8multirange, p_offsets bigint[], p_outcomes text[],
+    p_acked int8multirange
 ) RETURNS custody.settled
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -153,14 +167,16 @@ BEGIN
            coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') + p_acked * v_past.acked * p_gone
     INTO v_other, v_again
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE p_gone @> m.o AND custody.settled_as(v_past, m.x) @> m.o;
-    RETURN ROW(custody.cardinality(v_again), custody.offsets_list(p_gone - v_again), custody.offsets_list(v_other * v_past.dead),
+    RETURN ROW(custody.cardinality(v_again), custody.offsets_list(p_gone - v_again),
+               custody.offsets_list(v_other * v_past.dead),
                -- what left the lease with the key of one that stopped is told again too
-               CASE WHEN isempty(v_other) THEN '{}' ELSE custody.offsets_list(v_past.released - custody.offsets_set(p_offsets) - p_acked) END,
+               CASE WHEN isempty(v_other) THEN '{}'
+                    ELSE custody.offsets_list(v_past.released - custody.offsets_set(p_offsets) - p_acked) END,
                custody.offsets_list(v_again))::custody.settled;
 END $$;
 
--- Every message of the lease is done: one statement, whatever their number, if all that its holder has not settled is in one row
--- without cases. Where there are several rows, or cases, or something was lost, settle_lease decides.
+-- Every message of the lease is done: one statement, whatever their number, if all that its holder has not settled is
+-- in one row without cases. Where there are several rows, or cases, or something was lost, settle_lease decides.
 CREATE FUNCTION custody.ack_lease(
     p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
@@ -170,11 +186,13 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     DELETE FROM custody.leases l
-    WHERE l.lease_id = p_lease_id AND l.remaining + l.settled = l.size AND NOT l.of_cases AND l.deadline > coalesce(p_now, clock_timestamp())
+    WHERE l.lease_id = p_lease_id AND l.remaining + l.settled = l.size AND NOT l.of_cases
+      AND l.deadline > coalesce(p_now, clock_timestamp())
     RETURNING l.* INTO v_lease;
     IF v_lease.deadline > coalesce(p_now, clock_timestamp()) THEN
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
-        VALUES (coalesce(p_now, clock_timestamp()), 'ack', v_lease.group_id, v_lease.partition, p_lease_id, v_lease.held, p_worker);
+        VALUES (coalesce(p_now, clock_timestamp()), 'ack', v_lease.group_id, v_lease.partition, p_lease_id,
+                v_lease.held, p_worker);
         PERFORM custody.breaker_settled(g, p_lease_id, true, false, coalesce(p_now, clock_timestamp()))
         FROM custody.groups g WHERE g.group_id = v_lease.group_id AND g.breaker_state = 'probing';
         RETURN ROW(v_lease.remaining, '{}', '{}', '{}', '{}')::custody.settled;
@@ -185,11 +203,11 @@ BEGIN
     RETURN custody.settle_lease(p_lease_id, 'ack', p_worker => p_worker, p_now => p_now, p_exact => p_exact);
 END $$;
 
--- One outcome for every message of the lease that its holder has not settled. What of it was lost comes back as lost, and the rest
--- is settled; with p_exact nothing is, and the call is refused. Where nothing is left, it may be a repeat.
+-- One outcome for every message of the lease that its holder has not settled. What of it was lost comes back as lost,
+-- and the rest is settled; with p_exact nothing is, and the call is refused. Where nothing is left, it may be a repeat.
 CREATE FUNCTION custody.settle_lease(
-    p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL, p_worker text DEFAULT NULL,
-    p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
+    p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL,
+    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -210,15 +228,17 @@ BEGIN
     IF isempty(v_meant.held) THEN
         v_again := coalesce(custody.settled_as(v_meant.past, p_outcome), '{}');
         RETURN ROW(custody.cardinality(v_again), custody.offsets_list(v_meant.lost),
-                   CASE WHEN p_outcome IN ('nack', 'dead', 'reject') THEN custody.offsets_list(v_again * (v_meant.past).dead) ELSE '{}' END, '{}',
+                   CASE WHEN p_outcome IN ('nack', 'dead', 'reject')
+                        THEN custody.offsets_list(v_again * (v_meant.past).dead) ELSE '{}' END, '{}',
                    custody.offsets_list(v_again))::custody.settled;
     END IF;
     IF p_outcome <> 'ack' THEN
         v_offsets := custody.offsets_list(v_meant.held);
     END IF;
     v_result := custody.settle(p_lease_id, v_offsets, array_fill(p_outcome, ARRAY[cardinality(v_offsets)]),
-                               array_fill(p_error, ARRAY[cardinality(v_offsets)]), array_fill(p_delay, ARRAY[cardinality(v_offsets)]),
-                               p_worker, v_now, CASE WHEN p_outcome = 'ack' THEN v_meant.held ELSE '{}' END);
+                               array_fill(p_error, ARRAY[cardinality(v_offsets)]),
+                               array_fill(p_delay, ARRAY[cardinality(v_offsets)]), p_worker, v_now,
+                               CASE WHEN p_outcome = 'ack' THEN v_meant.held ELSE '{}' END);
     v_result.lost := custody.offsets_list(v_meant.lost);
     RETURN v_result;
 END $$;
@@ -231,9 +251,9 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is then split off under the
--- same lease and attempt. With ordering by key its key goes with it: the messages of a key live and expire together, or a
--- later one could be settled when an earlier one is lost. Returns the new deadline, null if nothing was extended, and what the lease
--- has lost of what is meant; with p_exact a loss refuses the call.
+-- same lease and attempt. With ordering by key its key goes with it: the messages of a key live and expire together, or
+-- a later one could be settled when an earlier one is lost. Returns the new deadline, null if nothing was extended, and
+-- what the lease has lost of what is meant; with p_exact a loss refuses the call.
 CREATE TYPE custody.extended AS (deadline timestamptz, lost bigint[]);
 
 CREATE FUNCTION custody.extend(
@@ -254,7 +274,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_timeout <= '0' THEN
-        PERFORM custody.refuse('invalid_argument', 'the timeout must be positive', 'Release the message to give it back at once.');
+        PERFORM custody.refuse('invalid_argument', 'the timeout must be positive',
+            'Release the message to give it back at once.');
     END IF;
     v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());

@@ -1,7 +1,7 @@
 -- The steps of settle, one for each outcome. The lease's rows are locked; its messages belong to the caller.
 
--- Order within a lease: what has to leave it because an earlier message of its key did not go well, and a refusal of what
--- would resolve a message before an earlier one of its key.
+-- Order within a lease: what has to leave it because an earlier message of its key did not go well, and a refusal of
+-- what would resolve a message before an earlier one of its key.
 CREATE FUNCTION custody.followers(
     p_group custody.groups, p_head custody.heads, p_held int8multirange, p_named int8multirange, p_acked int8multirange,
     p_failed int8multirange, p_stops int8multirange, p_released int8multirange,
@@ -22,10 +22,12 @@ BEGIN
     IF isempty(p_stops) AND (isempty(v_stay) OR isempty(v_resolved) OR upper(v_resolved) <= lower(v_stay)) THEN
         RETURN;
     END IF;
-    -- with nothing left in the lease only the keys that stop matter; a few messages of a big lease concern only their own
+    -- with nothing left in the lease only the keys that stop matter; a few messages of a big lease concern only their
+    -- own
     IF isempty(v_stay) OR custody.cardinality(p_named) * 8 < custody.cardinality(p_held) THEN
         SELECT array_agg(DISTINCT k.key) INTO v_keys
-        FROM custody.keys_of(p_head, CASE WHEN isempty(v_stay) THEN p_stops ELSE p_named * p_held END) k WHERE k.key IS NOT NULL;
+        FROM custody.keys_of(p_head, CASE WHEN isempty(v_stay) THEN p_stops ELSE p_named * p_held END) k
+        WHERE k.key IS NOT NULL;
         IF v_keys IS NULL THEN
             RETURN;
         END IF;
@@ -49,7 +51,8 @@ BEGIN
     LEFT JOIN stopped s ON s.k = m.k AND s.o < m.o;
     IF v_conflict.late IS NOT NULL THEN
         PERFORM custody.refuse('order_conflict',
-            format('offset %s cannot be resolved before offset %s, an earlier message of its key in the same lease', v_conflict.late, v_conflict.early),
+            format('offset %s cannot be resolved before offset %s, an earlier message of its key in the same lease',
+                   v_conflict.late, v_conflict.early),
             'Settle the messages of a key in the order of their offsets. Nothing was changed.');
     END IF;
     parked := coalesce(v_conflict.parked, '{}');
@@ -63,7 +66,9 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(range_agg(p.held), '{}') FROM unnest(p_parts) p WHERE p.of_cases
 $$;
 
-CREATE FUNCTION custody.settle_acked(p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange) RETURNS void
+CREATE FUNCTION custody.settle_acked(
+    p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_cases int8multirange := p_set * custody.of_cases(p_parts);
@@ -73,56 +78,68 @@ BEGIN
     END IF;
     WITH closed AS (
         DELETE FROM custody.cases c USING unnest(v_cases) r
-        WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r) AND c."offset" < upper(r)
+        WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r)
+          AND c."offset" < upper(r)
         RETURNING c.key)
     INSERT INTO custody.freed (group_id, partition, key)
-    SELECT DISTINCT (p_group).group_id, p_partition, key FROM closed WHERE key IS NOT NULL AND (p_group).ordering = 'key';
+    SELECT DISTINCT (p_group).group_id, p_partition, key FROM closed
+    WHERE key IS NOT NULL AND (p_group).ordering = 'key';
 END $$;
 
 CREATE FUNCTION custody.settle_failed(
-    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_lease_id uuid, p_offsets bigint[],
-    p_outcomes text[], p_errors text[], p_delays double precision[], p_worker text, p_now timestamptz
+    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_lease_id uuid,
+    p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_worker text,
+    p_now timestamptz
 ) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_failures custody.failure[];
 BEGIN
-    SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), left(m.e, 8000), make_interval(secs => m.d),
+    SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), left(m.e, 8000),
+                         make_interval(secs => m.d),
                          CASE m.x WHEN 'dead' THEN 'terminal' WHEN 'reject' THEN 'rejected' END)::custody.failure)
     INTO v_failures
     FROM unnest(p_offsets, p_outcomes, p_errors, p_delays) m (o, x, e, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
     JOIN unnest(p_parts) p ON p.held @> m.o;
-    RETURN custody.charge(p_group, (p_head).partition, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id, p_now);
+    RETURN custody.charge(p_group, (p_head).partition, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id,
+                          p_now);
 END $$;
 
 -- Not now: comes back after its delay, and this delivery does not count.
 CREATE FUNCTION custody.settle_later(
-    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_offsets bigint[], p_errors text[],
-    p_delays double precision[], p_worker text, p_now timestamptz
+    p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_offsets bigint[],
+    p_errors text[], p_delays double precision[], p_worker text, p_now timestamptz
 ) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO custody.cases AS c (
-        group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, worker, updated_at)
+        group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, worker,
+        updated_at)
     SELECT (p_group).group_id, (p_head).partition, m.o, k.key, 'waiting', greatest(p.attempt - 1, 0), 0,
-           p_now + coalesce(make_interval(secs => m.d), (p_group).backoff_initial), p.first_delivery, left(m.e, 8000), p_worker, p_now
+           p_now + coalesce(make_interval(secs => m.d), (p_group).backoff_initial), p.first_delivery, left(m.e, 8000),
+           p_worker, p_now
     FROM unnest(p_offsets, p_errors, p_delays) m (o, e, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
     JOIN unnest(p_parts) p ON p.held @> m.o
     ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
-        state = 'waiting', attempts = c.attempts - 1, run_at = excluded.run_at, lease_cap = NULL, worker = excluded.worker,
-        last_error = coalesce(excluded.last_error, c.last_error), updated_at = excluded.updated_at
+        state = 'waiting', attempts = c.attempts - 1, run_at = excluded.run_at, lease_cap = NULL,
+        worker = excluded.worker, last_error = coalesce(excluded.last_error, c.last_error),
+        updated_at = excluded.updated_at
 $$;
 
 -- Given back: ready again at once, and this delivery does not count.
-CREATE FUNCTION custody.settle_released(p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange, p_now timestamptz)
+CREATE FUNCTION custody.settle_released(
+    p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange, p_now timestamptz
+)
 RETURNS void
 LANGUAGE sql AS $$
     UPDATE custody.cases c SET state = 'waiting', attempts = c.attempts - 1, run_at = p_now, updated_at = p_now
     FROM unnest(p_set * custody.of_cases(p_parts)) r
-    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r) AND c."offset" < upper(r);
+    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r)
+      AND c."offset" < upper(r);
     INSERT INTO custody.returned (group_id, partition, ranges, attempts, first_delivery, last_error, returned_at)
-    SELECT (p_group).group_id, p_partition, range_agg(p.held * p_set), p.attempt - 1, p.first_delivery, p.last_error, p_now
+    SELECT (p_group).group_id, p_partition, range_agg(p.held * p_set), p.attempt - 1, p.first_delivery, p.last_error,
+           p_now
     FROM unnest(p_parts) p
     WHERE NOT p.of_cases AND p.held && p_set
     GROUP BY p.attempt, p.first_delivery, p.last_error
@@ -130,7 +147,8 @@ $$;
 
 -- Later messages of a key whose earlier one failed: back behind it, and this delivery does not count.
 CREATE FUNCTION custody.settle_parked(
-    p_group custody.groups, p_partition int, p_parts custody.leases[], p_offsets bigint[], p_keys text[], p_now timestamptz
+    p_group custody.groups, p_partition int, p_parts custody.leases[], p_offsets bigint[], p_keys text[],
+    p_now timestamptz
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -151,9 +169,11 @@ BEGIN
 END $$;
 
 -- Takes settled offsets out of a lease. A big row that is settled piece by piece is first split into blocks of 256
--- offsets: a multirange with thousands of gaps would be written anew with every ack. One of the rows that are left counts what
--- has gone.
-CREATE FUNCTION custody.shrink_lease(p_lease_id uuid, p_parts custody.leases[], p_gone int8multirange, p_now timestamptz) RETURNS void
+-- offsets: a multirange with thousands of gaps would be written anew with every ack. One of the rows that are left
+-- counts what has gone.
+CREATE FUNCTION custody.shrink_lease(
+    p_lease_id uuid, p_parts custody.leases[], p_gone int8multirange, p_now timestamptz
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_part custody.leases;
@@ -161,7 +181,8 @@ DECLARE
     v_gone bigint;
 BEGIN
     WITH gone AS (
-        DELETE FROM custody.leases WHERE lease_id = p_lease_id AND deadline > p_now AND held <@ p_gone RETURNING remaining + settled AS count)
+        DELETE FROM custody.leases WHERE lease_id = p_lease_id AND deadline > p_now AND held <@ p_gone
+        RETURNING remaining + settled AS count)
     SELECT sum(count) INTO v_gone FROM gone;
     FOR v_part IN
         SELECT p.* FROM unnest(p_parts) p
@@ -171,11 +192,14 @@ BEGIN
         SELECT max(part) + 1 INTO v_next FROM custody.leases WHERE lease_id = p_lease_id;
         DELETE FROM custody.leases WHERE lease_id = p_lease_id AND part = v_part.part;
         v_gone := coalesce(v_gone, 0) + v_part.settled + custody.cardinality(v_part.held * p_gone);
-        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt, size,
-                                    deadline, claimed_at, worker, first_delivery, last_error)
-        SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block, custody.cardinality(b.block),
-               v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline, v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
-        FROM (SELECT n::int, (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held), (n + 1) * 256 + lower(v_part.held))) AS block
+        INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt,
+                                    size, deadline, claimed_at, worker, first_delivery, last_error)
+        SELECT v_part.group_id, v_part.partition, v_part.claim_no, v_next + b.n, v_part.lease_id, b.block,
+               custody.cardinality(b.block), v_part.of_cases, v_part.attempt, v_part.size, v_part.deadline,
+               v_part.claimed_at, v_part.worker, v_part.first_delivery, v_part.last_error
+        FROM (SELECT n::int,
+                     (v_part.held - p_gone) * int8multirange(int8range(n * 256 + lower(v_part.held),
+                                                                       (n + 1) * 256 + lower(v_part.held))) AS block
               FROM generate_series(0, (upper(v_part.held) - lower(v_part.held)) / 256) n) b
         WHERE NOT isempty(b.block);
     END LOOP;
@@ -184,6 +208,7 @@ BEGIN
     WHERE lease_id = p_lease_id AND deadline > p_now AND held && p_gone;
     IF v_gone > 0 THEN
         UPDATE custody.leases SET settled = settled + v_gone
-        WHERE lease_id = p_lease_id AND part = (SELECT min(l.part) FROM custody.leases l WHERE l.lease_id = p_lease_id AND l.deadline > p_now);
+        WHERE lease_id = p_lease_id
+          AND part = (SELECT min(l.part) FROM custody.leases l WHERE l.lease_id = p_lease_id AND l.deadline > p_now);
     END IF;
 END $$;

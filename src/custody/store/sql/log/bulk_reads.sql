@@ -13,7 +13,8 @@ BEGIN
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_topic.topic_id AND partition = p_partition;
     IF p_from < v_head.first_offset THEN
         PERFORM custody.refuse('offset_out_of_range',
-            format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition, v_head.first_offset),
+            format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition,
+                   v_head.first_offset),
             'Start at the first offset, or read older messages from an archive.');
     ELSIF p_from < p_until THEN
         RETURN QUERY SELECT * FROM custody.segments_over(v_head, p_from, p_until);

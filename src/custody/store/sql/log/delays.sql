@@ -1,12 +1,12 @@
--- Delayed messages: they wait in a table of their own, and the first claim or publish after their time appends them to the
--- log. Whoever stores one holds the partition's head, as whoever appends: so `delayed_from` is never passed by one that is
--- committed late.
+-- Delayed messages: they wait in a table of their own, and the first claim or publish after their time appends them to
+-- the log. Whoever stores one holds the partition's head, as whoever appends: so `delayed_from` is never passed by one
+-- that is committed late.
 
 CREATE FUNCTION custody.publish_delayed(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_deliver_at timestamptz[], p_delays double precision[],
-    p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
-    p_of int DEFAULT NULL, p_allow_split boolean DEFAULT false
+    p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL, p_allow_split boolean DEFAULT false
 ) RETURNS TABLE (partition int, delay_id bigint, deliver_at timestamptz, duplicate boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -16,15 +16,18 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     -- by the clock of the database: it is the one that decides when they are due
-    SELECT array_agg(coalesce(m.t, coalesce(p_now, clock_timestamp()) + make_interval(secs => m.d)) ORDER BY m.n) INTO p_deliver_at
+    SELECT array_agg(coalesce(m.t, coalesce(p_now, clock_timestamp()) + make_interval(secs => m.d)) ORDER BY m.n)
+    INTO p_deliver_at
     FROM unnest(p_deliver_at, p_delays) WITH ORDINALITY m (t, d, n);
-    IF EXISTS (SELECT FROM unnest(p_deliver_at) t WHERE t IS NULL OR t < '0001-01-01Z' OR t >= '10000-01-01Z') OR cardinality(p_deliver_at) <> cardinality(p_payloads) THEN
+    IF EXISTS (SELECT FROM unnest(p_deliver_at) t WHERE t IS NULL OR t < '0001-01-01Z' OR t >= '10000-01-01Z')
+        OR cardinality(p_deliver_at) <> cardinality(p_payloads) THEN
         PERFORM custody.refuse('invalid_argument', 'each delayed message needs the time when it is due',
             'Give one in the years 1 to 9999.');
     END IF;
     IF p_producer IS NOT NULL THEN
         RETURN QUERY SELECT r.partition, r."offset", r.deliver_at, r.duplicate
-                     FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads), true) r;
+                     FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads),
+                                                 true) r;
         GET DIAGNOSTICS v_known = ROW_COUNT;
         IF v_known = cardinality(p_payloads) THEN
             RETURN;
@@ -32,7 +35,8 @@ BEGIN
     END IF;
     PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
     IF p_of IS NULL THEN
-        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb) FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
+        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb)
+        FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
     END IF;
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, p_partitions[v_known + 1:], p_keys[v_known + 1:]);
@@ -40,41 +44,49 @@ BEGIN
     -- what waits may be due earlier than anything that waited before; what is past due already is due now
     PERFORM custody.lock_heads(v_topic, p_partitions[v_known + 1:], p_of);
     UPDATE custody.heads h SET delayed_from = least(h.delayed_from, w.earliest)
-    FROM (SELECT m.p, min(m.t) AS earliest FROM unnest(p_partitions, p_deliver_at) WITH ORDINALITY m (p, t, n) WHERE m.n > v_known GROUP BY m.p) w
-    WHERE h.topic_id = v_topic.topic_id AND h.partition = w.p AND (h.delayed_from IS NULL OR h.delayed_from > w.earliest);
+    FROM (SELECT m.p, min(m.t) AS earliest FROM unnest(p_partitions, p_deliver_at) WITH ORDINALITY m (p, t, n)
+          WHERE m.n > v_known GROUP BY m.p) w
+    WHERE h.topic_id = v_topic.topic_id AND h.partition = w.p
+      AND (h.delayed_from IS NULL OR h.delayed_from > w.earliest);
     WITH added AS (
         INSERT INTO custody.delayed (topic_id, partition, deliver_at, key, kind, payload, headers, delayed_at)
-        SELECT v_topic.topic_id, m.partition, m.deliver_at, m.key, m.kind::"char", m.payload, m.headers::jsonb, coalesce(p_now, clock_timestamp())
+        SELECT v_topic.topic_id, m.partition, m.deliver_at, m.key, m.kind::"char", m.payload, m.headers::jsonb,
+               coalesce(p_now, clock_timestamp())
         FROM unnest(p_partitions, p_deliver_at, p_keys, p_kinds, p_payloads, p_headers)
              WITH ORDINALITY m (partition, deliver_at, key, kind, payload, headers, n)
         WHERE m.n > v_known ORDER BY m.n
         RETURNING delayed.delay_id)
     SELECT array_agg(a.delay_id ORDER BY a.delay_id) INTO v_ids FROM added a;
     IF p_producer IS NOT NULL THEN
-        PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known, p_partitions[v_known + 1:], v_ids, p_now,
-                                          p_deliver_at[v_known + 1:]);
+        PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known,
+                                          p_partitions[v_known + 1:], v_ids, p_now, p_deliver_at[v_known + 1:]);
     END IF;
-    RETURN QUERY SELECT m.p, m.i, m.t, false FROM unnest(p_partitions[v_known + 1:], v_ids, p_deliver_at[v_known + 1:]) m (p, i, t);
+    RETURN QUERY SELECT m.p, m.i, m.t, false
+        FROM unnest(p_partitions[v_known + 1:], v_ids, p_deliver_at[v_known + 1:]) m (p, i, t);
 END $$;
 
 -- Takes the heads of these partitions, in order. p_of: among how many the caller placed its keys.
-CREATE FUNCTION custody.lock_heads(p_topic custody.topics, p_partitions int[], p_of int DEFAULT NULL) RETURNS SETOF custody.heads
+CREATE FUNCTION custody.lock_heads(p_topic custody.topics, p_partitions int[], p_of int DEFAULT NULL)
+RETURNS SETOF custody.heads
 LANGUAGE plpgsql AS $$
 DECLARE
     v_topic custody.topics;
 BEGIN
     RETURN QUERY
-    SELECT h.* FROM custody.heads h WHERE h.topic_id = (p_topic).topic_id AND h.partition = ANY (p_partitions) ORDER BY h.partition FOR UPDATE;
+    SELECT h.* FROM custody.heads h WHERE h.topic_id = (p_topic).topic_id AND h.partition = ANY (p_partitions)
+    ORDER BY h.partition FOR UPDATE;
     -- under the heads: the number of partitions changes only under all of them
     SELECT * INTO v_topic FROM custody.topics t WHERE t.topic_id = (p_topic).topic_id;
     IF NOT FOUND OR p_of <> v_topic.partitions THEN
-        PERFORM custody.refuse('topic_changed', format('topic %L has changed meanwhile', (p_topic).name), 'Place the messages anew.');
+        PERFORM custody.refuse('topic_changed', format('topic %L has changed meanwhile', (p_topic).name),
+            'Place the messages anew.');
     END IF;
 END $$;
 
--- Appends what is due to the log, up to p_most messages, in the order of their times. Without anything due it takes no lock.
--- Returns the head as it is then. The caller holds at most cursors: the head comes after them.
-CREATE FUNCTION custody.deliver_due(p_head custody.heads, p_now timestamptz, p_most int DEFAULT 1000) RETURNS custody.heads
+-- Appends what is due to the log, up to p_most messages, in the order of their times. Without anything due it takes no
+-- lock. Returns the head as it is then. The caller holds at most cursors: the head comes after them.
+CREATE FUNCTION custody.deliver_due(p_head custody.heads, p_now timestamptz, p_most int DEFAULT 1000)
+RETURNS custody.heads
 LANGUAGE plpgsql AS $$
 DECLARE
     v_head  custody.heads;
@@ -82,7 +94,8 @@ DECLARE
     v_until timestamptz;
 BEGIN
     IF (SELECT min(d.deliver_at) FROM custody.delayed d
-        WHERE d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition AND d.deliver_at >= (p_head).delayed_from) <= p_now
+        WHERE d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition
+          AND d.deliver_at >= (p_head).delayed_from) <= p_now
     THEN
         -- who has the head delivers them, or the next: to wait here would stall the claims of the partition
         SELECT h.* INTO v_head FROM custody.heads h
@@ -101,15 +114,19 @@ BEGIN
                  -- a message that is being cancelled is waited for: it is delivered, or it is not
                  DELETE FROM custody.delayed d WHERE d.delay_id IN (SELECT u.delay_id FROM due u) RETURNING d.*
              ), appended AS (
-                 INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-                 SELECT %1$s, t.partition, $6 + row_number() OVER (ORDER BY t.deliver_at, t.delay_id) - 1, $7, t.key, t.kind, t.payload, t.headers
+                 INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload,
+                                               headers)
+                 SELECT %1$s, t.partition, $6 + row_number() OVER (ORDER BY t.deliver_at, t.delay_id) - 1, $7, t.key,
+                        t.kind, t.payload, t.headers
                  FROM taken t)
              SELECT max(u.deliver_at) FROM due u', (p_head).segment_id)
         INTO v_until
-        USING (p_head).topic_id, (p_head).partition, (p_head).delayed_from, p_now, p_most, v_tail.next_offset, greatest(p_now, v_tail.newest);
+        USING (p_head).topic_id, (p_head).partition, (p_head).delayed_from, p_now, p_most, v_tail.next_offset,
+              greatest(p_now, v_tail.newest);
         -- the next look starts here, and not at what has gone: under a held xmin the index would be walked through
         IF v_until > (p_head).delayed_from THEN
-            UPDATE custody.heads h SET delayed_from = v_until WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition;
+            UPDATE custody.heads h SET delayed_from = v_until
+            WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition;
             p_head.delayed_from := v_until;
         END IF;
     END IF;
@@ -125,8 +142,11 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- What waits, the next one first; with p_bytes none after the one that reaches so much payload.
-CREATE FUNCTION custody.delayed_messages(p_topic text, p_key text DEFAULT NULL, p_limit int DEFAULT 100, p_bytes bigint DEFAULT NULL)
-RETURNS TABLE (delay_id bigint, partition int, deliver_at timestamptz, key text, kind "char", payload bytea, headers jsonb, delayed_at timestamptz)
+CREATE FUNCTION custody.delayed_messages(
+    p_topic text, p_key text DEFAULT NULL, p_limit int DEFAULT 100, p_bytes bigint DEFAULT NULL
+)
+RETURNS TABLE (delay_id bigint, partition int, deliver_at timestamptz, key text, kind "char", payload bytea,
+               headers jsonb, delayed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
@@ -134,11 +154,13 @@ BEGIN
     RETURN QUERY
     SELECT x.delay_id, x.partition, x.deliver_at, x.key, x.kind, x.payload, x.headers, x.delayed_at
     FROM (
-        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.deliver_at, w.delay_id) - octet_length(w.payload) AS before
+        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.deliver_at, w.delay_id)
+            - octet_length(w.payload) AS before
         FROM custody.heads h
         CROSS JOIN LATERAL (
             SELECT * FROM custody.delayed d
-            WHERE d.topic_id = h.topic_id AND d.partition = h.partition AND d.deliver_at >= h.delayed_from AND (p_key IS NULL OR d.key = p_key)
+            WHERE d.topic_id = h.topic_id AND d.partition = h.partition AND d.deliver_at >= h.delayed_from
+              AND (p_key IS NULL OR d.key = p_key)
             ORDER BY d.deliver_at, d.delay_id LIMIT p_limit) w
         WHERE h.topic_id = v_topic.topic_id
     ) x
@@ -159,9 +181,11 @@ DECLARE
     v_due   timestamptz;
 BEGIN
     PERFORM custody.require_read_committed();
-    DELETE FROM custody.delayed d WHERE d.delay_id = p_delay_id AND d.topic_id = v_topic.topic_id RETURNING d.deliver_at INTO v_due;
+    DELETE FROM custody.delayed d WHERE d.delay_id = p_delay_id AND d.topic_id = v_topic.topic_id RETURNING d.deliver_at
+    INTO v_due;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('delay_not_found', format('no delayed message %s waits in topic %L', p_delay_id, p_topic),
+        PERFORM custody.refuse('delay_not_found',
+            format('no delayed message %s waits in topic %L', p_delay_id, p_topic),
             'It was delivered or cancelled already, or is of another topic.');
     END IF;
     RETURN v_due;

@@ -1,5 +1,6 @@
--- Priorities: each partition of a topic that has them is five in the log, one lane for each priority. Partition p of the
--- log is lane p % 5 of partition p / 5. All else is as for any other partition, so a key keeps its order within a lane.
+-- Priorities: each partition of a topic that has them is five in the log, one lane for each priority. Partition p of
+-- the log is lane p % 5 of partition p / 5. All else is as for any other partition, so a key keeps its order within a
+-- lane.
 
 CREATE FUNCTION custody.lanes() RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY['critical', 'high', 'normal', 'low', 'background'] $$;
@@ -26,9 +27,11 @@ BEGIN
            + CASE WHEN v_lanes = 1 THEN 0 ELSE v_lane END;
 END $$;
 
--- Since when the message that waits longest in a partition could be handed out; null if none could. A fresh one waits since
--- it was published, a retry since it was due, what came back since it did, what was parked since it was published.
-CREATE FUNCTION custody.waiting_since(p_group custody.groups, p_head custody.heads, p_now timestamptz) RETURNS timestamptz
+-- Since when the message that waits longest in a partition could be handed out; null if none could. A fresh one waits
+-- since it was published, a retry since it was due, what came back since it did, what was parked since it was
+-- published.
+CREATE FUNCTION custody.waiting_since(p_group custody.groups, p_head custody.heads, p_now timestamptz)
+RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_at    custody.frontiers := custody.position((p_group).group_id, (p_head).partition);
@@ -38,16 +41,19 @@ DECLARE
     v_first bigint;
 BEGIN
     SELECT least(
-        (SELECT e.published_at FROM custody.events_in(p_head, int8multirange(int8range(v_at.frontier, v_at.frontier + 1))) e),
+        (SELECT e.published_at
+         FROM custody.events_in(p_head, int8multirange(int8range(v_at.frontier, v_at.frontier + 1))) e),
         (SELECT CASE WHEN d.at <= p_now THEN d.at END FROM (SELECT custody.next_delivery(p_head) AS at) d),
         (SELECT o.available_at FROM custody.outbox o
-         WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition AND o.ended_at IS NULL AND o.available_at <= p_now
+         WHERE o.topic_id = (p_head).topic_id AND o.partition = (p_head).partition AND o.ended_at IS NULL
+           AND o.available_at <= p_now
          ORDER BY o.id LIMIT 1),
         (SELECT min(returned_at) FROM custody.returned WHERE group_id = v_at.group_id AND partition = v_at.partition),
         (SELECT CASE WHEN min(run_at) <= p_now THEN min(run_at) END FROM custody.cases
          WHERE group_id = v_at.group_id AND partition = v_at.partition AND state = 'waiting'),
         (SELECT min(deadline) FROM custody.leases
-         WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim AND deadline <= p_now))
+         WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim
+           AND deadline <= p_now))
     INTO v_since;
     IF (p_group).ordering <> 'key' THEN
         RETURN v_since;
@@ -55,12 +61,14 @@ BEGIN
     SELECT array_agg(k.key) INTO v_keys FROM (
         (SELECT f.key FROM custody.freed f WHERE f.group_id = v_at.group_id AND f.partition = v_at.partition LIMIT 1000)
         UNION
-        (SELECT a.key FROM custody.awaited a WHERE a.group_id = v_at.group_id AND a.partition = v_at.partition LIMIT 1000)) k;
+        (SELECT a.key FROM custody.awaited a
+         WHERE a.group_id = v_at.group_id AND a.partition = v_at.partition LIMIT 1000)) k;
     IF v_keys IS NULL THEN
         RETURN v_since;
     END IF;
     SELECT range_agg(held) INTO v_held FROM custody.leases
-    WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim AND deadline > p_now;
+    WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no >= v_at.oldest_claim
+      AND deadline > p_now;
     IF v_held IS NOT NULL THEN
         SELECT array_agg(x.k) INTO v_keys
         FROM (SELECT unnest(v_keys) AS k EXCEPT SELECT unnest(custody.keys_in_flight(p_head, v_held, v_keys))) x;
@@ -68,13 +76,15 @@ BEGIN
     SELECT min(h.lowest) INTO v_first FROM custody.open_heads(v_at.group_id, v_at.partition, v_keys) h
     WHERE h.parked_offset = h.lowest OR h.case_state = 'parked';
     IF v_first IS NOT NULL THEN
-        v_since := least(v_since, (SELECT e.published_at FROM custody.events_in(p_head, int8multirange(int8range(v_first, v_first + 1))) e));
+        v_since := least(v_since,
+                         (SELECT e.published_at
+                          FROM custody.events_in(p_head, int8multirange(int8range(v_first, v_first + 1))) e));
     END IF;
     RETURN v_since;
 END $$;
 
--- The candidates of a claim on a topic with priorities, what waits past the limit first, each with its part of the weight of
--- its lane. `rank` is drawn: a lane of twice the weight comes first twice as often.
+-- The candidates of a claim on a topic with priorities, what waits past the limit first, each with its part of the
+-- weight of its lane. `rank` is drawn: a lane of twice the weight comes first twice as often.
 CREATE FUNCTION custody.weighed_candidates(p_group custody.groups, p_limit interval, p_now timestamptz)
 RETURNS TABLE (partition int, weight double precision, starving boolean, since timestamptz, rank double precision)
 LANGUAGE sql VOLATILE AS $$
@@ -86,26 +96,32 @@ LANGUAGE sql VOLATILE AS $$
         CROSS JOIN LATERAL (SELECT custody.waiting_since(p_group, h, p_now) AS since OFFSET 0) w) c
     JOIN (
         SELECT (w.lane - 1)::int AS lane, w.weight, -ln(1 - random()) / w.weight AS rank
-        FROM unnest(ARRAY[50, 25, 15, 7, 3]::double precision[]) WITH ORDINALITY w (weight, lane)) l ON l.lane = c.partition % 5
+        FROM unnest(ARRAY[50, 25, 15, 7, 3]::double precision[])
+             WITH ORDINALITY w (weight, lane)) l ON l.lane = c.partition % 5
 $$;
 
 -- In which order a claim tries them. What cannot be handed out for certain comes last.
-CREATE FUNCTION custody.candidates_by_priority(p_group custody.groups, p_limit interval, p_now timestamptz) RETURNS int[]
+CREATE FUNCTION custody.candidates_by_priority(p_group custody.groups, p_limit interval, p_now timestamptz)
+RETURNS int[]
 LANGUAGE sql VOLATILE AS $$
-    SELECT array_agg(c.partition ORDER BY c.starving DESC, c.since IS NULL, c.rank, CASE WHEN c.starving THEN c.since END, random())
+    SELECT array_agg(c.partition ORDER BY c.starving DESC, c.since IS NULL, c.rank,
+                     CASE WHEN c.starving THEN c.since END, random())
     FROM custody.weighed_candidates(p_group, p_limit, p_now) c
 $$;
 
--- In which order a pipeline takes from them, and which part each may take of what is left: those with little to give for
--- their weight first, so that what they leave goes to the others.
-CREATE FUNCTION custody.shares_by_priority(p_group custody.groups, p_limit interval, p_now timestamptz, OUT candidates int[], OUT shares double precision[])
+-- In which order a pipeline takes from them, and which part each may take of what is left: those with little to give
+-- for their weight first, so that what they leave goes to the others.
+CREATE FUNCTION custody.shares_by_priority(
+    p_group custody.groups, p_limit interval, p_now timestamptz, OUT candidates int[], OUT shares double precision[]
+)
 LANGUAGE sql VOLATILE AS $$
     SELECT array_agg(s.partition ORDER BY s.starving DESC, s.turn), array_agg(s.share ORDER BY s.starving DESC, s.turn)
     FROM (
         SELECT x.partition, x.starving, row_number() OVER w AS turn,
                x.weight / sum(x.weight) OVER (PARTITION BY x.starving ORDER BY x.fresh / x.weight, x.partition
                                               ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS share
-        FROM (SELECT c.*, (custody.tail(h)).next_offset - (custody.position((p_group).group_id, c.partition)).frontier AS fresh
+        FROM (SELECT c.*, (custody.tail(h)).next_offset
+              - (custody.position((p_group).group_id, c.partition)).frontier AS fresh
               FROM custody.weighed_candidates(p_group, p_limit, p_now) c
               JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = c.partition) x
         WINDOW w AS (PARTITION BY x.starving ORDER BY x.fresh / x.weight, x.partition)) s

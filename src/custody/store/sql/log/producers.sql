@@ -11,7 +11,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     IF coalesce(p_producer, '') = '' THEN
-        PERFORM custody.refuse('invalid_argument', 'a producer needs an id', 'Give a name that survives restarts of the service.');
+        PERFORM custody.refuse('invalid_argument', 'a producer needs an id',
+            'Give a name that survives restarts of the service.');
     END IF;
     INSERT INTO custody.producers AS p (producer_id, epoch, updated_at)
     VALUES (p_producer, 1, coalesce(p_now, clock_timestamp()))
@@ -29,8 +30,8 @@ BEGIN
     RETURN v_producer;
 END $$;
 
--- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has already
--- had: a prefix of the batch, often none.
+-- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has
+-- already had: a prefix of the batch, often none.
 CREATE FUNCTION custody.known_receipts(
     p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_count int, p_delayed boolean DEFAULT false
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean, deliver_at timestamptz)
@@ -46,7 +47,8 @@ BEGIN
     END IF;
     SELECT * INTO v_producer FROM custody.producers WHERE producer_id = p_producer FOR UPDATE;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
+        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer),
+            'Initialise it first (init_producer).');
     ELSIF v_producer.epoch <> p_epoch THEN
         PERFORM custody.refuse('producer_fenced',
             format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
@@ -59,7 +61,8 @@ BEGIN
     v_known := least(v_producer.last_sequence + 1 - p_sequence, p_count);
     IF EXISTS (SELECT FROM custody.producer_receipts r
                WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
-                 AND r.first_sequence < p_sequence + v_known AND r.topic_id <> (custody.topic_named(p_topic)).topic_id) THEN
+                 AND r.first_sequence < p_sequence + v_known
+                 AND r.topic_id <> (custody.topic_named(p_topic)).topic_id) THEN
         PERFORM custody.refuse('sequence_conflict',
             format('producer %L: sequence %s was used for another topic than %L', p_producer, p_sequence, p_topic),
             format('The sequence counts over all topics. The next one is %s.', v_producer.last_sequence + 1));
@@ -67,7 +70,8 @@ BEGIN
                   WHERE r.producer_id = p_producer AND r.epoch = p_epoch AND r.last_sequence >= p_sequence
                     AND r.first_sequence < p_sequence + v_known AND (r.deliver_at IS NOT NULL) <> p_delayed) THEN
         PERFORM custody.refuse('sequence_conflict',
-            format('producer %L: sequence %s was used for a message %s a delay', p_producer, p_sequence, CASE WHEN p_delayed THEN 'without' ELSE 'with' END),
+            format('producer %L: sequence %s was used for a message %s a delay', p_producer, p_sequence,
+                   CASE WHEN p_delayed THEN 'without' ELSE 'with' END),
             'Repeat a publish as it was.');
     END IF;
     RETURN QUERY
@@ -86,8 +90,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION custody.remember_receipts(
-    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_partitions int[], p_offsets bigint[], p_now timestamptz,
-    p_deliver_at timestamptz[] DEFAULT NULL
+    p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_partitions int[], p_offsets bigint[],
+    p_now timestamptz, p_deliver_at timestamptz[] DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -96,14 +100,16 @@ BEGIN
     UPDATE custody.producers SET last_sequence = v_last, updated_at = coalesce(p_now, clock_timestamp())
     WHERE producer_id = p_producer;
     INSERT INTO custody.producer_receipts
-    VALUES (p_producer, p_epoch, p_sequence, v_last, (custody.topic_named(p_topic)).topic_id, p_partitions, p_offsets, p_deliver_at);
+    VALUES (p_producer, p_epoch, p_sequence, v_last, (custody.topic_named(p_topic)).topic_id, p_partitions, p_offsets,
+            p_deliver_at);
     DELETE FROM custody.producer_receipts
     WHERE producer_id = p_producer AND epoch = p_epoch AND last_sequence < v_last - 1000;
 END $$;
 
 -- After a publish whose answer was lost: where the producer stands.
 CREATE FUNCTION custody.producer_state(p_producer text)
-RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint, deliver_at timestamptz)
+RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint,
+               deliver_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
@@ -114,14 +120,16 @@ BEGIN
     LEFT JOIN custody.topics t USING (topic_id)
     WHERE p.producer_id = p_producer;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
+        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer),
+            'Initialise it first (init_producer).');
     END IF;
 END $$;
 
--- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. Its epoch
--- is remembered: if it does come back, it begins above it. With an epoch
--- only that instance is meant. False if there is none of that name.
-CREATE FUNCTION custody.forget_producer(p_producer text, p_epoch int DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
+-- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. Its
+-- epoch is remembered: if it does come back, it begins above it. With an epoch only that instance is meant. False if
+-- there is none of that name.
+CREATE FUNCTION custody.forget_producer(p_producer text, p_epoch int DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_producer custody.producers;
@@ -131,7 +139,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     ELSIF v_producer.epoch <> p_epoch THEN
-        PERFORM custody.refuse('producer_fenced', format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
+        PERFORM custody.refuse('producer_fenced',
+            format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
             'A newer instance has taken over: it is not this one''s to forget.');
     ELSIF EXISTS (SELECT FROM custody.transactions t
                   WHERE t.producer_id = p_producer AND t.epoch = v_producer.epoch AND t.state = 'open'

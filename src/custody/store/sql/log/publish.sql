@@ -1,8 +1,8 @@
 -- Publishing: the head row held to commit makes offsets dense and commit-ordered.
 
--- Takes the heads of the named partitions, in order, and says where each grows: what COPY or INSERT writes next. p_of is
--- the number of partitions among which the caller placed its keys, p_priorities whether it took them for lanes.
--- The caller holds the partitions until it commits, so it should commit at once.
+-- Takes the heads of the named partitions, in order, and says where each grows: what COPY or INSERT writes next. p_of
+-- is the number of partitions among which the caller placed its keys, p_priorities whether it took them for lanes. The
+-- caller holds the partitions until it commits, so it should commit at once.
 CREATE FUNCTION custody.reserve(
     p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
@@ -21,7 +21,8 @@ BEGIN
             'Publish to one partition at a time, and name it.');
     END IF;
     IF p_priorities <> (v_topic.starvation_limit IS NOT NULL) THEN
-        PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic), 'Place the messages anew.');
+        PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic),
+            'Place the messages anew.');
     END IF;
     FOR v_head IN
         SELECT h.* FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = ANY (p_partitions)
@@ -30,7 +31,8 @@ BEGIN
         v_seen := v_seen + 1;
         -- as the locked row says it: the topic may have grown while this call waited
         IF p_of <> v_head.partitions THEN
-            PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
+            PERFORM custody.refuse('topic_changed',
+                format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
                 'Place the messages anew.');
         END IF;
         -- not where the caller expects an end: it would be refused, its delivery undone with it, and so each time
@@ -40,7 +42,8 @@ BEGIN
         v_now := coalesce(p_now, clock_timestamp());      -- in a variable: the function would not be an index condition
         IF p_expected IS NULL AND EXISTS (
             SELECT FROM custody.outbox o
-            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL AND o.available_at <= v_now)
+            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL
+              AND o.available_at <= v_now)
         THEN
             PERFORM custody.take_outbox(v_head, v_now);
         END IF;
@@ -77,26 +80,29 @@ DECLARE
 BEGIN
     SELECT m.key, m.partition, x.own INTO v_split
     FROM unnest(p_keys, p_partitions) m (key, partition)
-    CROSS JOIN LATERAL (SELECT CASE WHEN v_topic.starvation_limit IS NULL THEN custody.partition_for(m.key, v_topic.partitions)
-                                    ELSE custody.partition_for(m.key, v_topic.partitions / 5) * 5 + m.partition % 5 END AS own) x
+    CROSS JOIN LATERAL (SELECT CASE WHEN v_topic.starvation_limit IS NULL
+                                    THEN custody.partition_for(m.key, v_topic.partitions)
+                                    ELSE custody.partition_for(m.key, v_topic.partitions / 5) * 5
+                                        + m.partition % 5 END AS own) x
     WHERE m.partition >= 0 AND m.partition < v_topic.partitions AND x.own <> m.partition LIMIT 1;
     IF FOUND THEN
         PERFORM custody.refuse('key_split',
-            format('the key %L belongs to partition %s, and the message names partition %s: a key in two partitions has no order',
+            format('the key %L belongs to partition %s, and the message names partition %s: '
+                   'a key in two partitions has no order',
                    v_split.key, v_split.own, v_split.partition),
             'Name the partition that custody.partition_for gives, or say p_allow_split if the key needs no order.');
     END IF;
     RETURN v_topic.partitions;
 END $$;
 
--- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads. With p_of
--- the caller says among how many partitions it has placed its keys; without it a key has to be in its own partition, unless
--- p_allow_split.
+-- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads. With
+-- p_of the caller says among how many partitions it has placed its keys; without it a key has to be in its own
+-- partition, unless p_allow_split.
 CREATE FUNCTION custody.publish(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_producer text DEFAULT NULL, p_epoch int DEFAULT NULL, p_sequence bigint DEFAULT NULL,
-    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL,
-    p_allow_split boolean DEFAULT false
+    p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_of int DEFAULT NULL,
+    p_priorities boolean DEFAULT NULL, p_allow_split boolean DEFAULT false
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -115,7 +121,8 @@ BEGIN
         v_where := p_partitions[v_known + 1:];
     END IF;
     IF p_of IS NULL THEN
-        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb) FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
+        PERFORM custody.require_message(m.kind, m.payload, m.headers::jsonb)
+        FROM unnest(p_kinds, p_payloads, p_headers) m (kind, payload, headers);
     END IF;
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, v_where, p_keys[v_known + 1:]);
@@ -140,9 +147,11 @@ BEGIN
                JOIN unnest($6, $7) b (partition, base) USING (partition)
                WHERE m.n > $9) x', v_bases.segment_id)
     INTO v_offsets
-    USING p_partitions, p_keys, p_kinds, p_payloads, p_headers, v_bases.partitions, v_bases.bases, v_bases.times, v_known;
+    USING p_partitions, p_keys, p_kinds, p_payloads, p_headers, v_bases.partitions, v_bases.bases, v_bases.times,
+          v_known;
     IF p_producer IS NOT NULL THEN
-        PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known, v_where, v_offsets, p_now);
+        PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known, v_where, v_offsets,
+                                          p_now);
     END IF;
     RETURN QUERY SELECT x.p, x.o, false FROM unnest(v_where, v_offsets) x (p, o);
 END $$;
@@ -159,6 +168,7 @@ BEGIN
     PERFORM custody.require_message('j', convert_to(p_payload::text, 'UTF8'), p_headers);
     RETURN QUERY
     SELECT r.partition, r."offset"
-    FROM custody.publish(p_topic, ARRAY[v_partition], ARRAY[p_key], ARRAY['j'], ARRAY[convert_to(p_payload::text, 'UTF8')],
-                         ARRAY[p_headers::text], p_of => v_topic.partitions) r;
+    FROM custody.publish(p_topic, ARRAY[v_partition], ARRAY[p_key], ARRAY['j'],
+                         ARRAY[convert_to(p_payload::text, 'UTF8')], ARRAY[p_headers::text],
+                         p_of => v_topic.partitions) r;
 END $$;

@@ -8,13 +8,15 @@ RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_from >= (p_head).segment_start THEN
-        RETURN QUERY SELECT format('custody.log_%s WHERE partition = %s', (p_head).segment_id, (p_head).partition), p_from, p_until;
+        RETURN QUERY SELECT format('custody.log_%s WHERE partition = %s', (p_head).segment_id, (p_head).partition),
+            p_from, p_until;
         RETURN;
     END IF;
     RETURN QUERY
     SELECT s.source, greatest(s.first, p_from), least(s.last, p_until)
     FROM (
-        SELECT format('custody.kept_events WHERE topic_id = %s AND partition = %s', (p_head).topic_id, (p_head).partition) AS source,
+        SELECT format('custody.kept_events WHERE topic_id = %s AND partition = %s', (p_head).topic_id,
+                      (p_head).partition) AS source,
                0::bigint AS first, (p_head).first_offset AS last
         UNION ALL
         SELECT format('custody.log_%s WHERE partition = %s', g.segment_id, (p_head).partition), b.first_offset,
@@ -27,8 +29,8 @@ BEGIN
     ORDER BY s.first;
 END $$;
 
--- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null). ORDER BY keeps the lateral a
--- lateral: flattened into a join it scans the whole log.
+-- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null). ORDER BY keeps the lateral
+-- a lateral: flattened into a join it scans the whole log.
 CREATE FUNCTION custody.keys_of(p_head custody.heads, p_set int8multirange, p_keys text[] DEFAULT NULL)
 RETURNS TABLE ("offset" bigint, key text)
 LANGUAGE plpgsql STABLE AS $$
@@ -41,7 +43,8 @@ BEGIN
     FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(p_set), upper(p_set)) LOOP
         RETURN QUERY EXECUTE format(
             'SELECT e."offset", e.key FROM unnest($1) r,
-             LATERAL (SELECT "offset", key FROM %s AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e %s',
+             LATERAL (SELECT "offset", key FROM %s AND "offset" >= lower(r) AND "offset" < upper(r)
+                      ORDER BY "offset") e %s',
             v_source.source, CASE WHEN p_keys IS NOT NULL THEN 'WHERE e.key = ANY ($2)' ELSE '' END)
         USING p_set * int8multirange(int8range(v_source.from_offset, v_source.until_offset)), p_keys;
     END LOOP;
@@ -69,7 +72,8 @@ END $$;
 CREATE FUNCTION custody.read(
     p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
-    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb, priority text, topic_uid uuid
+    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb, priority text,
+    topic_uid uuid
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -85,11 +89,13 @@ BEGIN
     p_from := least(coalesce(p_from, v_head.first_offset), 4611686018427387904);       -- so that p_max can be added
     IF p_from < v_head.first_offset THEN
         PERFORM custody.refuse('offset_out_of_range',
-            format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition, v_head.first_offset),
+            format('offset %s of %s/%s is gone: the log starts at %s', p_from, p_topic, p_partition,
+                   v_head.first_offset),
             'Start at the first offset, or read older messages from an archive.');
     END IF;
     IF p_bytes IS NULL THEN
-        RETURN QUERY SELECT e.*, v_lane, v_topic.uid FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e;
+        RETURN QUERY SELECT e.*, v_lane, v_topic.uid
+            FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e;
         RETURN;
     END IF;
     -- the length of a payload is known without reading it

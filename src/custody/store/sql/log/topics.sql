@@ -8,7 +8,8 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
              & 9223372036854775807) % p_partitions)::int
 $$;
 
--- Makes the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF would.
+-- Makes the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF
+-- would.
 CREATE FUNCTION custody.open_segment(p_topic_id int, p_now timestamptz) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -16,7 +17,8 @@ DECLARE
 BEGIN
     INSERT INTO custody.segments (topic_id, created_at) VALUES (p_topic_id, p_now) RETURNING segment_id INTO v_segment;
     EXECUTE format(
-        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS INCLUDING CONSTRAINTS, CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
+        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
+                                        CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
                                         PRIMARY KEY (partition, "offset"))', v_segment);
     EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
     RETURN v_segment;
@@ -36,18 +38,22 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a topic', p_topic),
             'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     ELSIF p_partitions IS NULL OR p_partitions NOT BETWEEN 1 AND 4096 THEN
-        PERFORM custody.refuse('invalid_argument', format('a topic cannot have %s partitions', coalesce(p_partitions::text, 'NULL')),
+        PERFORM custody.refuse('invalid_argument',
+            format('a topic cannot have %s partitions', coalesce(p_partitions::text, 'NULL')),
             'Give a number from 1 to 4096.');
     ELSIF p_max_depth <= 0 THEN
         PERFORM custody.refuse('invalid_argument', 'max_depth must be positive', 'Leave it out for no limit.');
     ELSIF p_starvation_limit <= '0' THEN
-        PERFORM custody.refuse('invalid_argument', 'the starvation limit must be positive', 'Leave it out for a minute.');
+        PERFORM custody.refuse('invalid_argument', 'the starvation limit must be positive',
+            'Leave it out for a minute.');
     ELSIF p_starvation_limit IS NOT NULL AND NOT coalesce(p_priorities, false) THEN
-        PERFORM custody.refuse('invalid_argument', 'a starvation limit needs priorities', 'Create the topic with priorities.');
+        PERFORM custody.refuse('invalid_argument', 'a starvation limit needs priorities',
+            'Create the topic with priorities.');
     END IF;
     IF p_priorities THEN
         IF p_partitions > 4096 / 5 THEN
-            PERFORM custody.refuse('invalid_argument', format('a topic with priorities cannot have %s partitions', p_partitions),
+            PERFORM custody.refuse('invalid_argument',
+                format('a topic with priorities cannot have %s partitions', p_partitions),
                 format('Give a number from 1 to %s: each of them is five in the log.', 4096 / 5));
         END IF;
         p_partitions := 5 * p_partitions;
@@ -58,7 +64,8 @@ BEGIN
     ON CONFLICT (name) DO NOTHING
     RETURNING * INTO v_topic;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('topic_exists', format('topic %L exists already', p_topic), 'Use it, or choose another name.');
+        PERFORM custody.refuse('topic_exists', format('topic %L exists already', p_topic),
+            'Use it, or choose another name.');
     END IF;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
     INSERT INTO custody.heads (topic_id, partition, segment_id, partitions)
@@ -78,25 +85,29 @@ BEGIN
     PERFORM custody.lock_group(g.group_id)
     FROM (SELECT group_id FROM custody.groups WHERE topic_id = v_topic.topic_id ORDER BY group_id) g;
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
-    FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL ORDER BY segment_id LOOP
+    FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL
+        ORDER BY segment_id LOOP
         EXECUTE format('DROP TABLE custody.log_%s', v_segment);
     END LOOP;
     PERFORM custody.remove_group(group_id) FROM custody.groups WHERE topic_id = v_topic.topic_id;
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;
 END $$;
 
--- The next offset of a partition and the time of its newest message. Exact under the head's lock, a lower bound without.
+-- The next offset of a partition and the time of its newest message. Exact under the head's lock, a lower bound
+-- without.
 CREATE FUNCTION custody.tail(p_head custody.heads, OUT next_offset bigint, OUT newest timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    EXECUTE format('SELECT "offset" + 1, published_at FROM custody.log_%s WHERE partition = $1 ORDER BY "offset" DESC LIMIT 1',
+    EXECUTE format(
+        'SELECT "offset" + 1, published_at FROM custody.log_%s WHERE partition = $1 ORDER BY "offset" DESC LIMIT 1',
                    (p_head).segment_id)
     INTO next_offset, newest USING (p_head).partition;
     IF next_offset IS NULL THEN
         next_offset := (p_head).segment_start;
         IF next_offset > (p_head).first_offset THEN
             BEGIN
-                SELECT published_at INTO newest FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
+                SELECT published_at INTO newest
+                FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
             EXCEPTION WHEN undefined_table THEN
                 newest := NULL;     -- dropped meanwhile: then the caller has no lock, and does not ask for the time
             END;

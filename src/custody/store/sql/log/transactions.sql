@@ -1,6 +1,6 @@
--- Transactions: what a producer adds waits in tables of its own; the commit publishes all of it and acknowledges what was
--- consumed, in one transaction of the database. So a reader by offset sees nothing before, and an abort leaves no gap.
--- A timeout is a rule, not a process. Locks: transaction → producer → lease → case → head.
+-- Transactions: what a producer adds waits in tables of its own; the commit publishes all of it and acknowledges what
+-- was consumed, in one transaction of the database. So a reader by offset sees nothing before, and an abort leaves no
+-- gap. A timeout is a rule, not a process. Locks: transaction → producer → lease → case → head.
 
 CREATE FUNCTION custody.begin_transaction(
     p_producer text, p_epoch int DEFAULT NULL, p_timeout interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -13,7 +13,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     IF p_timeout <= '0' OR p_timeout > '1 day' THEN
-        PERFORM custody.refuse('invalid_argument', 'the timeout of a transaction is more than nothing and at most a day');
+        PERFORM custody.refuse('invalid_argument',
+            'the timeout of a transaction is more than nothing and at most a day');
     END IF;
     PERFORM custody.clear_transactions(p_now);
     v_producer := custody.require_epoch(p_producer, p_epoch);
@@ -32,16 +33,18 @@ DECLARE
 BEGIN
     SELECT * INTO v_producer FROM custody.producers WHERE producer_id = p_producer FOR SHARE;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer), 'Initialise it first (init_producer).');
+        PERFORM custody.refuse('producer_not_found', format('there is no producer %L', p_producer),
+            'Initialise it first (init_producer).');
     ELSIF v_producer.epoch <> p_epoch THEN
-        PERFORM custody.refuse('producer_fenced', format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
+        PERFORM custody.refuse('producer_fenced',
+            format('producer %L is at epoch %s, not %s', p_producer, v_producer.epoch, p_epoch),
             'A newer instance has taken over: stop this one, or initialise the producer again.');
     END IF;
     RETURN v_producer;
 END $$;
 
--- What nobody can commit any more gives its room back; receipts are remembered for a day. A few at a time: whoever begins a
--- transaction calls it, and upkeep does until it returns 0.
+-- What nobody can commit any more gives its room back; receipts are remembered for a day. A few at a time: whoever
+-- begins a transaction calls it, and upkeep does until it returns 0.
 CREATE FUNCTION custody.clear_transactions(p_now timestamptz DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -68,7 +71,8 @@ CREATE FUNCTION custody.end_transaction(p_transaction uuid, p_state text, p_reas
 LANGUAGE sql AS $$
     DELETE FROM custody.transaction_messages WHERE transaction_id = p_transaction;
     DELETE FROM custody.transaction_acks WHERE transaction_id = p_transaction;
-    UPDATE custody.transactions SET state = p_state, reason = p_reason, ended_at = p_now WHERE transaction_id = p_transaction
+    UPDATE custody.transactions SET state = p_state, reason = p_reason, ended_at = p_now
+    WHERE transaction_id = p_transaction
 $$;
 
 CREATE FUNCTION custody.lock_transaction(p_transaction uuid) RETURNS custody.transactions
@@ -100,11 +104,13 @@ BEGIN
     PERFORM custody.require_epoch((p_transaction).producer_id, (p_transaction).epoch);
 END $$;
 
--- Adds messages; nobody sees them. p_first is the number of the first one, counted from 0: what was added before under the
--- same number is not added again, so that a call whose answer was lost can be repeated. Returns how many there are now.
+-- Adds messages; nobody sees them. p_first is the number of the first one, counted from 0: what was added before under
+-- the same number is not added again, so that a call whose answer was lost can be repeated. Returns how many there are
+-- now.
 CREATE FUNCTION custody.add_to_transaction(
-    p_transaction uuid, p_first int, p_topic text, p_partitions int[], p_named boolean[], p_of int, p_keys text[], p_kinds text[],
-    p_payloads bytea[], p_headers text[], p_deliver_at timestamptz[], p_delays double precision[], p_now timestamptz DEFAULT NULL
+    p_transaction uuid, p_first int, p_topic text, p_partitions int[], p_named boolean[], p_of int, p_keys text[],
+    p_kinds text[], p_payloads bytea[], p_headers text[], p_deliver_at timestamptz[], p_delays double precision[],
+    p_now timestamptz DEFAULT NULL
 ) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -115,27 +121,30 @@ BEGIN
     PERFORM custody.require_open(v_transaction, coalesce(p_now, clock_timestamp()));
     PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
     IF p_of <> v_topic.partitions THEN
-        PERFORM custody.refuse('topic_changed', format('topic %L has %s partitions now, not %s', p_topic, v_topic.partitions, p_of),
+        PERFORM custody.refuse('topic_changed',
+            format('topic %L has %s partitions now, not %s', p_topic, v_topic.partitions, p_of),
             'Place the messages anew.');
     END IF;
     SELECT coalesce(max(n) + 1, 0) INTO v_count FROM custody.transaction_messages WHERE transaction_id = p_transaction;
     p_first := coalesce(p_first, v_count);
     IF p_first > v_count THEN
-        PERFORM custody.refuse('sequence_conflict', format('message %s of the transaction leaves a gap: it has %s', p_first, v_count),
+        PERFORM custody.refuse('sequence_conflict',
+            format('message %s of the transaction leaves a gap: it has %s', p_first, v_count),
             format('The next one is %s.', v_count));
     END IF;
     INSERT INTO custody.transaction_messages (
         transaction_id, n, topic_id, partition, placed_of, key, kind, payload, headers, deliver_at, delay)
-    SELECT p_transaction, p_first + m.n - 1, v_topic.topic_id, m.partition, CASE WHEN NOT m.named THEN v_topic.partitions END, m.key,
-           m.kind::"char", m.payload, m.headers::jsonb, m.deliver_at, make_interval(secs => m.delay)
+    SELECT p_transaction, p_first + m.n - 1, v_topic.topic_id, m.partition,
+           CASE WHEN NOT m.named THEN v_topic.partitions END, m.key, m.kind::"char", m.payload, m.headers::jsonb,
+           m.deliver_at, make_interval(secs => m.delay)
     FROM unnest(p_partitions, p_named, p_keys, p_kinds, p_payloads, p_headers, p_deliver_at, p_delays)
          WITH ORDINALITY m (partition, named, key, kind, payload, headers, deliver_at, delay, n)
     WHERE p_first + m.n - 1 >= v_count;
     RETURN greatest(v_count, p_first + cardinality(p_payloads));
 END $$;
 
--- These offsets of a lease, or all that its holder has not settled, are to be done by the commit: what it has lost until then
--- refuses the commit, for others publish what follows from it. The lease is not kept alive by this.
+-- These offsets of a lease, or all that its holder has not settled, are to be done by the commit: what it has lost
+-- until then refuses the commit, for others publish what follows from it. The lease is not kept alive by this.
 CREATE FUNCTION custody.ack_in_transaction(
     p_transaction uuid, p_lease_id uuid, p_offsets bigint[] DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS void
@@ -148,7 +157,8 @@ DECLARE
 BEGIN
     PERFORM custody.require_open(v_transaction, v_now);
     IF p_offsets IS NULL THEN
-        v_meant := custody.meant(p_lease_id, ARRAY(SELECT l FROM custody.leases l WHERE l.lease_id = p_lease_id), v_now);
+        v_meant := custody.meant(p_lease_id, ARRAY(SELECT l FROM custody.leases l WHERE l.lease_id = p_lease_id),
+                                 v_now);
         IF isempty(v_meant.held) OR NOT isempty(v_meant.lost) THEN
             PERFORM custody.refuse_lost(p_lease_id, v_meant.lost);
         END IF;
@@ -159,7 +169,9 @@ BEGIN
 END $$;
 
 -- All or nothing. A repeat returns what the first commit did.
-CREATE FUNCTION custody.commit_transaction(p_transaction uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+CREATE FUNCTION custody.commit_transaction(
+    p_transaction uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+)
 RETURNS TABLE (topic text, partition int, "offset" bigint, deliver_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -176,13 +188,16 @@ DECLARE
 BEGIN
     IF v_transaction.state <> 'committed' THEN
         PERFORM custody.require_open(v_transaction, v_now);
-        FOR v_ack IN SELECT * FROM custody.transaction_acks a WHERE a.transaction_id = p_transaction ORDER BY a.lease_id LOOP
-            PERFORM custody.settle(v_ack.lease_id, '{}', '{}', p_worker => p_worker, p_now => p_now, p_acked => v_ack.offsets, p_exact => true);
+        FOR v_ack IN SELECT * FROM custody.transaction_acks a WHERE a.transaction_id = p_transaction
+            ORDER BY a.lease_id LOOP
+            PERFORM custody.settle(v_ack.lease_id, '{}', '{}', p_worker => p_worker, p_now => p_now,
+                                   p_acked => v_ack.offsets, p_exact => true);
         END LOOP;
         LOOP
             PERFORM custody.place_transaction(p_transaction);
             PERFORM 1 FROM custody.heads h
-            WHERE (h.topic_id, h.partition) IN (SELECT m.topic_id, m.partition FROM custody.transaction_messages m WHERE m.transaction_id = p_transaction)
+            WHERE (h.topic_id, h.partition) IN (SELECT m.topic_id, m.partition FROM custody.transaction_messages m
+                                                WHERE m.transaction_id = p_transaction)
             ORDER BY h.topic_id, h.partition FOR UPDATE;
             -- under the heads the number of partitions stays as it is
             EXIT WHEN NOT EXISTS (SELECT FROM custody.transaction_messages m JOIN custody.topics t USING (topic_id)
@@ -194,11 +209,13 @@ BEGIN
             WHERE m.transaction_id = p_transaction GROUP BY 1, 2, 3, 4 ORDER BY 1, 2
         LOOP
             IF v_topic.name IS NULL THEN
-                PERFORM custody.refuse('topic_not_found', 'a topic to which the transaction publishes was deleted meanwhile',
+                PERFORM custody.refuse('topic_not_found',
+                    'a topic to which the transaction publishes was deleted meanwhile',
                     'Nothing of the transaction was committed. Abort it.');
             END IF;
-            SELECT array_agg(m.n ORDER BY m.n) AS n, array_agg(m.partition ORDER BY m.n) AS partitions, array_agg(m.key ORDER BY m.n) AS keys,
-                   array_agg(m.kind::text ORDER BY m.n) AS kinds, array_agg(m.payload ORDER BY m.n) AS payloads,
+            SELECT array_agg(m.n ORDER BY m.n) AS n, array_agg(m.partition ORDER BY m.n) AS partitions,
+                   array_agg(m.key ORDER BY m.n) AS keys, array_agg(m.kind::text ORDER BY m.n) AS kinds,
+                   array_agg(m.payload ORDER BY m.n) AS payloads,
                    array_agg(m.headers::text ORDER BY m.n) AS headers, array_agg(m.deliver_at ORDER BY m.n) AS times,
                    array_agg(extract(epoch FROM m.delay)::double precision ORDER BY m.n) AS delays
             INTO v_batch
@@ -208,25 +225,30 @@ BEGIN
             v_n := v_n || v_batch.n;
             v_topics := v_topics || array_fill(v_topic.name, ARRAY[cardinality(v_batch.n)]);
             IF v_topic.waits THEN
-                SELECT v_partitions || array_agg(r.partition), v_offsets || array_agg(r.delay_id), v_times || array_agg(r.deliver_at)
+                SELECT v_partitions || array_agg(r.partition), v_offsets || array_agg(r.delay_id),
+                       v_times || array_agg(r.deliver_at)
                 INTO v_partitions, v_offsets, v_times
-                FROM custody.publish_delayed(v_topic.name, v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers,
-                                             v_batch.times, v_batch.delays, p_now => p_now, p_of => v_topic.of) r;
+                FROM custody.publish_delayed(v_topic.name, v_batch.partitions, v_batch.keys, v_batch.kinds,
+                                             v_batch.payloads, v_batch.headers, v_batch.times, v_batch.delays,
+                                             p_now => p_now, p_of => v_topic.of) r;
             ELSE
-                SELECT v_partitions || array_agg(r.partition), v_offsets || array_agg(r."offset"), v_times || array_agg(NULL::timestamptz)
+                SELECT v_partitions || array_agg(r.partition), v_offsets || array_agg(r."offset"),
+                       v_times || array_agg(NULL::timestamptz)
                 INTO v_partitions, v_offsets, v_times
-                FROM custody.publish(v_topic.name, v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers,
-                                     p_now => p_now, p_of => v_topic.of) r;
+                FROM custody.publish(v_topic.name, v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads,
+                                     v_batch.headers, p_now => p_now, p_of => v_topic.of) r;
             END IF;
         END LOOP;
         PERFORM custody.end_transaction(p_transaction, 'committed', NULL, v_now);
         UPDATE custody.transactions x SET (topics, partitions, offsets, deliver_at) = (
-            SELECT array_agg(m.t ORDER BY m.n), array_agg(m.p ORDER BY m.n), array_agg(m.o ORDER BY m.n), array_agg(m.d ORDER BY m.n)
+            SELECT array_agg(m.t ORDER BY m.n), array_agg(m.p ORDER BY m.n), array_agg(m.o ORDER BY m.n),
+                   array_agg(m.d ORDER BY m.n)
             FROM unnest(v_n, v_topics, v_partitions, v_offsets, v_times) m (n, t, p, o, d))
         WHERE x.transaction_id = p_transaction RETURNING * INTO v_transaction;
     END IF;
     RETURN QUERY SELECT m.t, m.p, m.o, m.d
-    FROM unnest(v_transaction.topics, v_transaction.partitions, v_transaction.offsets, v_transaction.deliver_at) m (t, p, o, d);
+    FROM unnest(v_transaction.topics, v_transaction.partitions, v_transaction.offsets, v_transaction.deliver_at) m (t,
+            p, o, d);
 END $$;
 
 -- Topics may have got more partitions since the messages were placed.
@@ -234,29 +256,36 @@ CREATE FUNCTION custody.place_transaction(p_transaction uuid) RETURNS void
 LANGUAGE sql AS $$
     UPDATE custody.transaction_messages m
     SET partition = CASE WHEN m.key IS NULL THEN m.partition
-                         ELSE custody.place(t, m.key, CASE WHEN t.starvation_limit IS NOT NULL THEN custody.lane(m.partition) END) END,
+                         ELSE custody.place(t, m.key,
+                                            CASE WHEN t.starvation_limit IS NOT NULL
+                                                 THEN custody.lane(m.partition) END) END,
         placed_of = t.partitions
     FROM custody.topics t
     WHERE m.transaction_id = p_transaction AND t.topic_id = m.topic_id AND m.placed_of <> t.partitions
 $$;
 
 -- Nothing of it will ever be seen. True if it was open; aborting twice is as good as once.
-CREATE FUNCTION custody.abort_transaction(p_transaction uuid, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
+CREATE FUNCTION custody.abort_transaction(
+    p_transaction uuid, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_transaction custody.transactions := custody.lock_transaction(p_transaction);
 BEGIN
     IF v_transaction.state = 'committed' THEN
-        PERFORM custody.refuse('transaction_over', 'the transaction was committed', 'What was published stays published.');
+        PERFORM custody.refuse('transaction_over', 'the transaction was committed',
+            'What was published stays published.');
     ELSIF v_transaction.state = 'open' THEN
-        PERFORM custody.end_transaction(p_transaction, 'aborted', coalesce(p_reason, 'by its producer'), coalesce(p_now, clock_timestamp()));
+        PERFORM custody.end_transaction(p_transaction, 'aborted', coalesce(p_reason, 'by its producer'),
+                                        coalesce(p_now, clock_timestamp()));
     END IF;
     RETURN v_transaction.state = 'open';
 END $$;
 
 -- Those that are open, and what they hold; one past its time is aborted, whether somebody has cleared it away or not.
 CREATE FUNCTION custody.open_transactions(p_now timestamptz DEFAULT NULL)
-RETURNS TABLE (transaction_id uuid, producer_id text, epoch int, begun_at timestamptz, expires_at timestamptz, messages bigint, acks bigint)
+RETURNS TABLE (transaction_id uuid, producer_id text, epoch int, begun_at timestamptz, expires_at timestamptz,
+               messages bigint, acks bigint)
 LANGUAGE sql STABLE AS $$
     SELECT t.transaction_id, t.producer_id, t.epoch, t.begun_at, t.expires_at,
            (SELECT count(*) FROM custody.transaction_messages m WHERE m.transaction_id = t.transaction_id),

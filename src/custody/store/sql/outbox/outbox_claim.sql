@@ -1,20 +1,22 @@
--- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still holds
--- it settles.
+-- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still
+-- holds it settles.
 
--- Ends claims that have expired: each counts as an attempt. The deadline decides, whoever reads; this only writes it down. One of the
--- events may have killed its relay. Which one is found out by smaller claims, a tenth each time. Only an event that was claimed alone, as a
--- suspect, is charged: it is dead when that has happened p_max_attempts times.
+-- Ends claims that have expired: each counts as an attempt. The deadline decides, whoever reads; this only writes it
+-- down. One of the events may have killed its relay. Which one is found out by smaller claims, a tenth each time. Only
+-- an event that was claimed alone, as a suspect, is charged: it is dead when that has happened p_max_attempts times.
 CREATE FUNCTION custody.outbox_expire(p_ids bigint[], p_max_attempts int, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
     WITH expired AS (
-        SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) AND o.claimed_by IS NOT NULL AND o.expires_at <= p_now
+        SELECT o.id FROM custody.outbox o
+        WHERE o.id = ANY (p_ids) AND o.claimed_by IS NOT NULL AND o.expires_at <= p_now
         ORDER BY o.id FOR UPDATE SKIP LOCKED
     )
     UPDATE custody.outbox o
-    SET status = CASE WHEN o.suspect = 1 AND o.crashes + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END, attempts = o.attempts + 1,
-        crashes = o.crashes + coalesce(o.suspect = 1, false)::int, suspect = custody.outbox_next_size(o.claimed_with),
-        last_error = format('the claim of %s expired', o.claimed_by), claimed_at = NULL, claimed_by = NULL, expires_at = NULL,
-        claimed_with = NULL, updated_at = p_now
+    SET status = CASE WHEN o.suspect = 1 AND o.crashes + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END,
+        attempts = o.attempts + 1, crashes = o.crashes + coalesce(o.suspect = 1, false)::int,
+        suspect = custody.outbox_next_size(o.claimed_with),
+        last_error = format('the claim of %s expired', o.claimed_by), claimed_at = NULL, claimed_by = NULL,
+        expires_at = NULL, claimed_with = NULL, updated_at = p_now
     FROM expired e WHERE o.id = e.id
 $$;
 
@@ -24,10 +26,13 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(1, p_size / 10)
 $$;
 
--- Suspects are not claimed with other events, nor more of them than the smallest of their sizes; one that is to be claimed alone only by a
--- relay that has nothing else in hand (p_alone). Of these events (p_sizes: null for those that are no suspects), in the order of their
--- ids, those to be claimed now: of the kind that comes first. `left_out` is the first of the others; `held_back`: one waits to be alone.
-CREATE FUNCTION custody.outbox_apart(p_ids bigint[], p_sizes int[], p_alone boolean, OUT ids bigint[], OUT left_out bigint, OUT held_back boolean)
+-- Suspects are not claimed with other events, nor more of them than the smallest of their sizes; one that is to be
+-- claimed alone only by a relay that has nothing else in hand (p_alone). Of these events (p_sizes: null for those that
+-- are no suspects), in the order of their ids, those to be claimed now: of the kind that comes first. `left_out` is the
+-- first of the others; `held_back`: one waits to be alone.
+CREATE FUNCTION custody.outbox_apart(
+    p_ids bigint[], p_sizes int[], p_alone boolean, OUT ids bigint[], OUT left_out bigint, OUT held_back boolean
+)
 LANGUAGE sql IMMUTABLE AS $$
     WITH given AS (
         SELECT e.id, e.size, e.size = 1 AND NOT p_alone AS held_back FROM unnest(p_ids, p_sizes) e (id, size)
@@ -44,21 +49,24 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM judged j
 $$;
 
--- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is one of
--- p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned` where to go on, null
--- at the end. At most p_window events are looked at, so that a backlog that has to wait costs no more than that. Claims that have
--- expired are found on the way: what is claimed lies among what is pending. Those of other names are left to a relay that serves them,
--- whose limit counts.
--- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too.
--- p_alone: the relay has nothing else in hand. What it gets may be an event that has to be alone (its `suspect` is 1): then it takes nothing
--- more until that one is settled. If such an event is held back because the relay is busy, the first row says so (`suspect` is 1).
+-- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is
+-- one of p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned`
+-- where to go on, null at the end. At most p_window events are looked at, so that a backlog that has to wait costs no
+-- more than that. Claims that have expired are found on the way: what is claimed lies among what is pending. Those of
+-- other names are left to a relay that serves them, whose limit counts.
+-- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too. p_alone:
+-- the relay has nothing else in hand. What it gets may be an event that has to be alone (its `suspect` is 1): then it
+-- takes nothing more until that one is settled. If such an event is held back because the relay is busy, the first row
+-- says so (`suspect` is 1).
 CREATE FUNCTION custody.outbox_claim(
-    p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL, p_names text[] DEFAULT NULL,
-    p_excepted text[] DEFAULT NULL, p_only text[] DEFAULT NULL, p_hold boolean DEFAULT false, p_after bigint DEFAULT 0,
+    p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL,
+    p_names text[] DEFAULT NULL, p_excepted text[] DEFAULT NULL, p_only text[] DEFAULT NULL,
+    p_hold boolean DEFAULT false, p_after bigint DEFAULT 0,
     p_window int DEFAULT 5000, p_now timestamptz DEFAULT NULL, p_alone boolean DEFAULT true
 ) RETURNS TABLE (
-    id bigint, event_id uuid, event_type text, destination text, kind "char", payload bytea, headers jsonb, partition_key text,
-    ordering_key text, created_at timestamptz, attempts int, replays int, claimed_by text, expires_at timestamptz, scanned bigint, suspect int
+    id bigint, event_id uuid, event_type text, destination text, kind "char", payload bytea, headers jsonb,
+    partition_key text, ordering_key text, created_at timestamptz, attempts int, replays int, claimed_by text,
+    expires_at timestamptz, scanned bigint, suspect int
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -81,35 +89,43 @@ BEGIN
         PERFORM set_config('custody.given_time', 'on', true);
     END IF;
 
-    -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys compared as rows: else
-    -- a plan may take the primary key, and walk through all that has been published
-    SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'), array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id),
-           CASE WHEN bool_or(c.size IS NOT NULL) FILTER (WHERE c.wanted) THEN array_agg(c.size ORDER BY c.id) FILTER (WHERE c.wanted) END
+    -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys
+    -- compared as rows: else a plan may take the primary key, and walk through all that has been published
+    SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'),
+           array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id),
+           CASE WHEN bool_or(c.size IS NOT NULL) FILTER (WHERE c.wanted) THEN array_agg(c.size
+                   ORDER BY c.id) FILTER (WHERE c.wanted) END
     INTO v_ids, v_ended, v_found, scanned, v_sizes
     FROM (
         SELECT w.id, w.expired AND n.served AS expired, x.wanted, w.size
         FROM (SELECT o.id, o.destination, o.ordering_key, o.available_at, o.claimed_by IS NOT NULL AS expired,
-                     CASE WHEN o.claimed_by IS NULL THEN o.suspect ELSE custody.outbox_next_size(o.claimed_with) END AS size,
+                     CASE WHEN o.claimed_by IS NULL THEN o.suspect
+                          ELSE custody.outbox_next_size(o.claimed_with) END AS size,
                      o.claimed_by IS NOT NULL AND o.suspect = 1 AND o.crashes + 1 >= p_max_attempts AS dies
               FROM custody.outbox o
-              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
+              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after
+                AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
               ORDER BY o.topic_id, o.id LIMIT p_window) w
         LEFT JOIN LATERAL (
-            SELECT (h.claimed_by IS NULL OR h.expires_at <= v_now) AND h.available_at <= v_now AS ready FROM custody.outbox h
+            SELECT (h.claimed_by IS NULL OR h.expires_at <= v_now) AND h.available_at <= v_now AS ready
+            FROM custody.outbox h
             WHERE (h.ordering_key, h.destination, h.id) > (w.ordering_key, w.destination, 0)
               AND (h.ordering_key, h.destination) <= (w.ordering_key, w.destination)
               AND h.ordering_key IS NOT NULL AND h.published_at IS NULL AND (p_hold OR h.ended_at IS NULL)
             ORDER BY h.ordering_key, h.destination, h.id LIMIT 1) first ON true
         CROSS JOIN LATERAL (SELECT p_names IS NULL OR split_part(w.destination, ':', 1) = ANY (p_names) AS served) n
         CROSS JOIN LATERAL (
-            SELECT n.served AND w.dies IS NOT TRUE AND w.available_at <= v_now AND (w.ordering_key IS NULL OR first.ready)
-               AND (p_only IS NULL OR w.destination = ANY (p_only)) AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted)) AS wanted) x
+            SELECT n.served AND w.dies IS NOT TRUE AND w.available_at <= v_now
+                AND (w.ordering_key IS NULL OR first.ready)
+               AND (p_only IS NULL OR w.destination = ANY (p_only))
+               AND (p_excepted IS NULL OR NOT w.destination = ANY (p_excepted)) AS wanted) x
         WHERE w.expired AND n.served OR x.wanted
         LIMIT p_max) c;
     IF v_found < p_max THEN
         SELECT CASE WHEN count(*) = p_window THEN max(w.id) END INTO scanned
         FROM (SELECT o.id FROM custody.outbox o
-              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
+              WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.id > p_after
+                AND (o.claimed_by IS NULL OR o.expires_at <= v_now)
               ORDER BY o.topic_id, o.id LIMIT p_window) w;
     END IF;
     IF v_ended IS NOT NULL THEN
@@ -124,7 +140,8 @@ BEGIN
         SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING' AND o.available_at <= v_now
         ORDER BY o.id FOR UPDATE SKIP LOCKED);
     IF p_max_age IS NOT NULL THEN
-        SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'), coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
+        SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'),
+               coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
         FROM custody.outbox o CROSS JOIN LATERAL (SELECT custody.outbox_waits_since(o) <= v_now - p_max_age AS old) x
         WHERE o.id = ANY (v_ids);
         PERFORM custody.outbox_bury(v_old, p_relay, format('it was older than %s', p_max_age), v_now);
@@ -136,10 +153,11 @@ BEGIN
     RETURN NEXT;
     RETURN QUERY
     UPDATE custody.outbox o
-    SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease, claimed_with = cardinality(v_ids), updated_at = v_now
+    SET status = 'CLAIMED', claimed_at = v_now, claimed_by = v_claim, expires_at = v_now + p_lease,
+        claimed_with = cardinality(v_ids), updated_at = v_now
     WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
-    RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key, o.ordering_key, o.created_at,
-              o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint, o.suspect;
+    RETURNING o.id, o.event_id, o.event_type, o.destination, o.kind, o.payload, o.headers, o.partition_key,
+              o.ordering_key, o.created_at, o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint, o.suspect;
 END $$;
 
 -- Ends events without another attempt: what is PENDING is claimed first, for there is no other way.
@@ -148,18 +166,20 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_buried bigint;
 BEGIN
-    UPDATE custody.outbox SET available_at = p_now, updated_at = p_now WHERE id = ANY (p_ids) AND status = 'PENDING' AND available_at > p_now;
-    UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = p_by, expires_at = p_now + interval '1 min', updated_at = p_now
+    UPDATE custody.outbox SET available_at = p_now, updated_at = p_now
+    WHERE id = ANY (p_ids) AND status = 'PENDING' AND available_at > p_now;
+    UPDATE custody.outbox SET status = 'CLAIMED', claimed_at = p_now, claimed_by = p_by,
+        expires_at = p_now + interval '1 min', updated_at = p_now
     WHERE id = ANY (p_ids) AND status = 'PENDING';
-    UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL,
-        updated_at = p_now
+    UPDATE custody.outbox SET status = 'DEAD', last_error = p_error, claimed_at = NULL, claimed_by = NULL,
+        expires_at = NULL, claimed_with = NULL, updated_at = p_now
     WHERE id = ANY (p_ids) AND status = 'CLAIMED';
     GET DIAGNOSTICS v_buried = ROW_COUNT;
     RETURN v_buried;
 END $$;
 
--- Of the events of a claim that could be locked, those of whose key no earlier one is locked by somebody else. The others go the way of
--- that one: if its claim expires they are published again behind it, and not before.
+-- Of the events of a claim that could be locked, those of whose key no earlier one is locked by somebody else. The
+-- others go the way of that one: if its claim expires they are published again behind it, and not before.
 CREATE FUNCTION custody.outbox_unhindered(p_claim text, p_ids bigint[], p_locked bigint[]) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     WITH skipped AS MATERIALIZED (
@@ -168,16 +188,17 @@ LANGUAGE sql VOLATILE AS $$
         GROUP BY o.ordering_key, o.destination
     )
     SELECT coalesce(array_agg(o.id ORDER BY o.id), '{}')
-    FROM custody.outbox o LEFT JOIN skipped s ON s.ordering_key = o.ordering_key AND s.destination = o.destination AND s.id < o.id
+    FROM custody.outbox o
+    LEFT JOIN skipped s ON s.ordering_key = o.ordering_key AND s.destination = o.destination AND s.id < o.id
     WHERE o.id = ANY (p_locked) AND s.id IS NULL
 $$;
 
--- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay); unavailable (an attempt
--- is counted, but the event does not die of it: its destination was down, or took no more); dead (a terminal error); or released (no
--- attempt was made). An event that has failed is dead if it did so p_max_attempts times and is older than p_retry_for, or if it is older
--- than p_max_age. Returns what each is now. An event that the claim no longer holds is left out and unchanged. One that somebody else has
--- locked (an operator, in an open transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key
--- behind it.
+-- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay);
+-- unavailable (an attempt is counted, but the event does not die of it: its destination was down, or took no more);
+-- dead (a terminal error); or released (no attempt was made). An event that has failed is dead if it did so
+-- p_max_attempts times and is older than p_retry_for, or if it is older than p_max_age. Returns what each is now. An
+-- event that the claim no longer holds is left out and unchanged. One that somebody else has locked (an operator, in an
+-- open transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key behind it.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
     p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_retry_for interval DEFAULT '0'
@@ -188,13 +209,15 @@ DECLARE
     v_ids       bigint[];
     v_published bigint[];
 BEGIN
-    IF EXISTS (SELECT FROM unnest(p_outcomes) s WHERE s IS NULL OR s NOT IN ('published', 'failed', 'unavailable', 'dead', 'released')) THEN
+    IF EXISTS (SELECT FROM unnest(p_outcomes) s
+               WHERE s IS NULL OR s NOT IN ('published', 'failed', 'unavailable', 'dead', 'released')) THEN
         PERFORM custody.refuse('invalid_argument', 'an event is published, failed, unavailable, dead or released');
     END IF;
     IF p_now IS NOT NULL THEN
         PERFORM set_config('custody.given_time', 'on', true);
     END IF;
-    -- the rows first, each statement after that sees what they are: another relay may be at them since the claim expired
+    -- the rows first, each statement after that sees what they are: another relay may be at them since the claim
+    -- expired
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
     IF cardinality(v_ids) < cardinality(p_ids) THEN
@@ -209,8 +232,8 @@ BEGIN
     v_published := ARRAY(SELECT s.id FROM unnest(p_ids, p_outcomes) s (id, outcome) WHERE s.outcome = 'published');
     RETURN QUERY
     UPDATE custody.outbox o
-    SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL, suspect = NULL,
-        updated_at = v_now
+    SET status = 'PUBLISHED', published_at = v_now, claimed_at = NULL, claimed_by = NULL, expires_at = NULL,
+        claimed_with = NULL, suspect = NULL, updated_at = v_now
     WHERE o.id = ANY (v_published) AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
     IF cardinality(v_published) = cardinality(p_ids) THEN
@@ -222,24 +245,28 @@ BEGIN
                           o.failures + 1 >= p_max_attempts AND custody.outbox_waits_since(o) <= v_now - p_retry_for
                           OR custody.outbox_waits_since(o) <= v_now - p_max_age)
                       THEN 'DEAD' ELSE 'PENDING' END,
-        attempts = o.attempts + (s.outcome <> 'released')::int, failures = o.failures + (s.outcome IN ('failed', 'dead'))::int,
+        attempts = o.attempts + (s.outcome <> 'released')::int,
+        failures = o.failures + (s.outcome IN ('failed', 'dead'))::int,
         releases = o.releases + (s.outcome = 'released')::int,
         last_error = coalesce(s.error, o.last_error),
-        available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0)) ELSE o.available_at END,
+        available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0))
+                            ELSE o.available_at END,
         -- who was tried and left its relay alive is no suspect
-        claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL, suspect = CASE WHEN s.outcome = 'released' THEN o.suspect END,
-        updated_at = v_now
+        claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL,
+        suspect = CASE WHEN s.outcome = 'released' THEN o.suspect END, updated_at = v_now
     FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay)
     WHERE s.outcome <> 'published' AND o.id = s.id AND o.claimed_by = p_claim AND o.expires_at > v_now
     RETURNING o.id, o.status;
 END $$;
 
--- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not among them,
--- nor is what lies behind it in its key.
-CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL) RETURNS SETOF bigint
+-- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not
+-- among them, nor is what lies behind it in its key.
+CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL)
+RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
+    v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id
+                            FOR UPDATE SKIP LOCKED);
     v_now timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
     IF cardinality(v_ids) < cardinality(p_ids) THEN
@@ -254,24 +281,29 @@ BEGIN
     RETURNING o.id;
 END $$;
 
--- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database included.
+-- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database
+-- included.
 CREATE FUNCTION custody.outbox_left(p_names text[]) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND split_part(o.destination, ':', 1) = ANY (p_names))
+    SELECT (SELECT count(*) FROM custody.outbox o
+            WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND split_part(o.destination, ':', 1) = ANY (p_names))
          + (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL)
 $$;
 
 -- Whether anything is open for a destination that relays serve.
 CREATE FUNCTION custody.outbox_waits(p_destination text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.destination = p_destination)
+    SELECT EXISTS (SELECT FROM custody.outbox o
+                   WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.destination = p_destination)
 $$;
 
 -- The destinations for which something waits and no publisher of these names is there.
-CREATE FUNCTION custody.outbox_unserved(p_names text[], p_now timestamptz DEFAULT NULL) RETURNS TABLE (destination text, events bigint)
+CREATE FUNCTION custody.outbox_unserved(p_names text[], p_now timestamptz DEFAULT NULL)
+RETURNS TABLE (destination text, events bigint)
 LANGUAGE sql STABLE AS $$
     SELECT o.destination, count(*) FROM custody.outbox o
-    WHERE o.ended_at IS NULL AND (o.claimed_by IS NULL OR o.expires_at <= coalesce(p_now, clock_timestamp())) AND o.topic_id IS NULL
+    WHERE o.ended_at IS NULL AND (o.claimed_by IS NULL OR o.expires_at <= coalesce(p_now, clock_timestamp()))
+      AND o.topic_id IS NULL
       AND NOT split_part(o.destination, ':', 1) = ANY (p_names)
     GROUP BY o.destination ORDER BY 1 LIMIT 100
 $$;

@@ -1,6 +1,7 @@
 -- The outbox as the way into the log: from a caller's own transaction, and from other databases.
 
--- A plain name is a topic of this database; what has a colon, or is nothing, is the relay's. The partition is chosen here.
+-- A plain name is a topic of this database; what has a colon, or is nothing, is the relay's. The partition is chosen
+-- here.
 CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_id int, OUT partition int)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -16,14 +17,17 @@ END $$;
 -- Whether there is such a topic, if it is one.
 CREATE FUNCTION custody.outbox_routed(p_destination text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT p_destination = '' OR position(':' IN p_destination) > 0 OR EXISTS (SELECT FROM custody.topics t WHERE t.name = p_destination)
+    SELECT p_destination = '' OR position(':' IN p_destination) > 0
+        OR EXISTS (SELECT FROM custody.topics t WHERE t.name = p_destination)
 $$;
 
--- The first events of a partition from p_from on that are due and have nothing of their key before them, while other keys wait: of
--- p_waiting, to which keys are added that turn out to wait, nothing is looked at. At most p_window open events are passed, a thousand
--- at a time, so that a publish does not pay for all that waits; `scanned` is the last of them, null at the end. Nothing is locked.
+-- The first events of a partition from p_from on that are due and have nothing of their key before them, while other
+-- keys wait: of p_waiting, to which keys are added that turn out to wait, nothing is looked at. At most p_window open
+-- events are passed, a thousand at a time, so that a publish does not pay for all that waits; `scanned` is the last of
+-- them, null at the end. Nothing is locked.
 CREATE FUNCTION custody.outbox_look(
-    p_head custody.heads, p_now timestamptz, p_from bigint, p_window int, INOUT p_waiting text[], OUT ids bigint[], OUT scanned bigint
+    p_head custody.heads, p_now timestamptz, p_from bigint, p_window int, INOUT p_waiting text[], OUT ids bigint[],
+    OUT scanned bigint
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -33,7 +37,8 @@ BEGIN
     ids := '{}';
     scanned := p_from;
     FOR _ IN 1 .. ceil(p_window::numeric / c_step) LOOP
-        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.due), '{}') AS due, array_agg(w.ordering_key) FILTER (WHERE w.due) AS keys,
+        SELECT coalesce(array_agg(w.id) FILTER (WHERE w.due), '{}') AS due,
+               array_agg(w.ordering_key) FILTER (WHERE w.due) AS keys,
                CASE WHEN count(*) = c_step THEN max(w.id) END AS last
         INTO v_found
         FROM (SELECT o.id, o.ordering_key, o.status = 'PENDING' AND o.available_at <= p_now
@@ -53,9 +58,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same, and if there is nothing within the window once more from anywhere behind it: no place is kept between two calls, and in the
--- end each event has its turn.
-CREATE FUNCTION custody.outbox_beside(p_head custody.heads, p_now timestamptz, p_window int, p_waiting text[]) RETURNS bigint[]
+-- The same, and if there is nothing within the window once more from anywhere behind it: no place is kept between two
+-- calls, and in the end each event has its turn.
+CREATE FUNCTION custody.outbox_beside(p_head custody.heads, p_now timestamptz, p_window int, p_waiting text[])
+RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_look record;
@@ -65,12 +71,15 @@ BEGIN
     SELECT * INTO v_look FROM custody.outbox_look(p_head, p_now, 0, p_window, p_waiting);
     IF cardinality(v_look.ids) = 0 AND v_look.scanned IS NOT NULL THEN
         SELECT o.id INTO v_last FROM custody.outbox o
-        WHERE (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition) AND o.topic_id IS NOT NULL AND o.ended_at IS NULL
+        WHERE (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition) AND o.topic_id IS NOT NULL
+          AND o.ended_at IS NULL
         ORDER BY o.topic_id DESC, o.partition DESC, o.id DESC LIMIT 1;
-        -- every other time rather near: ids have gaps, and all but a few of the open events may lie close behind the window
+        -- every other time rather near: ids have gaps, and all but a few of the open events may lie close behind the
+        -- window
         v_ahead := greatest(v_last - v_look.scanned, 0);
         v_ahead := CASE WHEN random() < 0.5 THEN random() * v_ahead ELSE power(v_ahead + 1, random()) - 1 END;
-        SELECT * INTO v_look FROM custody.outbox_look(p_head, p_now, v_look.scanned + floor(v_ahead)::bigint, p_window, v_look.p_waiting);
+        SELECT * INTO v_look
+        FROM custody.outbox_look(p_head, p_now, v_look.scanned + floor(v_ahead)::bigint, p_window, v_look.p_waiting);
     END IF;
     RETURN v_look.ids;
 END $$;
@@ -78,12 +87,16 @@ END $$;
 -- Whether an event still goes to its partition: the topic may have grown since it was written.
 CREATE FUNCTION custody.outbox_belongs(p_event custody.outbox, p_partitions int) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(custody.partition_for(coalesce(p_event.ordering_key, p_event.partition_key), p_partitions), p_event.partition) = p_event.partition
+    SELECT coalesce(custody.partition_for(coalesce(p_event.ordering_key, p_event.partition_key), p_partitions),
+                    p_event.partition) = p_event.partition
 $$;
 
--- Moves what is committed and due for a partition into the log, in order: one transaction, hence exactly once. Does nothing
--- while somebody else has the partition's head: that one moves them, or the next. What a topic's max_depth has no room for stays.
-CREATE FUNCTION custody.take_outbox(p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000, p_window int DEFAULT 5000) RETURNS int
+-- Moves what is committed and due for a partition into the log, in order: one transaction, hence exactly once. Does
+-- nothing while somebody else has the partition's head: that one moves them, or the next. What a topic's max_depth has
+-- no room for stays.
+CREATE FUNCTION custody.take_outbox(
+    p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000, p_window int DEFAULT 5000
+) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_head  custody.heads;
@@ -96,7 +109,8 @@ DECLARE
     v_at    timestamptz;
     v_moved int;
 BEGIN
-    SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE SKIP LOCKED;
+    SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition
+    FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -105,8 +119,10 @@ BEGIN
     END IF;
     v_tail := custody.tail(v_head);
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
-    SELECT t.starvation_limit IS NOT NULL OR v_head.partitions = 1 INTO v_fixed FROM custody.topics t WHERE t.topic_id = v_head.topic_id;
-    -- at first as if no key had to wait, which is much cheaper; if one has to, once more, since what waits would hold all others
+    SELECT t.starvation_limit IS NOT NULL OR v_head.partitions = 1 INTO v_fixed FROM custody.topics t
+    WHERE t.topic_id = v_head.topic_id;
+    -- at first as if no key had to wait, which is much cheaper; if one has to, once more, since what waits would hold
+    -- all others
     FOREACH v_careful IN ARRAY ARRAY[false, true] LOOP
         IF v_careful THEN
             -- materialized: else the index of the keys is walked from end to end, for it has them sorted
@@ -116,29 +132,36 @@ BEGIN
             SELECT array_agg(DISTINCT k.ordering_key) INTO v_waiting FROM keys k;
             v_ids := v_ids || custody.outbox_beside(v_head, p_now, p_window, v_waiting);
             SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs AND NOT w.long), '{}') AS here,
-                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere, array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
+                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere,
+                   array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
             INTO v_found
-            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true
+                                    ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
                          coalesce(octet_length(coalesce(o.ordering_key, o.partition_key)) > 2000, false) AS long
                   FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING'
                   ORDER BY o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
         ELSE
             SELECT coalesce(array_agg(w.id) FILTER (WHERE w.belongs AND NOT w.long), '{}') AS here,
-                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere, array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
+                   array_agg(w.id) FILTER (WHERE NOT w.belongs) AS elsewhere,
+                   array_agg(w.id) FILTER (WHERE w.belongs AND w.long) AS long
             INTO v_found
-            FROM (SELECT o.id, CASE WHEN v_fixed THEN true ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
+            FROM (SELECT o.id, CASE WHEN v_fixed THEN true
+                                    ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
                          coalesce(octet_length(coalesce(o.ordering_key, o.partition_key)) > 2000, false) AS long
                   FROM custody.outbox o
-                  -- rows compared, and in their order: only the index of what is open can give that. By `=` and id alone the primary key
-                  -- could, too, and a plan that was made with an empty outbox would walk through all that has been published
+                  -- rows compared, and in their order: only the index of what is open can give that. By `=` and id
+                  -- alone the primary key could, too, and a plan that was made with an empty outbox would walk through
+                  -- all that has been published
                   WHERE (o.topic_id, o.partition, o.id) > (v_head.topic_id, v_head.partition, 0)
                     AND (o.topic_id, o.partition) <= (v_head.topic_id, v_head.partition)
-                    AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING' AND o.available_at <= p_now
+                    AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING'
+                    AND o.available_at <= p_now
                   ORDER BY o.topic_id, o.partition, o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
         END IF;
         IF v_found.elsewhere IS NOT NULL THEN
             -- whoever comes to their new partition takes them
-            UPDATE custody.outbox SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
+            UPDATE custody.outbox
+            SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
             WHERE id = ANY (v_found.elsewhere);
         END IF;
         IF v_found.long IS NOT NULL THEN
@@ -153,16 +176,19 @@ BEGIN
     END IF;
     v_at := greatest(p_now, v_tail.newest);
     UPDATE custody.outbox
-    SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = v_at + interval '1 min', updated_at = p_now
+    SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = v_at + interval '1 min',
+        updated_at = p_now
     WHERE id = ANY (v_ids);
     EXECUTE format(
         'WITH moved AS (
-             UPDATE custody.outbox SET status = ''PUBLISHED'', published_at = $2, claimed_at = NULL, claimed_by = NULL, expires_at = NULL
+             UPDATE custody.outbox SET status = ''PUBLISHED'', published_at = $2, claimed_at = NULL, claimed_by = NULL,
+                 expires_at = NULL
              WHERE id = ANY ($1)
              RETURNING id, event_id, event_type, kind, payload, headers, coalesce(ordering_key, partition_key) AS key)
          INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
          SELECT %1$s, $3, $4 - 1 + row_number() OVER (ORDER BY m.id), $2, m.key, m.kind, m.payload,
-                coalesce(m.headers, ''{}'') || jsonb_build_object(''x-custody-event-id'', m.event_id, ''x-custody-event-type'', m.event_type)
+                coalesce(m.headers, ''{}'')
+                    || jsonb_build_object(''x-custody-event-id'', m.event_id, ''x-custody-event-type'', m.event_type)
          FROM moved m ORDER BY m.id', v_head.segment_id)
     USING v_ids, v_at, v_head.partition, v_tail.next_offset;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
@@ -174,7 +200,8 @@ CREATE FUNCTION custody.room_left(p_head custody.heads, p_next bigint) RETURNS i
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN t.max_depth IS NOT NULL THEN greatest(0, t.max_depth - coalesce(
         (SELECT max(p_next - f.frontier + custody.cardinality(custody.unresolved(f, true)))
-         FROM custody.groups g CROSS JOIN LATERAL custody.position(g.group_id, (p_head).partition) f WHERE g.topic_id = t.topic_id),
+         FROM custody.groups g CROSS JOIN LATERAL custody.position(g.group_id, (p_head).partition) f
+         WHERE g.topic_id = t.topic_id),
         p_next - (p_head).first_offset))::int END
     FROM custody.topics t WHERE t.topic_id = (p_head).topic_id
 $$;
@@ -188,14 +215,17 @@ LANGUAGE sql STABLE SET enable_seqscan = off AS $$
         UNION ALL
         SELECT n.* FROM waiting w CROSS JOIN LATERAL (
             SELECT o.topic_id, o.partition FROM custody.outbox o
-            WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL AND (o.topic_id, o.partition) > (w.topic_id, w.partition)
+            WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL
+              AND (o.topic_id, o.partition) > (w.topic_id, w.partition)
             ORDER BY o.topic_id, o.partition LIMIT 1) n
     )
     SELECT t.name, w.topic_id, w.partition FROM waiting w LEFT JOIN custody.topics t USING (topic_id) ORDER BY 2, 3
 $$;
 
 -- Moves what is pending for one partition; for a topic that is gone, ends it.
-CREATE FUNCTION custody.move_outbox(p_topic_id int, p_partition int, p_max int DEFAULT 1000, p_now timestamptz DEFAULT NULL) RETURNS int
+CREATE FUNCTION custody.move_outbox(
+    p_topic_id int, p_partition int, p_max int DEFAULT 1000, p_now timestamptz DEFAULT NULL
+) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now  timestamptz := coalesce(p_now, clock_timestamp());
@@ -210,14 +240,16 @@ BEGIN
         RETURN custody.take_outbox(v_head, v_now, p_max);
     END IF;
     PERFORM custody.outbox_bury(
-        ARRAY(SELECT o.id FROM custody.outbox o WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.ended_at IS NULL AND o.status = 'PENDING'
+        ARRAY(SELECT o.id FROM custody.outbox o
+              WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.ended_at IS NULL
+                AND o.status = 'PENDING'
               ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED),
         'custody', 'its topic was deleted', v_now);
     RETURN 0;
 END $$;
 
--- Publishes events of another database's outbox, each once in this topic and from this source: what has come before is left out.
--- Returns how many were new.
+-- Publishes events of another database's outbox, each once in this topic and from this source: what has come before is
+-- left out. Returns how many were new.
 CREATE FUNCTION custody.outbox_receive(
     p_topic text, p_events uuid[], p_replays int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_now timestamptz DEFAULT NULL, p_source text DEFAULT ''
@@ -233,7 +265,8 @@ BEGIN
     -- sorted, so that two who bring the same events wait for one another instead of each for the other
     WITH added AS (
         INSERT INTO custody.outbox_received (topic_id, source, event_id, replay, received_at)
-        SELECT v_topic.topic_id, p_source, e.event_id, e.replay, coalesce(p_now, clock_timestamp()) FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 3, 4
+        SELECT v_topic.topic_id, p_source, e.event_id, e.replay, coalesce(p_now, clock_timestamp())
+        FROM unnest(p_events, p_replays) e (event_id, replay) ORDER BY 3, 4
         ON CONFLICT DO NOTHING
         RETURNING event_id, replay
     )
@@ -241,7 +274,8 @@ BEGIN
     IF v_new IS NULL THEN
         RETURN 0;
     ELSIF cardinality(v_new) < cardinality(p_events) THEN
-        SELECT array_agg(e.key ORDER BY e.n), array_agg(e.kind ORDER BY e.n), array_agg(e.payload ORDER BY e.n), array_agg(e.headers ORDER BY e.n)
+        SELECT array_agg(e.key ORDER BY e.n), array_agg(e.kind ORDER BY e.n), array_agg(e.payload ORDER BY e.n),
+               array_agg(e.headers ORDER BY e.n)
         INTO p_keys, p_kinds, p_payloads, p_headers
         -- the first of those that are named more than once
         FROM (SELECT DISTINCT ON (b.event_id, b.replay) b.*
@@ -255,6 +289,7 @@ BEGIN
     ELSE
         v_of := ARRAY(SELECT custody.place(v_topic, k.key) FROM unnest(p_keys) WITH ORDINALITY k (key, n) ORDER BY k.n);
     END IF;
-    PERFORM custody.publish(p_topic, v_of, p_keys, p_kinds, p_payloads, p_headers, p_now => p_now, p_of => v_topic.partitions);
+    PERFORM custody.publish(p_topic, v_of, p_keys, p_kinds, p_payloads, p_headers, p_now => p_now,
+                            p_of => v_topic.partitions);
     RETURN cardinality(v_new);
 END $$;

@@ -1,10 +1,12 @@
 -- Committing a claim: what its messages came to and what they publish, in one transaction that happens once.
 
 -- The later messages of the keys of p_stops, within p_held: they have to wait with them.
-CREATE FUNCTION custody.behind(p_head custody.heads, p_held int8multirange, p_stops int8multirange) RETURNS int8multirange
+CREATE FUNCTION custody.behind(p_head custody.heads, p_held int8multirange, p_stops int8multirange)
+RETURNS int8multirange
 LANGUAGE sql STABLE AS $$
     WITH stopped AS MATERIALIZED (
-        SELECT k.key, min(k."offset") AS first FROM custody.keys_of(p_head, p_stops) k WHERE k.key IS NOT NULL GROUP BY k.key
+        SELECT k.key, min(k."offset") AS first FROM custody.keys_of(p_head, p_stops) k WHERE k.key IS NOT NULL
+        GROUP BY k.key
     )
     SELECT coalesce(range_agg(int8range(m."offset", m."offset" + 1)), '{}')
     FROM custody.keys_of(p_head, p_held, (SELECT array_agg(s.key) FROM stopped s)) m JOIN stopped s USING (key)
@@ -13,7 +15,8 @@ $$;
 
 -- What the messages of one lease come to: those it still holds and are done, and those to be settled otherwise.
 CREATE TYPE custody.part_outcome AS (
-    held int8multirange, done int8multirange, offsets bigint[], outcomes text[], errors text[], delays double precision[]
+    held int8multirange, done int8multirange, offsets bigint[], outcomes text[], errors text[],
+    delays double precision[]
 );
 
 -- The arrays name what did not go well (offsets, outcomes, errors, delays), and p_left what was not run (multiranges);
@@ -31,9 +34,12 @@ DECLARE
     v_stops  int8multirange;
     v_result custody.part_outcome;
 BEGIN
-    SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = (p_group).topic_id AND h.partition = p_part.partition;
-    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > p_now), '{}') INTO v_result.held FROM custody.leases l WHERE l.lease_id = p_part.lease_id;
-    SELECT coalesce(range_agg(x.s::int8multirange), '{}') INTO v_left FROM unnest(p_left_partitions, p_left) x (p, s) WHERE x.p = p_part.partition;
+    SELECT h.* INTO v_head FROM custody.heads h
+    WHERE h.topic_id = (p_group).topic_id AND h.partition = p_part.partition;
+    SELECT coalesce(range_agg(l.held) FILTER (WHERE l.deadline > p_now), '{}') INTO v_result.held FROM custody.leases l
+    WHERE l.lease_id = p_part.lease_id;
+    SELECT coalesce(range_agg(x.s::int8multirange), '{}') INTO v_left FROM unnest(p_left_partitions, p_left) x (p, s)
+    WHERE x.p = p_part.partition;
     SELECT array_agg(m.o) AS offsets, array_agg(m.x) AS outcomes, array_agg(m.e) AS errors, array_agg(m.d) AS delays,
            coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') AS named,
            coalesce(range_agg(int8range(m.o, m.o + 1))
@@ -64,20 +70,21 @@ BEGIN
 END $$;
 
 CREATE TYPE custody.committed AS (
-    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, later bigint, released bigint, lost bigint,
-    outputs bigint
+    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, later bigint, released bigint,
+    lost bigint, outputs bigint
 );
 
--- One transaction: what the claim's messages came to, as in outcome_of_part, and what they published. p_placed_…: what was
--- staged (see publish_staged). p_ran: with p_exact, for how many messages outputs were staged; if just those are done now,
--- all of it is published as it is, else only what came from them. p_done: so many have to be done, since just theirs was
--- written outside (see pipeline_writes.sql). A repeat changes nothing and says what the first commit did.
+-- One transaction: what the claim's messages came to, as in outcome_of_part, and what they published. p_placed_…: what
+-- was staged (see publish_staged). p_ran: with p_exact, for how many messages outputs were staged; if just those are
+-- done now, all of it is published as it is, else only what came from them. p_done: so many have to be done, since just
+-- theirs was written outside (see pipeline_writes.sql). A repeat changes nothing and says what the first commit did.
 CREATE FUNCTION custody.commit_claim(
     p_topic text, p_group text, p_epoch bigint, p_claim bigint,
     p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
     p_left_partitions int[], p_left text[],      -- multiranges
-    p_placed_attempts bigint[], p_placed_topics int[], p_placed_partitions int[], p_placed_counts int[], p_placed_of int[],
-    p_exact boolean, p_ran bigint, p_done bigint DEFAULT NULL, p_worker text DEFAULT NULL, p_query text DEFAULT NULL,
+    p_placed_attempts bigint[], p_placed_topics int[], p_placed_partitions int[], p_placed_counts int[],
+    p_placed_of int[], p_exact boolean, p_ran bigint, p_done bigint DEFAULT NULL, p_worker text DEFAULT NULL,
+    p_query text DEFAULT NULL,
     p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS custody.committed
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -99,7 +106,8 @@ BEGIN
         SELECT true, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs INTO v_result
         FROM custody.pipeline_batches b WHERE b.group_id = v_group.group_id AND b.claim = p_claim;
         IF NOT FOUND THEN
-            PERFORM custody.refuse('claim_lost', format('claim %s of group %L is not in flight: all of it was taken away', p_claim, p_group),
+            PERFORM custody.refuse('claim_lost',
+                format('claim %s of group %L is not in flight: all of it was taken away', p_claim, p_group),
                 'Nothing was published of it; its messages are delivered again.');
         END IF;
         RETURN v_result;
@@ -107,12 +115,13 @@ BEGIN
     FOR v_part IN SELECT * FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id ORDER BY p.partition LOOP
         PERFORM custody.lock_lease(v_part.lease_id);
         v_now := coalesce(p_now, clock_timestamp());
-        v_out := custody.outcome_of_part(v_group, p_claim, v_part, p_partitions, p_offsets, p_outcomes, p_errors, p_delays,
-                                         p_left_partitions, p_left, v_now);
+        v_out := custody.outcome_of_part(v_group, p_claim, v_part, p_partitions, p_offsets, p_outcomes, p_errors,
+                                         p_delays, p_left_partitions, p_left, v_now);
         v_result.messages := v_result.messages + v_part.messages;
         v_result.lost := v_result.lost + custody.cardinality(v_part.held - v_out.held);
         IF NOT isempty(v_out.done) OR cardinality(v_out.offsets) > 0 THEN
-            v_settled := custody.settle(v_part.lease_id, v_out.offsets, v_out.outcomes, v_out.errors, v_out.delays, p_worker, v_now, v_out.done, false);
+            v_settled := custody.settle(v_part.lease_id, v_out.offsets, v_out.outcomes, v_out.errors, v_out.delays,
+                                        p_worker, v_now, v_out.done, false);
             v_result.released := v_result.released + cardinality(v_settled.released);
             v_result.dead := v_result.dead + cardinality(v_settled.dead);
             IF v_group.dead_letter = 'topic' AND cardinality(v_settled.dead) > 0 THEN
@@ -120,14 +129,16 @@ BEGIN
             END IF;
         END IF;
         v_result.done := v_result.done + custody.cardinality(v_out.done);
-        SELECT v_result.failed + count(*) FILTER (WHERE x <> 'later'), v_result.later + count(*) FILTER (WHERE x = 'later')
+        SELECT v_result.failed + count(*) FILTER (WHERE x <> 'later'),
+               v_result.later + count(*) FILTER (WHERE x = 'later')
         INTO v_result.failed, v_result.later FROM unnest(v_out.outcomes) x;
         v_result.released := v_result.released + custody.release_rest(v_part.lease_id, p_worker, p_now);
         v_sources := v_sources || v_part.partition;
         v_sets := v_sets || v_out.done;
     END LOOP;
     IF v_result.done <> p_done THEN
-        PERFORM custody.refuse('stage_lost', format('%s of %s messages whose results were written are done', v_result.done, p_done),
+        PERFORM custody.refuse('stage_lost',
+            format('%s of %s messages whose results were written are done', v_result.done, p_done),
             'Run the batch again: their leases were lost meanwhile.');
     END IF;
     UPDATE custody.pipeline_writes w SET committed = true
@@ -142,8 +153,9 @@ BEGIN
         PERFORM custody.copy_dead(v_group, v_died, p_now);
     END IF;
     INSERT INTO custody.pipeline_batches
-    VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done, v_result.failed, v_result.dead,
-            v_result.later, v_result.released, v_result.lost, v_result.outputs, v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
+    VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done,
+            v_result.failed, v_result.dead, v_result.later, v_result.released, v_result.lost, v_result.outputs,
+            v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
     PERFORM custody.forget_claim(v_group.group_id);
     RETURN v_result;
 END $$;

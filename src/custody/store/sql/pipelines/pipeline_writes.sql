@@ -1,6 +1,6 @@
 -- Sinks outside of the database. What a claim puts there is written before the commit and shown after it: a row of
--- pipeline_writes is made before anything is written, and goes when nothing is left to do. Whoever dies in between leaves
--- it to the next driver.
+-- pipeline_writes is made before anything is written, and goes when nothing is left to do. Whoever dies in between
+-- leaves it to the next driver.
 
 -- Before a claim's results are written outside: which of its messages will be done, by partition. Arrays as in
 -- outcome_of_part. Nothing is settled yet; the commit refuses if it would come to another number.
@@ -25,8 +25,8 @@ BEGIN
     INSERT INTO custody.pipeline_writes VALUES (v_group.group_id, p_claim, p_epoch, p_token, p_sinks, false)
     ON CONFLICT (group_id, claim) DO UPDATE SET epoch = excluded.epoch, token = excluded.token, sinks = excluded.sinks;
     FOR v_part IN SELECT * FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id ORDER BY p.partition LOOP
-        v_out := custody.outcome_of_part(v_group, p_claim, v_part, p_partitions, p_offsets, p_outcomes, p_errors, p_delays,
-                                         p_left_partitions, p_left, v_now);
+        v_out := custody.outcome_of_part(v_group, p_claim, v_part, p_partitions, p_offsets, p_outcomes, p_errors,
+                                         p_delays, p_left_partitions, p_left, v_now);
         partition := v_part.partition;
         held := v_part.held;
         done := v_out.done;
@@ -34,7 +34,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- What was begun outside and is not over: to be shown if it was committed, else to be cleared away. Not the claim in flight.
+-- What was begun outside and is not over: to be shown if it was committed, else to be cleared away. Not the claim in
+-- flight.
 CREATE FUNCTION custody.open_writes(p_topic text, p_group text, p_epoch bigint)
 RETURNS TABLE (claim bigint, epoch bigint, token text, sinks text[], committed boolean)
 LANGUAGE plpgsql AS $$
@@ -45,7 +46,8 @@ BEGIN
     RETURN QUERY
         SELECT w.claim, w.epoch, w.token, w.sinks, w.committed FROM custody.pipeline_writes w
         WHERE w.group_id = v_group.group_id
-          AND (w.committed OR NOT EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = w.group_id AND c.claim = w.claim))
+          AND (w.committed OR NOT EXISTS (SELECT FROM custody.pipeline_claims c
+                                          WHERE c.group_id = w.group_id AND c.claim = w.claim))
         ORDER BY w.claim;
 END $$;
 

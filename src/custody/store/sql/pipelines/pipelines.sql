@@ -1,5 +1,5 @@
--- Pipelines: a group that is driven by Spark. Everything is fenced by the epoch, and the claim's number is the key by which
--- a commit is recognised. Locks: pipeline → cursor → lease → case → head.
+-- Pipelines: a group that is driven by Spark. Everything is fenced by the epoch, and the claim's number is the key by
+-- which a commit is recognised. Locks: pipeline → cursor → lease → case → head.
 
 -- The pipeline's row, locked, if this epoch still drives it.
 CREATE FUNCTION custody.driven_by(p_group custody.groups, p_epoch bigint) RETURNS custody.pipelines
@@ -11,13 +11,15 @@ BEGIN
     SELECT * INTO v_pipeline FROM custody.pipelines WHERE group_id = (p_group).group_id FOR UPDATE;
     IF v_pipeline.epoch IS DISTINCT FROM p_epoch THEN
         PERFORM custody.refuse('pipeline_fenced',
-            format('the pipeline of group %L is driven by %s now (epoch %s), not by epoch %s', (p_group).name, v_pipeline.driver, v_pipeline.epoch, p_epoch),
+            format('the pipeline of group %L is driven by %s now (epoch %s), not by epoch %s', (p_group).name,
+                   v_pipeline.driver, v_pipeline.epoch, p_epoch),
             'A newer driver has taken over: stop this one, or start it again to take over in turn.');
     END IF;
     RETURN v_pipeline;
 END $$;
 
--- Renews the leases of the claim in flight. Returns how many messages they still hold; 0 if there is no claim, or nothing of it.
+-- Renews the leases of the claim in flight. Returns how many messages they still hold; 0 if there is no claim, or
+-- nothing of it.
 CREATE FUNCTION custody.renew_claim(p_group_id int, p_visibility interval, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,16 +28,19 @@ DECLARE
 BEGIN
     FOR v_part IN SELECT lease_id FROM custody.pipeline_parts WHERE group_id = p_group_id ORDER BY partition LOOP
         IF (custody.extend(v_part.lease_id, p_visibility, NULL, p_now)).deadline IS NOT NULL THEN
-            SELECT v_held + coalesce(sum(remaining), 0) INTO v_held FROM custody.leases WHERE lease_id = v_part.lease_id;
+            SELECT v_held + coalesce(sum(remaining), 0) INTO v_held FROM custody.leases
+            WHERE lease_id = v_part.lease_id;
         END IF;
     END LOOP;
     RETURN v_held;
 END $$;
 
 -- Takes over: a new epoch, and the claim that the driver before had in flight. until and due: where a pass over what is
--- there now would end. With p_after only if that epoch still drives it: a driver that starts again must not push out a newer one.
+-- there now would end. With p_after only if that epoch still drives it: a driver that starts again must not push out a
+-- newer one.
 CREATE FUNCTION custody.start_pipeline(
-    p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_after bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_after bigint DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (group_id int, epoch bigint, uid uuid, claim bigint, until bigint[], due timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -49,7 +54,8 @@ BEGIN
     END IF;
     INSERT INTO custody.pipelines AS p (group_id, epoch, driver, started_at)
     VALUES (v_group.group_id, nextval('custody.epochs'), p_driver, coalesce(p_now, clock_timestamp()))
-    ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = nextval('custody.epochs'), driver = excluded.driver, started_at = excluded.started_at
+    ON CONFLICT ON CONSTRAINT pipelines_pkey DO UPDATE SET epoch = nextval('custody.epochs'), driver = excluded.driver,
+        started_at = excluded.started_at
     RETURNING p.group_id, p.epoch, p.uid INTO group_id, epoch, uid;
     v_now := coalesce(p_now, clock_timestamp());
     -- a driver that starts again is still trying; what a driver before this one had tried is over
@@ -57,7 +63,8 @@ BEGIN
     VALUES (v_group.group_id, start_pipeline.epoch, 'running', v_now, 0, v_now)
     ON CONFLICT ON CONSTRAINT pipeline_reports_pkey DO UPDATE
     SET epoch = excluded.epoch, seen_at = excluded.seen_at,
-        state = CASE WHEN p_after IS NULL THEN 'running' ELSE r.state END, since = CASE WHEN p_after IS NULL THEN v_now ELSE r.since END,
+        state = CASE WHEN p_after IS NULL THEN 'running' ELSE r.state END,
+        since = CASE WHEN p_after IS NULL THEN v_now ELSE r.since END,
         tries = CASE WHEN p_after IS NULL THEN 0 ELSE r.tries END;
     DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), p_now);
@@ -66,7 +73,8 @@ BEGIN
     FOR v_head IN
         SELECT h.* FROM custody.heads h
         WHERE h.topic_id = v_group.topic_id
-          AND EXISTS (SELECT FROM custody.outbox o WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
+          AND EXISTS (SELECT FROM custody.outbox o
+                      WHERE o.topic_id = h.topic_id AND o.partition = h.partition AND o.ended_at IS NULL
                       AND o.available_at <= v_now)
         ORDER BY h.partition
     LOOP
@@ -74,17 +82,20 @@ BEGIN
             NULL;
         END LOOP;
     END LOOP;
-    SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h WHERE h.topic_id = v_group.topic_id;
+    SELECT array_agg((custody.tail(h)).next_offset ORDER BY h.partition) INTO until FROM custody.heads h
+    WHERE h.topic_id = v_group.topic_id;
     due := v_now;
     RETURN NEXT;
 END $$;
 
 -- The claim in flight, its leases renewed; else a new one over every partition that has something to give, up to p_max
--- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be something;
--- `passed`: of a bound group, nothing of what was looked at could be handed out, and there is more: claim again at once.
+-- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be
+-- something; `passed`: of a bound group, nothing of what was looked at could be handed out, and there is more: claim
+-- again at once.
 CREATE FUNCTION custody.claim_batch(
-    p_topic text, p_group text, p_epoch bigint, p_max int, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
-    p_until bigint[] DEFAULT NULL, p_due timestamptz DEFAULT NULL, p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_epoch bigint, p_max int, p_visibility interval DEFAULT NULL,
+    p_worker text DEFAULT NULL, p_until bigint[] DEFAULT NULL, p_due timestamptz DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (claim bigint, messages bigint, reason text, due_in double precision)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -134,11 +145,13 @@ BEGIN
     IF v_limit IS NOT NULL THEN
         SELECT * INTO v_candidates, v_shares FROM custody.shares_by_priority(v_group, v_limit, v_now);
     ELSE
-        -- the partitions with least to give first, so that what they leave of their share goes to the others; if there are more
-        -- partitions than messages wanted, in turn
+        -- the partitions with least to give first, so that what they leave of their share goes to the others; if there
+        -- are more partitions than messages wanted, in turn
         SELECT array_agg(x.p ORDER BY CASE WHEN p_max < x.candidates THEN random() ELSE x.fresh END) INTO v_candidates
-        FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh, count(*) OVER () AS candidates
-              FROM unnest(custody.claim_candidates(v_group, v_now)) p JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
+        FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh,
+                     count(*) OVER () AS candidates
+              FROM unnest(custody.claim_candidates(v_group, v_now)) p
+              JOIN custody.heads h ON h.topic_id = v_group.topic_id AND h.partition = p) x;
     END IF;
     reason := 'empty';
     SELECT false AS heads_held, NULL::custody.death[] AS died INTO v_found;
@@ -160,8 +173,9 @@ BEGIN
         v_share := CASE WHEN v_shares IS NULL THEN (p_max - messages) / v_left
                         ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
         v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
-                                           CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END, p_due,
-                                           greatest(1, v_look / v_left), v_stop, v_found.heads_held, v_found.died);
+                                           CASE WHEN p_until IS NOT NULL THEN coalesce(p_until[v_partition + 1], 0) END,
+                                           p_due, greatest(1, v_look / v_left), v_stop, v_found.heads_held,
+                                           v_found.died);
         v_left := v_left - 1;
         v_look := v_look - v_found.looked;
         v_passed := v_passed OR v_found.reason = 'passed';
@@ -173,9 +187,11 @@ BEGIN
             CONTINUE;
         END IF;
         IF claim IS NULL THEN
-            UPDATE custody.pipelines p SET last_claim = p.last_claim + 1 WHERE p.group_id = v_group.group_id RETURNING p.last_claim INTO claim;
+            UPDATE custody.pipelines p SET last_claim = p.last_claim + 1 WHERE p.group_id = v_group.group_id
+            RETURNING p.last_claim INTO claim;
             INSERT INTO custody.pipeline_claims
-            VALUES (v_group.group_id, claim, custody.open_stage(format('staged_%s_%s', v_group.group_id, claim), v_now), v_now);
+            VALUES (v_group.group_id, claim, custody.open_stage(format('staged_%s_%s', v_group.group_id, claim), v_now),
+                    v_now);
         END IF;
         UPDATE custody.leases l SET size = 0 WHERE l.lease_id = (v_found.lease).lease_id;
         INSERT INTO custody.pipeline_parts
@@ -226,7 +242,9 @@ BEGIN
 END $$;
 
 -- Gives back a claim that will not be run: ready at once, and the delivery does not count. False if there was none.
-CREATE FUNCTION custody.release_claim(p_topic text, p_group text, p_epoch bigint, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+CREATE FUNCTION custody.release_claim(
+    p_topic text, p_group text, p_epoch bigint, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+)
 RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -254,15 +272,18 @@ BEGIN
 END $$;
 
 -- What a claim took of each partition; nothing if it is not the one in flight (it was committed, or came back).
-CREATE FUNCTION custody.claimed(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, ranges int8multirange, messages int)
+CREATE FUNCTION custody.claimed(p_group_id int, p_claim bigint)
+RETURNS TABLE (partition int, ranges int8multirange, messages int)
 LANGUAGE sql STABLE AS $$
     SELECT p.partition, p.held, p.messages
     FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id)
     WHERE c.group_id = p_group_id AND c.claim = p_claim ORDER BY p.partition
 $$;
 
--- For how many seconds its leases still hold all that they have of a claim's partition; NULL if they hold nothing of it any more.
-CREATE FUNCTION custody.claim_left(p_group_id int, p_claim bigint, p_partition int, p_now timestamptz DEFAULT NULL) RETURNS double precision
+-- For how many seconds its leases still hold all that they have of a claim's partition; NULL if they hold nothing of it
+-- any more.
+CREATE FUNCTION custody.claim_left(p_group_id int, p_claim bigint, p_partition int, p_now timestamptz DEFAULT NULL)
+RETURNS double precision
 LANGUAGE sql VOLATILE AS $$
     SELECT extract(epoch FROM min(l.deadline) - coalesce(p_now, clock_timestamp()))::double precision
     FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id) JOIN custody.leases l USING (lease_id)
@@ -292,9 +313,11 @@ LANGUAGE sql STABLE AS $$
       AND NOT l.of_cases AND (l.attempt <> 1 OR l.first_delivery IS NOT NULL)
     UNION ALL
     SELECT int8multirange(int8range(s."offset", s."offset" + 1)), s.attempts, s.first_delivery, s.last_error
-    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id) JOIN custody.leases l USING (lease_id),
+    FROM custody.pipeline_claims c JOIN custody.pipeline_parts p USING (group_id)
+    JOIN custody.leases l USING (lease_id),
          unnest(l.held) r
-    JOIN custody.cases s ON s.group_id = p_group_id AND s.partition = p_partition AND s."offset" >= lower(r) AND s."offset" < upper(r)
+    JOIN custody.cases s ON s.group_id = p_group_id AND s.partition = p_partition AND s."offset" >= lower(r)
+        AND s."offset" < upper(r)
     WHERE c.group_id = p_group_id AND c.claim = p_claim AND p.partition = p_partition AND l.of_cases
 $$;
 
@@ -310,21 +333,27 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Before a task runs these messages once more after an attempt that died: what is noted last tells which one it was.
-CREATE FUNCTION custody.note_suspect(p_group_id int, p_claim bigint, p_attempt bigint, p_partition int, p_offset bigint, p_size int) RETURNS void
+CREATE FUNCTION custody.note_suspect(
+    p_group_id int, p_claim bigint, p_attempt bigint, p_partition int, p_offset bigint, p_size int
+) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO custody.suspects (group_id, claim, attempt, partition, "offset", size)
     VALUES (p_group_id, p_claim, p_attempt, p_partition, p_offset, p_size)
 $$;
 
 -- A message that does not fit the schema of its pipeline, and is not handed to it.
-CREATE FUNCTION custody.note_malformed(p_group_id int, p_claim bigint, p_partitions int[], p_offsets bigint[], p_errors text[]) RETURNS void
+CREATE FUNCTION custody.note_malformed(
+    p_group_id int, p_claim bigint, p_partitions int[], p_offsets bigint[], p_errors text[]
+) RETURNS void
 LANGUAGE sql AS $$
-    INSERT INTO custody.malformed SELECT p_group_id, p_claim, x.p, x.o, x.e FROM unnest(p_partitions, p_offsets, p_errors) x (p, o, e)
+    INSERT INTO custody.malformed SELECT p_group_id, p_claim, x.p, x.o, x.e
+    FROM unnest(p_partitions, p_offsets, p_errors) x (p, o, e)
     ON CONFLICT DO NOTHING
 $$;
 
 -- The last note of each attempt that did not come to its end.
-CREATE FUNCTION custody.suspected(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, "offset" bigint, size int)
+CREATE FUNCTION custody.suspected(p_group_id int, p_claim bigint)
+RETURNS TABLE (partition int, "offset" bigint, size int)
 LANGUAGE sql STABLE AS $$
     SELECT x.partition, x."offset", x.size
     FROM (SELECT DISTINCT ON (s.attempt) s.* FROM custody.suspects s
@@ -332,33 +361,39 @@ LANGUAGE sql STABLE AS $$
     WHERE x.size > 0
 $$;
 
--- A handler has been running for so many seconds on this message; null: it has ended by itself. p_stopped: its process is about
--- to be killed for it, and the message fails when the claim is run again.
+-- A handler has been running for so many seconds on this message; null: it has ended by itself. p_stopped: its process
+-- is about to be killed for it, and the message fails when the claim is run again.
 CREATE FUNCTION custody.note_overdue(
     p_group_id int, p_claim bigint, p_partition int, p_offset bigint, p_seconds double precision, p_stopped boolean,
     p_now timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE sql AS $$
     DELETE FROM custody.overdue o
-    WHERE p_seconds IS NULL AND NOT o.stopped AND (o.group_id, o.claim, o.partition, o."offset") = (p_group_id, p_claim, p_partition, p_offset);
+    WHERE p_seconds IS NULL AND NOT o.stopped
+      AND (o.group_id, o.claim, o.partition, o."offset") = (p_group_id, p_claim, p_partition, p_offset);
     INSERT INTO custody.overdue AS o
-    SELECT p_group_id, p_claim, p_partition, p_offset, coalesce(p_now, clock_timestamp()) - make_interval(secs => p_seconds), p_stopped
-    WHERE p_seconds IS NOT NULL AND EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = p_group_id AND c.claim = p_claim)
-    ON CONFLICT (group_id, claim, partition, "offset") DO UPDATE SET since = excluded.since, stopped = o.stopped OR excluded.stopped
+    SELECT p_group_id, p_claim, p_partition, p_offset,
+           coalesce(p_now, clock_timestamp()) - make_interval(secs => p_seconds), p_stopped
+    WHERE p_seconds IS NOT NULL
+      AND EXISTS (SELECT FROM custody.pipeline_claims c WHERE c.group_id = p_group_id AND c.claim = p_claim)
+    ON CONFLICT (group_id, claim, partition, "offset") DO UPDATE
+        SET since = excluded.since, stopped = o.stopped OR excluded.stopped
 $$;
 
 -- What the watchdogs have noted of a claim, the longest first; of the one in flight if none is named.
 CREATE FUNCTION custody.overdue(p_group_id int, p_claim bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (partition int, "offset" bigint, seconds double precision, stopped boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT o.partition, o."offset", extract(epoch FROM coalesce(p_now, clock_timestamp()) - o.since)::double precision, o.stopped
+    SELECT o.partition, o."offset", extract(epoch FROM coalesce(p_now, clock_timestamp()) - o.since)::double precision,
+           o.stopped
     FROM custody.overdue o WHERE o.group_id = p_group_id AND o.claim = coalesce(p_claim, o.claim) ORDER BY o.since
 $$;
 
--- The driver of this epoch is alive, and this is how its pipeline fares; what is left out stays as it is. The same may be said again.
+-- The driver of this epoch is alive, and this is how its pipeline fares; what is left out stays as it is. The same may
+-- be said again.
 CREATE FUNCTION custody.report_pipeline(
-    p_topic text, p_group text, p_epoch bigint, p_state text DEFAULT NULL, p_tries int DEFAULT NULL, p_error text DEFAULT NULL,
-    p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_epoch bigint, p_state text DEFAULT NULL, p_tries int DEFAULT NULL,
+    p_error text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -366,33 +401,43 @@ DECLARE
     v_now   timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
     UPDATE custody.pipeline_reports r
-    SET seen_at = v_now, state = coalesce(p_state, r.state), tries = coalesce(p_tries, r.tries), last_error = coalesce(p_error, r.last_error),
-        since = CASE WHEN p_state <> r.state THEN v_now ELSE r.since END,
-        error_at = CASE WHEN p_error IS NOT NULL AND (p_error IS DISTINCT FROM r.last_error OR p_tries > r.tries) THEN v_now ELSE r.error_at END
+    SET seen_at = v_now, state = coalesce(p_state, r.state), tries = coalesce(p_tries, r.tries),
+        last_error = coalesce(p_error, r.last_error), since = CASE WHEN p_state <> r.state THEN v_now ELSE r.since END,
+        error_at = CASE WHEN p_error IS NOT NULL
+                        AND (p_error IS DISTINCT FROM r.last_error OR p_tries > r.tries) THEN v_now ELSE r.error_at END
     WHERE r.group_id = v_group.group_id AND r.epoch = p_epoch;
     IF NOT FOUND THEN
         PERFORM custody.driven_by(v_group, p_epoch);
     END IF;
 END $$;
 
--- What the pipelines of a database are at. state: running; retrying (it failed and is tried again: tries, last_error); stopped in
--- order; failed (it has given up, or cannot be run); gone: its driver was running and has not been heard of for 20 seconds.
-CREATE FUNCTION custody.pipeline_states(p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+-- What the pipelines of a database are at. state: running; retrying (it failed and is tried again: tries, last_error);
+-- stopped in order; failed (it has given up, or cannot be run); gone: its driver was running and has not been heard of
+-- for 20 seconds.
+CREATE FUNCTION custody.pipeline_states(
+    p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+)
 RETURNS TABLE (
-    topic text, consumer_group text, state text, since timestamptz, for_seconds double precision, tries int, last_error text,
-    error_at timestamptz, seen_at timestamptz, seen_seconds double precision, driver text, epoch bigint, started_at timestamptz,
+    topic text, consumer_group text, state text, since timestamptz, for_seconds double precision, tries int,
+    last_error text, error_at timestamptz, seen_at timestamptz, seen_seconds double precision, driver text,
+    epoch bigint, started_at timestamptz,
     claim bigint, claimed_at timestamptz, messages bigint
 )
 LANGUAGE sql STABLE AS $$
-    SELECT t.name, g.name, s.state, s.since, extract(epoch FROM greatest(s.now - s.since, '0'))::double precision, s.tries, s.last_error,
-           s.error_at, s.seen_at, extract(epoch FROM greatest(s.now - s.seen_at, '0'))::double precision, p.driver, p.epoch, p.started_at,
-           c.claim, c.claimed_at, (SELECT sum(x.messages)::bigint FROM custody.pipeline_parts x WHERE x.group_id = p.group_id)
+    SELECT t.name, g.name, s.state, s.since, extract(epoch FROM greatest(s.now - s.since, '0'))::double precision,
+           s.tries, s.last_error, s.error_at, s.seen_at,
+           extract(epoch FROM greatest(s.now - s.seen_at, '0'))::double precision, p.driver, p.epoch, p.started_at,
+           c.claim, c.claimed_at,
+           (SELECT sum(x.messages)::bigint FROM custody.pipeline_parts x WHERE x.group_id = p.group_id)
     FROM custody.pipelines p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
     LEFT JOIN custody.pipeline_claims c USING (group_id),
-         LATERAL (SELECT r.*, n.now, r.state IN ('running', 'retrying') AND r.seen_at < n.now - interval '20 s' AS silent
-                  FROM custody.pipeline_reports r, (SELECT coalesce(p_now, clock_timestamp()) AS now) n WHERE r.group_id = p.group_id) q,
-         LATERAL (SELECT CASE WHEN q.silent THEN 'gone' ELSE q.state END AS state, CASE WHEN q.silent THEN q.seen_at ELSE q.since END AS since,
-                         q.tries, q.last_error, q.error_at, q.seen_at, q.now) s
+         LATERAL (SELECT r.*, n.now, r.state IN ('running', 'retrying')
+                  AND r.seen_at < n.now - interval '20 s' AS silent
+                  FROM custody.pipeline_reports r, (SELECT coalesce(p_now, clock_timestamp()) AS now) n
+                  WHERE r.group_id = p.group_id) q,
+         LATERAL (SELECT CASE WHEN q.silent THEN 'gone' ELSE q.state END AS state,
+                         CASE WHEN q.silent THEN q.seen_at ELSE q.since END AS since, q.tries, q.last_error, q.error_at,
+                         q.seen_at, q.now) s
     WHERE t.name = coalesce(p_topic, t.name) AND g.name = coalesce(p_group, g.name)
     ORDER BY t.name, g.name
 $$;
@@ -403,14 +448,15 @@ CREATE VIEW custody.pipeline_state AS SELECT * FROM custody.pipeline_states();
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,
-    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint, outputs bigint,
-    bound boolean
+    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint,
+    outputs bigint, bound boolean
 )
 LANGUAGE sql STABLE AS $$
     SELECT s.lag, s.waiting, s.in_flight, s.parked, s.dead,
            (SELECT count(*) FROM (
                 SELECT c.partition, c.key FROM custody.cases c
-                WHERE c.group_id = g.group_id AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held) AND g.ordering = 'key'
+                WHERE c.group_id = g.group_id AND c.key IS NOT NULL AND (c.state <> 'dead' OR c.held)
+                  AND g.ordering = 'key'
                 UNION
                 SELECT p.partition, p.key FROM custody.parked p WHERE p.group_id = g.group_id) k),
            b.claim, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs,

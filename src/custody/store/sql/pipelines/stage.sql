@@ -23,7 +23,8 @@ BEGIN
         'CREATE UNLOGGED TABLE custody.%I (
              attempt bigint NOT NULL, topic_id int NOT NULL, partition int NOT NULL, n int NOT NULL,
              source_partition int NOT NULL, source_offset bigint NOT NULL,
-             key text, kind "char" NOT NULL, payload bytea NOT NULL, headers jsonb) WITH (autovacuum_enabled = off)', p_stage);
+             key text, kind "char" NOT NULL, payload bytea NOT NULL, headers jsonb) WITH (autovacuum_enabled = off)',
+             p_stage);
     RETURN p_stage;
 END $$;
 
@@ -38,11 +39,11 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END $$;
 
--- Publishes what the named attempts staged: so many messages (p_counts) of each attempt for each partition of each topic
--- (p_topics: their ids; p_of: among how many partitions the tasks placed them). With p_exact every staged message goes out,
--- and a message's place is the number that its task gave it. Else only what came from p_sources (a set of offsets for each
--- source partition), in the order of the source. The heads are held to the caller's commit. Under a negative topic id are
--- messages that wait for their time: see stage_delayed.
+-- Publishes what the named attempts staged: so many messages (p_counts) of each attempt for each partition of each
+-- topic (p_topics: their ids; p_of: among how many partitions the tasks placed them). With p_exact every staged message
+-- goes out, and a message's place is the number that its task gave it. Else only what came from p_sources (a set of
+-- offsets for each source partition), in the order of the source. The heads are held to the caller's commit. Under a
+-- negative topic id are messages that wait for their time: see stage_delayed.
 CREATE FUNCTION custody.publish_staged(
     p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[], p_of int[], p_exact boolean,
     p_source_partitions int[] DEFAULT '{}', p_sources int8multirange[] DEFAULT '{}', p_now timestamptz DEFAULT NULL
@@ -62,50 +63,63 @@ BEGIN
         PERFORM custody.refuse('stage_lost', format('there is no stage %L', p_stage), 'Run the batch again.');
     END IF;
     FOR v_placed IN
-        SELECT w.topic_id, min(w.partitions) AS of, max(w.partitions) <> min(w.partitions) AS torn, sum(w.messages) AS messages
-        FROM unnest(p_topics, p_counts, p_of) w (topic_id, messages, partitions) GROUP BY w.topic_id ORDER BY abs(w.topic_id), w.topic_id
+        SELECT w.topic_id, min(w.partitions) AS of, max(w.partitions) <> min(w.partitions) AS torn,
+               sum(w.messages) AS messages
+        FROM unnest(p_topics, p_counts, p_of) w (topic_id, messages, partitions) GROUP BY w.topic_id
+        ORDER BY abs(w.topic_id), w.topic_id
     LOOP
         SELECT * INTO v_topic FROM custody.topics WHERE topic_id = abs(v_placed.topic_id);
         IF NOT FOUND OR v_placed.torn THEN
-            PERFORM custody.refuse('topic_changed', 'a topic that was written to has changed meanwhile', 'Run the batch again.');
+            PERFORM custody.refuse('topic_changed', 'a topic that was written to has changed meanwhile',
+                'Run the batch again.');
         END IF;
         IF v_placed.topic_id < 0 THEN
             -- all heads of the topic at once, those that it takes below too
             PERFORM custody.lock_heads(v_topic, array_agg(w.partition), v_placed.of)
             FROM unnest(p_topics, p_partitions) w (topic_id, partition) WHERE abs(w.topic_id) = v_topic.topic_id;
             SELECT d.staged, d.stored INTO v_staged, v_written
-            FROM custody.stage_delayed(p_stage, p_attempts, v_topic, NOT p_exact, p_source_partitions, p_sources, p_now) d;
+            FROM custody.stage_delayed(p_stage, p_attempts, v_topic, NOT p_exact, p_source_partitions, p_sources,
+                                       p_now) d;
         ELSIF p_exact THEN
             -- in a statement of its own, so that it runs once: each call would give the partition another time
-            SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times,
-                   min(r.segment_id) AS segment_id
+            SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases,
+                   array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
             INTO v_heads
             FROM (SELECT array_agg(y.partition) AS partitions, array_agg(y.messages) AS counts
-                  FROM (SELECT z.partition, sum(z.messages)::int AS messages FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
+                  FROM (SELECT z.partition, sum(z.messages)::int AS messages
+                        FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
                         WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) w,
                  custody.reserve(v_topic.name, w.partitions, w.counts, NULL, p_now, v_placed.of) r;
-            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions, array_agg(h.base + w.before) AS bases,
-                   array_agg(h.time) AS times
+            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions,
+                   array_agg(h.base + w.before) AS bases, array_agg(h.time) AS times
             INTO v_places
-            FROM (SELECT x.attempt, x.partition, (sum(x.messages) OVER (PARTITION BY x.partition ORDER BY x.place) - x.messages)::bigint AS before
-                  FROM unnest(p_attempts, p_topics, p_partitions, p_counts) WITH ORDINALITY x (attempt, topic_id, partition, messages, place)
+            FROM (SELECT x.attempt, x.partition,
+                         (sum(x.messages) OVER (PARTITION BY x.partition ORDER BY x.place)
+                          - x.messages)::bigint AS before
+                  FROM unnest(p_attempts, p_topics, p_partitions, p_counts)
+                       WITH ORDINALITY x (attempt, topic_id, partition, messages, place)
                   WHERE x.topic_id = v_placed.topic_id) w
             JOIN unnest(v_heads.partitions, v_heads.bases, v_heads.times) h (partition, base, time) USING (partition);
             EXECUTE format(
-                'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
+                'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload,
+                                               headers)
                  SELECT %1$s, s.partition, b.base + s.n, b.time, s.key, s.kind, s.payload, s.headers
-                 FROM custody.%2$I s JOIN unnest($1, $2, $3, $4) b (attempt, partition, base, time) USING (attempt, partition)
+                 FROM custody.%2$I s JOIN unnest($1, $2, $3, $4) b (attempt, partition, base, time)
+                      USING (attempt, partition)
                  WHERE s.topic_id = $5', v_heads.segment_id, p_stage)
             USING v_places.attempts, v_places.partitions, v_places.bases, v_places.times, v_placed.topic_id;
             GET DIAGNOSTICS v_written = ROW_COUNT;
             v_staged := v_written;
         ELSE
-            EXECUTE format('SELECT count(*) FROM custody.%I s WHERE s.topic_id = $1 AND s.attempt IN (SELECT unnest($2))', p_stage)
+            EXECUTE format(
+                'SELECT count(*) FROM custody.%I s WHERE s.topic_id = $1 AND s.attempt IN (SELECT unnest($2))', p_stage)
             INTO v_staged USING v_placed.topic_id, p_attempts;
-            v_written := custody.publish_sorted(p_stage, p_attempts, v_topic, v_placed.of, p_source_partitions, p_sources, p_now);
+            v_written := custody.publish_sorted(p_stage, p_attempts, v_topic, v_placed.of, p_source_partitions,
+                                                p_sources, p_now);
         END IF;
         IF v_staged <> v_placed.messages THEN
-            PERFORM custody.refuse('stage_lost', format('%s of %s staged messages are there', v_staged, v_placed.messages),
+            PERFORM custody.refuse('stage_lost',
+                format('%s of %s staged messages are there', v_staged, v_placed.messages),
                 'Run the batch again: a crash of the database empties what is staged.');
         END IF;
         v_total := v_total + v_written;
@@ -116,8 +130,8 @@ END $$;
 -- Stores what was staged to wait for its time: a header says until when, or how many seconds from now on (+3.5). With
 -- p_chosen only what came from p_sources. The caller has the heads.
 CREATE FUNCTION custody.stage_delayed(
-    p_stage text, p_attempts bigint[], p_topic custody.topics, p_chosen boolean, p_source_partitions int[], p_sources int8multirange[],
-    p_now timestamptz, OUT staged bigint, OUT stored bigint
+    p_stage text, p_attempts bigint[], p_topic custody.topics, p_chosen boolean, p_source_partitions int[],
+    p_sources int8multirange[], p_now timestamptz, OUT staged bigint, OUT stored bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -125,11 +139,14 @@ DECLARE
     v_batch record;
 BEGIN
     EXECUTE format(
-        'SELECT count(*) AS staged, array_agg(w.partition) AS partitions, array_agg(w.key) AS keys, array_agg(w.kind::text) AS kinds,
+        'SELECT count(*) AS staged, array_agg(w.partition) AS partitions, array_agg(w.key) AS keys,
+        array_agg(w.kind::text) AS kinds,
                 array_agg(w.payload) AS payloads, array_agg((w.headers - ''x-custody-deliver-at'')::text) AS headers,
                 array_agg(CASE WHEN left(w.due, 1) <> ''+'' THEN w.due::timestamptz END) AS times,
-                array_agg(CASE WHEN left(w.due, 1) = ''+'' THEN w.due::double precision END) AS delays, array_agg(w.taken) AS taken
-         FROM (SELECT s.*, s.headers ->> ''x-custody-deliver-at'' AS due, NOT $3 OR a.offsets @> s.source_offset AS taken
+                array_agg(CASE WHEN left(w.due, 1) = ''+'' THEN w.due::double precision END) AS delays,
+                array_agg(w.taken) AS taken
+         FROM (SELECT s.*, s.headers ->> ''x-custody-deliver-at'' AS due,
+                      NOT $3 OR a.offsets @> s.source_offset AS taken
                FROM custody.%I s LEFT JOIN unnest($4, $5) a (source_partition, offsets) USING (source_partition)
                WHERE s.topic_id = $1 AND s.attempt IN (SELECT unnest($2))
                ORDER BY s.source_partition, s.source_offset, s.n) w', p_stage)
@@ -140,18 +157,21 @@ BEGIN
         RETURN;
     END IF;
     SELECT count(*) INTO stored
-    FROM (SELECT array_agg(m.p ORDER BY m.n) AS partitions, array_agg(m.k ORDER BY m.n) AS keys, array_agg(m.x ORDER BY m.n) AS kinds,
-                 array_agg(m.d ORDER BY m.n) AS payloads, array_agg(nullif(m.h, '{}') ORDER BY m.n) AS headers, array_agg(m.t ORDER BY m.n) AS times,
+    FROM (SELECT array_agg(m.p ORDER BY m.n) AS partitions, array_agg(m.k ORDER BY m.n) AS keys,
+                 array_agg(m.x ORDER BY m.n) AS kinds, array_agg(m.d ORDER BY m.n) AS payloads,
+                 array_agg(nullif(m.h, '{}') ORDER BY m.n) AS headers, array_agg(m.t ORDER BY m.n) AS times,
                  array_agg(m.s ORDER BY m.n) AS delays
-          FROM unnest(v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, v_batch.times, v_batch.delays, v_batch.taken)
+          FROM unnest(v_batch.partitions, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, v_batch.times,
+                      v_batch.delays, v_batch.taken)
                WITH ORDINALITY m (p, k, x, d, h, t, s, taken, n)
           WHERE m.taken) b,
-         custody.publish_delayed((p_topic).name, b.partitions, b.keys, b.kinds, b.payloads, b.headers, b.times, b.delays, p_now => v_now,
-                                 p_of => (p_topic).partitions) r;
+         custody.publish_delayed((p_topic).name, b.partitions, b.keys, b.kinds, b.payloads, b.headers, b.times,
+                                 b.delays, p_now => v_now, p_of => (p_topic).partitions) r;
 END $$;
 
 CREATE FUNCTION custody.publish_sorted(
-    p_stage text, p_attempts bigint[], p_topic custody.topics, p_of int, p_source_partitions int[], p_sources int8multirange[], p_now timestamptz
+    p_stage text, p_attempts bigint[], p_topic custody.topics, p_of int, p_source_partitions int[],
+    p_sources int8multirange[], p_now timestamptz
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -169,23 +189,27 @@ BEGIN
     IF v_wanted.partitions IS NULL THEN
         RETURN 0;
     END IF;
-    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
+    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times,
+           min(r.segment_id) AS segment_id
     INTO v_places FROM custody.reserve((p_topic).name, v_wanted.partitions, v_wanted.counts, NULL, p_now, p_of) r;
     EXECUTE format(
         'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-         SELECT %1$s, s.partition, b.base - 1 + row_number() OVER (PARTITION BY s.partition ORDER BY s.source_partition, s.source_offset, s.n),
-                b.time, s.key, s.kind, s.payload, s.headers
+         SELECT %1$s, s.partition,
+                b.base - 1 + row_number() OVER (PARTITION BY s.partition ORDER BY s.source_partition, s.source_offset,
+                                                s.n), b.time, s.key, s.kind, s.payload, s.headers
          FROM custody.%2$I s
          JOIN unnest($2, $3) a (source_partition, offsets) USING (source_partition)
          JOIN unnest($5, $6, $7) b (partition, base, time) USING (partition)
-         WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset', v_places.segment_id, p_stage)
-    USING p_attempts, p_source_partitions, p_sources, (p_topic).topic_id, v_places.partitions, v_places.bases, v_places.times;
+         WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset',
+         v_places.segment_id, p_stage)
+    USING p_attempts, p_source_partitions, p_sources, (p_topic).topic_id, v_places.partitions, v_places.bases,
+          v_places.times;
     GET DIAGNOSTICS v_written = ROW_COUNT;
     RETURN v_written;
 END $$;
 
--- The plain sink: publishes a batch of a streaming query once, however often it is replayed and whatever its topics. Null if
--- it was published before. Without a query it is published in any case.
+-- The plain sink: publishes a batch of a streaming query once, however often it is replayed and whatever its topics.
+-- Null if it was published before. Without a query it is published in any case.
 CREATE FUNCTION custody.sink_commit(
     p_query text, p_batch bigint, p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[],
     p_of int[], p_now timestamptz DEFAULT NULL
@@ -201,7 +225,8 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    v_published := custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true, p_now => p_now);
+    v_published := custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true,
+                                          p_now => p_now);
     IF p_query IS NOT NULL THEN
         -- after the heads are taken, as delete_topic does it: the topics cannot go away any more
         INSERT INTO custody.sink_batches

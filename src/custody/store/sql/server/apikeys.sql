@@ -14,24 +14,27 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a key', p_name),
             'Use 1 to 100 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     ELSIF cardinality(p_produce || p_consume || p_admin) = 0 THEN
-        PERFORM custody.refuse('invalid_argument', 'a key without rights is of no use', 'Give it the right to produce, consume or admin some topics.');
+        PERFORM custody.refuse('invalid_argument', 'a key without rights is of no use',
+            'Give it the right to produce, consume or admin some topics.');
     END IF;
     INSERT INTO custody.api_keys (key_id, name, digest, produce, consume, admin, created_at, created_by, expires_at)
     VALUES (p_key_id, p_name, p_digest, p_produce, p_consume, p_admin, v_now, p_actor, v_now + p_expires_in)
     ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING
     RETURNING * INTO v_key;
     IF NOT FOUND THEN
-        PERFORM custody.refuse('key_exists', format('there is a key %L already', p_name), 'Choose another name, or revoke that one first.');
+        PERFORM custody.refuse('key_exists', format('there is a key %L already', p_name),
+            'Choose another name, or revoke that one first.');
     END IF;
     RETURN v_key;
 END $$;
 
 -- Those in use, or all; the newest last.
 CREATE FUNCTION custody.list_api_keys(p_revoked boolean DEFAULT false, p_now timestamptz DEFAULT NULL) RETURNS TABLE (
-    key_id text, name text, digest bytea, produce text[], consume text[], admin text[], created_at timestamptz, created_by text,
-    expires_at timestamptz, revoked_at timestamptz, revoked_by text, active boolean)
+    key_id text, name text, digest bytea, produce text[], consume text[], admin text[], created_at timestamptz,
+    created_by text, expires_at timestamptz, revoked_at timestamptz, revoked_by text, active boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT k.key_id, k.name, k.digest, k.produce, k.consume, k.admin, k.created_at, k.created_by, k.expires_at, k.revoked_at, k.revoked_by,
+    SELECT k.key_id, k.name, k.digest, k.produce, k.consume, k.admin, k.created_at, k.created_by, k.expires_at,
+           k.revoked_at, k.revoked_by,
            k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > coalesce(p_now, clock_timestamp()))
     FROM custody.api_keys k WHERE p_revoked OR k.revoked_at IS NULL ORDER BY k.created_at, k.name
 $$;
@@ -43,7 +46,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- False if it was revoked before.
-CREATE FUNCTION custody.revoke_api_key(p_name text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL) RETURNS boolean
+CREATE FUNCTION custody.revoke_api_key(p_name text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM custody.require_read_committed();

@@ -1,18 +1,21 @@
--- What a server does for many callers at once: one transaction and one fsync for all, and for each its own answer. A refusal
--- undoes what its own request has done and nothing else. Whether a row is in somebody's way is known before anything is
--- written: unless p_wait, requests whose rows somebody holds are answered `blocked` and have done nothing, so that a partition
--- which is held for long stops nobody but those who publish to it.
+-- What a server does for many callers at once: one transaction and one fsync for all, and for each its own answer. A
+-- refusal undoes what its own request has done and nothing else. Whether a row is in somebody's way is known before
+-- anything is written: unless p_wait, requests whose rows somebody holds are answered `blocked` and have done nothing,
+-- so that a partition which is held for long stops nobody but those who publish to it.
 
--- One row for each message of a request that went well; one with a code for each that did not, which counts before any rows
--- of the same request. A request is one unit, or several that stand or fall together: messages of one topic, delayed or not.
+-- One row for each message of a request that went well; one with a code for each that did not, which counts before any
+-- rows of the same request. A request is one unit, or several that stand or fall together: messages of one topic,
+-- delayed or not.
 CREATE FUNCTION custody.publish_each(
     p_requests int[], p_topics text[], p_delayed boolean[], p_producers text[], p_epochs int[], p_sequences bigint[],
-    p_expected bigint[], p_of int[], p_priorities boolean[],              -- of each unit; those of a request are neighbours
+    -- of each unit; those of a request are neighbours
+    p_expected bigint[], p_of int[], p_priorities boolean[],
     p_units int[], p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_deliver_at timestamptz[], p_delays double precision[],              -- of each message, by unit (from 1 on)
     p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (
-    request int, partition int, number bigint, duplicate boolean, deliver_at timestamptz, code text, message text, remedy text
+    request int, partition int, number bigint, duplicate boolean, deliver_at timestamptz, code text, message text,
+    remedy text
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -33,8 +36,10 @@ BEGIN
             SELECT p.producer_id FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id
             FOR UPDATE SKIP LOCKED) x;
         SELECT array_agg(x.head) INTO v_heads FROM (
-            SELECT h.topic_id || '/' || h.partition AS head FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
-            WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition FOR UPDATE OF h SKIP LOCKED) x;
+            SELECT h.topic_id || '/' || h.partition AS head
+            FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
+            WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition
+            FOR UPDATE OF h SKIP LOCKED) x;
         SELECT coalesce(array_agg(DISTINCT p_requests[b.unit]), '{}') INTO v_blocked
         FROM (
             SELECT w.unit FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions, true) w
@@ -49,7 +54,8 @@ BEGIN
         FROM unnest(p_requests) WITH ORDINALITY r (no, unit) GROUP BY r.no ORDER BY r.no
     LOOP
         IF v_request.no = ANY (v_blocked) THEN
-            RETURN QUERY SELECT v_request.no, NULL::int, NULL::bigint, NULL::boolean, NULL::timestamptz, 'blocked', NULL::text, NULL::text;
+            RETURN QUERY SELECT v_request.no, NULL::int, NULL::bigint, NULL::boolean, NULL::timestamptz, 'blocked',
+                NULL::text, NULL::text;
             CONTINUE;
         END IF;
         BEGIN
@@ -61,20 +67,23 @@ BEGIN
             LOOP
                 IF p_delayed[v_unit.unit] THEN
                     RETURN QUERY
-                    SELECT v_request.no, d.partition, d.delay_id, d.duplicate, d.deliver_at, NULL::text, NULL::text, NULL::text
+                    SELECT v_request.no, d.partition, d.delay_id, d.duplicate, d.deliver_at, NULL::text, NULL::text,
+                           NULL::text
                     FROM custody.publish_delayed(
-                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z], p_kinds[v_unit.a:v_unit.z],
-                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
+                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z],
+                        p_kinds[v_unit.a:v_unit.z], p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
                         p_deliver_at[v_unit.a:v_unit.z], p_delays[v_unit.a:v_unit.z],
-                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_now, p_of[v_unit.unit]) d;
+                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_now,
+                        p_of[v_unit.unit]) d;
                 ELSE
                     RETURN QUERY
-                    SELECT v_request.no, m.partition, m."offset", m.duplicate, NULL::timestamptz, NULL::text, NULL::text, NULL::text
+                    SELECT v_request.no, m.partition, m."offset", m.duplicate, NULL::timestamptz, NULL::text,
+                           NULL::text, NULL::text
                     FROM custody.publish(
-                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z], p_kinds[v_unit.a:v_unit.z],
-                        p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
-                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit], p_expected[v_unit.unit], p_now,
-                        p_of[v_unit.unit], p_priorities[v_unit.unit]) m;
+                        p_topics[v_unit.unit], p_partitions[v_unit.a:v_unit.z], p_keys[v_unit.a:v_unit.z],
+                        p_kinds[v_unit.a:v_unit.z], p_payloads[v_unit.a:v_unit.z], p_headers[v_unit.a:v_unit.z],
+                        p_producers[v_unit.unit], p_epochs[v_unit.unit], p_sequences[v_unit.unit],
+                        p_expected[v_unit.unit], p_now, p_of[v_unit.unit], p_priorities[v_unit.unit]) m;
                 END IF;
             END LOOP;
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
@@ -94,13 +103,13 @@ LANGUAGE sql STABLE AS $$
     GROUP BY 1, 2, 3
 $$;
 
--- One row for each request: what it settled, what of it was lost, whether some of it was settled before, or the code of its
--- refusal. Offsets: those from p_first to p_last of p_offsets, or, without bounds, all of the lease that are not settled. A lease
--- that is not of the topic and partition which are named with it does not hold the offsets that are meant. Without a lease it is
--- the one that holds the message now.
+-- One row for each request: what it settled, what of it was lost, whether some of it was settled before, or the code of
+-- its refusal. Offsets: those from p_first to p_last of p_offsets, or, without bounds, all of the lease that are not
+-- settled. A lease that is not of the topic and partition which are named with it does not hold the offsets that are
+-- meant. Without a lease it is the one that holds the message now.
 CREATE FUNCTION custody.ack_each(
-    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[], p_partitions int[],
-    p_workers text[], p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
+    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[],
+    p_partitions int[], p_workers text[], p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
 ) RETURNS TABLE (request int, settled bigint, lost bigint[], already boolean, code text, message text, remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -123,7 +132,8 @@ BEGIN
         END;
     END LOOP;
     IF p_wait THEN
-        PERFORM FROM custody.leases l WHERE l.lease_id = ANY (v_leases) ORDER BY l.group_id, l.partition, l.claim_no, l.part FOR UPDATE;
+        PERFORM FROM custody.leases l WHERE l.lease_id = ANY (v_leases) ORDER BY l.group_id, l.partition, l.claim_no,
+            l.part FOR UPDATE;
     ELSE
         SELECT array_agg(x.lease_id) INTO v_locked FROM (
             SELECT l.lease_id FROM custody.leases l WHERE l.lease_id = ANY (v_leases)
@@ -144,7 +154,8 @@ BEGIN
             THEN
                 v_result := ROW(0, coalesce(v_named, '{}'), '{}', '{}', '{}');
             ELSIF p_first[i] IS NULL OR EXISTS (
-                SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i] AND l.remaining + l.settled = l.size AND NOT l.of_cases
+                SELECT FROM custody.leases l
+                WHERE l.lease_id = v_leases[i] AND l.remaining + l.settled = l.size AND NOT l.of_cases
                 AND l.held = custody.offsets_set(v_named) AND l.deadline > coalesce(p_now, clock_timestamp()))
             THEN
                 v_result := custody.ack_lease(v_leases[i], p_workers[i], p_now);      -- one statement
@@ -152,7 +163,8 @@ BEGIN
                 v_result := custody.settle(v_leases[i], '{}', '{}', p_worker => p_workers[i], p_now => p_now,
                                            p_acked => custody.offsets_set(v_named));
             END IF;
-            RETURN QUERY SELECT i, v_result.settled, v_result.lost, cardinality(v_result.already) > 0, NULL::text, NULL::text, NULL::text;
+            RETURN QUERY SELECT i, v_result.settled, v_result.lost, cardinality(v_result.already) > 0, NULL::text,
+                NULL::text, NULL::text;
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
             RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean,
@@ -164,11 +176,15 @@ END $$;
 -- False if the lease is of another topic or partition; null means any.
 CREATE FUNCTION custody.lease_is_of(p_lease_id uuid, p_topic text, p_partition int) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT NOT EXISTS (SELECT FROM custody.lease_place(p_lease_id) l WHERE l.partition <> p_partition OR l.topic <> p_topic)
+    SELECT NOT EXISTS (SELECT FROM custody.lease_place(p_lease_id) l
+                       WHERE l.partition <> p_partition OR l.topic <> p_topic)
 $$;
 
--- The lease that holds a message now: at most one does. Whoever names neither lease nor receipt may mean a delivery that is over.
-CREATE FUNCTION custody.live_lease(p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL)
+-- The lease that holds a message now: at most one does. Whoever names neither lease nor receipt may mean a delivery
+-- that is over.
+CREATE FUNCTION custody.live_lease(
+    p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL
+)
 RETURNS uuid
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -178,23 +194,25 @@ BEGIN
     PERFORM custody.require_partition(t, p_partition) FROM custody.topics t WHERE t.topic_id = v_group.topic_id;
     SELECT l.lease_id INTO v_lease
     FROM custody.position(v_group.group_id, p_partition) f
-    JOIN custody.leases l ON l.group_id = v_group.group_id AND l.partition = p_partition AND l.claim_no >= f.oldest_claim
+    JOIN custody.leases l ON l.group_id = v_group.group_id AND l.partition = p_partition
+        AND l.claim_no >= f.oldest_claim
     WHERE l.held @> p_offset AND l.deadline > coalesce(p_now, clock_timestamp());
     IF NOT FOUND THEN
         PERFORM custody.refuse('lease_lost',
             format('%s/%s: no lease of group %L holds offset %s', p_topic, p_partition, p_group, p_offset),
-            'It was settled before, or its lease has expired: receive it again. With its receipt a repeat is told from a loss.',
+            'It was settled before, or its lease has expired: receive it again. '
+            'With its receipt a repeat is told from a loss.',
             ARRAY[p_offset]);
     END IF;
     RETURN v_lease;
 END $$;
 
--- Claims for several callers, one after the other, until there is nothing to give, p_bytes of payload were given, or half a second
--- is over: the rows of custody.claim for each. A claim that copies dead messages holds the heads of their topic, and nothing is
--- matched under a head: a bound group with such a topic serves one caller.
+-- Claims for several callers, one after the other, until there is nothing to give, p_bytes of payload were given, or
+-- half a second is over: the rows of custody.claim for each. A claim that copies dead messages holds the heads of their
+-- topic, and nothing is matched under a head: a bound group with such a topic serves one caller.
 CREATE FUNCTION custody.claim_each(
-    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[], p_now timestamptz DEFAULT NULL,
-    p_bytes bigint DEFAULT NULL
+    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[],
+    p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
     caller int, lease_id uuid, partition int, deadline timestamptz, reason text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -210,15 +228,16 @@ BEGIN
         SELECT FROM custody.lifecycle_group(p_topic, p_group) g WHERE g.matcher IS NOT NULL AND g.dead_letter = 'topic')
     THEN
         RETURN QUERY
-        SELECT 1, c.* FROM custody.claim(p_topic, p_group, p_max[1], p_visibility[1], p_workers[1], p_partition, p_now, p_bytes) c;
+        SELECT 1, c.* FROM custody.claim(p_topic, p_group, p_max[1], p_visibility[1], p_workers[1], p_partition, p_now,
+                                         p_bytes) c;
         RETURN;
     END IF;
     FOR i IN 1..cardinality(p_max) LOOP
         v_rows := 0;
         FOR caller, lease_id, partition, deadline, reason, "offset", published_at, key, kind, payload, headers,
             attempt, first_delivery, last_error IN
-            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition, p_now, p_bytes,
-                                        i > 1) c
+            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition,
+                                             p_now, p_bytes, i > 1) c
         LOOP
             v_rows := v_rows + 1;
             v_bytes := v_bytes + coalesce(octet_length(payload), 0);
@@ -240,7 +259,8 @@ BEGIN
         PERFORM custody.lifecycle_group(p_topic, p_group);
     END IF;
     RETURN QUERY
-    SELECT h.partition, coalesce(sum(l.remaining), 0)::bigint, extract(epoch FROM v_now - min(l.claimed_at))::double precision
+    SELECT h.partition, coalesce(sum(l.remaining), 0)::bigint,
+           extract(epoch FROM v_now - min(l.claimed_at))::double precision
     FROM custody.heads h
     LEFT JOIN custody.groups g ON g.topic_id = h.topic_id AND NOT g.bare AND g.name = coalesce(p_group, g.name)
     LEFT JOIN LATERAL (

@@ -1,4 +1,5 @@
--- The journal in parts: a full one is left behind by moving the sequence of its entries on to the next, and goes as a whole table.
+-- The journal in parts: a full one is left behind by moving the sequence of its entries on to the next, and goes as a
+-- whole table.
 
 CREATE FUNCTION custody.part_start(p_part int) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT p_part * 1099511627776 $$;
@@ -8,19 +9,22 @@ LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_total_relation_size(to_regclass('custody.journal_' || p_part)), 0)
 $$;
 
-CREATE FUNCTION custody.set_journal_retention(p_time interval DEFAULT NULL, p_bytes bigint DEFAULT NULL) RETURNS custody.journal_settings
+CREATE FUNCTION custody.set_journal_retention(p_time interval DEFAULT NULL, p_bytes bigint DEFAULT NULL)
+RETURNS custody.journal_settings
 LANGUAGE plpgsql AS $$
 DECLARE
     v_settings custody.journal_settings;
 BEGIN
     IF p_time <= '0' OR p_bytes <= 0 THEN
-        PERFORM custody.refuse('invalid_argument', 'times and sizes of a retention are positive', 'Leave out what shall not count.');
+        PERFORM custody.refuse('invalid_argument', 'times and sizes of a retention are positive',
+            'Leave out what shall not count.');
     END IF;
     UPDATE custody.journal_settings SET retention_time = p_time, retention_bytes = p_bytes RETURNING * INTO v_settings;
     RETURN v_settings;
 END $$;
 
--- One step for the journal, as custody.maintain does it for a topic: opened, sealed, dropped or busy; the topic is null.
+-- One step for the journal, as custody.maintain does it for a topic: opened, sealed, dropped or busy; the topic is
+-- null.
 CREATE FUNCTION custody.maintain_journal(p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,7 +57,8 @@ BEGIN
     UPDATE custody.journal_parts SET sealed_at = v_now WHERE part < v_last.part AND sealed_at IS NULL;
     v_done.bytes := custody.part_bytes(v_last.part);
     IF (v_settings.retention_bytes IS NOT NULL AND v_done.bytes >= greatest(v_settings.retention_bytes / 10, 1048576)
-        OR v_settings.retention_time IS NOT NULL AND v_last.created_at <= v_now - greatest(v_settings.retention_time / 10, '1 minute'))
+        OR v_settings.retention_time IS NOT NULL
+        AND v_last.created_at <= v_now - greatest(v_settings.retention_time / 10, '1 minute'))
         AND EXISTS (SELECT FROM custody.journal WHERE entry >= custody.part_start(v_last.part))
     THEN
         v_done.did := custody.open_part(v_last.part + 1, v_now);
@@ -65,7 +70,8 @@ BEGIN
             v_part.sealed_at <= v_now - v_settings.retention_time
             OR v_settings.retention_bytes < (SELECT sum(custody.part_bytes(p.part)) FROM custody.journal_parts p))
         -- a circuit breaker counts what is in its window
-        AND v_part.sealed_at <= v_now - coalesce((SELECT max(breaker_window) FROM custody.groups WHERE breaker_rate IS NOT NULL), '0')
+        AND v_part.sealed_at <= v_now
+            - coalesce((SELECT max(breaker_window) FROM custody.groups WHERE breaker_rate IS NOT NULL), '0')
     THEN
         v_done.segment := v_part.part;
         v_done.bytes := custody.part_bytes(v_part.part);
@@ -78,7 +84,8 @@ END $$;
 CREATE FUNCTION custody.open_part(p_part int, p_now timestamptz) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 BEGIN
-    EXECUTE format('CREATE TABLE custody.journal_%s (LIKE custody.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', p_part);
+    EXECUTE format('CREATE TABLE custody.journal_%s (LIKE custody.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
+        p_part);
     EXECUTE format('ALTER TABLE custody.journal ATTACH PARTITION custody.journal_%s FOR VALUES FROM (%s) TO (%s)',
                    p_part, custody.part_start(p_part), custody.part_start(p_part + 1));
     INSERT INTO custody.journal_parts (part, created_at) VALUES (p_part, p_now);
@@ -87,14 +94,15 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN 'busy';
 END $$;
 
--- New entries go to a part that was attached in an earlier transaction. A statement that began before may not know that part yet
--- and would find no place for its entry: so this comes after the end of all transactions that had the journal when it began.
--- It only looks for them, and locks nobody out; if they take long, it is for another time.
+-- New entries go to a part that was attached in an earlier transaction. A statement that began before may not know that
+-- part yet and would find no place for its entry: so this comes after the end of all transactions that had the journal
+-- when it began. It only looks for them, and locks nobody out; if they take long, it is for another time.
 CREATE FUNCTION custody.move_on(p_part int, p_now timestamptz) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     v_before text[] := ARRAY(SELECT DISTINCT l.virtualtransaction FROM pg_locks l
-                             WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass AND l.pid IS DISTINCT FROM pg_backend_pid()
+                             WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass
+                               AND l.pid IS DISTINCT FROM pg_backend_pid()
                                AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 BEGIN
     IF (SELECT opened_by FROM custody.journal_parts WHERE part = p_part) = pg_current_xact_id_if_assigned() THEN
@@ -112,7 +120,8 @@ BEGIN
     RETURN 'busy';
 END $$;
 
--- Everybody writes to the journal, so everybody would wait behind this: it looks first whether somebody keeps it for long.
+-- Everybody writes to the journal, so everybody would wait behind this: it looks first whether somebody keeps it for
+-- long.
 CREATE FUNCTION custody.drop_part(p_part custody.journal_parts) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 BEGIN

@@ -1,5 +1,5 @@
--- Segments end and go. Retention never passes an unresolved message unless the topic allows it, and keeps the events of dead
--- ones aside.
+-- Segments end and go. Retention never passes an unresolved message unless the topic allows it, and keeps the events of
+-- dead ones aside.
 
 -- Ends the current segment of a topic and opens the next one.
 CREATE FUNCTION custody.seal_segment(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS int
@@ -12,7 +12,8 @@ DECLARE
     v_sealed  int;
 BEGIN
     -- the new table is made before publishers have to wait
-    UPDATE custody.segments SET sealed_at = v_now WHERE topic_id = v_topic.topic_id AND sealed_at IS NULL RETURNING segment_id INTO v_sealed;
+    UPDATE custody.segments SET sealed_at = v_now WHERE topic_id = v_topic.topic_id AND sealed_at IS NULL
+    RETURNING segment_id INTO v_sealed;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     UPDATE custody.segments SET sealed_at = coalesce(p_now, clock_timestamp()) WHERE segment_id = v_sealed;
@@ -42,16 +43,19 @@ LANGUAGE sql STABLE AS $$
         (SELECT min(lower(r.ranges * int8multirange(int8range(p_from, NULL)))) FROM custody.returned r
          WHERE r.group_id = (p_at).group_id AND r.partition = (p_at).partition),
         (SELECT c."offset" FROM custody.cases c
-         WHERE c.group_id = (p_at).group_id AND c.partition = (p_at).partition AND c."offset" >= p_from AND (c.state <> 'dead' OR c.held)
+         WHERE c.group_id = (p_at).group_id AND c.partition = (p_at).partition AND c."offset" >= p_from
+           AND (c.state <> 'dead' OR c.held)
          ORDER BY c."offset" LIMIT 1),
-        (SELECT min(p.first_offset) FROM custody.parked p WHERE p.group_id = (p_at).group_id AND p.partition = (p_at).partition),
+        (SELECT min(p.first_offset) FROM custody.parked p
+         WHERE p.group_id = (p_at).group_id AND p.partition = (p_at).partition),
         (p_at).frontier)
 $$;
 
--- Who keeps a segment from being dropped, by name; null if nobody does. Where the topic lets retention pass what is unresolved, only
--- what is in flight holds it: nothing is taken out of the hands of a worker.
+-- Who keeps a segment from being dropped, by name; null if nobody does. Where the topic lets retention pass what is
+-- unresolved, only what is in flight holds it: nothing is taken out of the hands of a worker.
 CREATE FUNCTION custody.segment_holder(
-    p_segment custody.segments, p_in_flight_only boolean, OUT held_group text, OUT held_partition int, OUT held_offset bigint
+    p_segment custody.segments, p_in_flight_only boolean, OUT held_group text, OUT held_partition int,
+    OUT held_offset bigint
 )
 LANGUAGE sql STABLE AS $$
     SELECT g.name, h.partition, x.lowest
@@ -62,13 +66,14 @@ LANGUAGE sql STABLE AS $$
     CROSS JOIN LATERAL (
         SELECT CASE WHEN NOT p_in_flight_only THEN custody.lowest_unresolved(f, h.first_offset)
                ELSE (SELECT min(lower(l.held * int8multirange(int8range(h.first_offset, NULL)))) FROM custody.leases l
-                     WHERE l.group_id = f.group_id AND l.partition = f.partition AND l.claim_no >= f.oldest_claim) END AS lowest) x
+                     WHERE l.group_id = f.group_id AND l.partition = f.partition
+                       AND l.claim_no >= f.oldest_claim) END AS lowest) x
     WHERE h.topic_id = (p_segment).topic_id AND g.topic_id = (p_segment).topic_id AND x.lowest < e.until
     ORDER BY g.name, h.partition LIMIT 1
 $$;
 
--- A claim reads the log under its cursor, a redrive makes a dead message unresolved under it, and a publish holds its heads: who
--- has all of them has the topic to himself, but for settles.
+-- A claim reads the log under its cursor, a redrive makes a dead message unresolved under it, and a publish holds its
+-- heads: who has all of them has the topic to himself, but for settles.
 CREATE FUNCTION custody.lock_cursors_and_heads(p_topic_id int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -77,8 +82,8 @@ BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = p_topic_id ORDER BY partition FOR UPDATE;
 END $$;
 
--- What was kept for a dead letter that has been redriven and is done by now. It needs no lock: what is below the first offset
--- never gets a case again.
+-- What was kept for a dead letter that has been redriven and is done by now. It needs no lock: what is below the first
+-- offset never gets a case again.
 CREATE FUNCTION custody.forget_kept(p_topic_id int) RETURNS void
 LANGUAGE sql SET enable_seqscan = off AS $$
     DELETE FROM custody.kept_events k
@@ -87,8 +92,9 @@ LANGUAGE sql SET enable_seqscan = off AS $$
                       WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset")
 $$;
 
--- Removes a segment that nobody holds, and returns how many events were kept aside. The caller has the topic, its cursors and its
--- heads. The file goes after the commit, when the locks are gone; under them there is only the catalogue to change.
+-- Removes a segment that nobody holds, and returns how many events were kept aside. The caller has the topic, its
+-- cursors and its heads. The file goes after the commit, when the locks are gone; under them there is only the
+-- catalogue to change.
 CREATE FUNCTION custody.remove_segment(p_segment custody.segments, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -114,7 +120,8 @@ BEGIN
     EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', (p_segment).segment_id);
     EXECUTE format('DROP TABLE custody.log_%s', (p_segment).segment_id);
     PERFORM set_config('lock_timeout', v_timeout, true);
-    UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp()) WHERE s.segment_id = (p_segment).segment_id;
+    UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp())
+    WHERE s.segment_id = (p_segment).segment_id;
     -- a dropped segment is remembered only as long as events of it are kept
     DELETE FROM custody.segment_bounds b USING custody.segments s
     WHERE s.topic_id = v_topic_id AND s.dropped_at IS NOT NULL AND b.segment_id = s.segment_id;
@@ -124,9 +131,11 @@ BEGIN
     RETURN v_kept;
 END $$;
 
--- By hand: drops the sealed segments, oldest first, that were sealed before p_before and hold nothing unresolved. Returns each
--- segment that it looked at; the last one may be kept, and then says which group holds it.
-CREATE FUNCTION custody.drop_segments(p_topic text, p_before timestamptz DEFAULT 'infinity', p_now timestamptz DEFAULT NULL)
+-- By hand: drops the sealed segments, oldest first, that were sealed before p_before and hold nothing unresolved.
+-- Returns each segment that it looked at; the last one may be kept, and then says which group holds it.
+CREATE FUNCTION custody.drop_segments(
+    p_topic text, p_before timestamptz DEFAULT 'infinity', p_now timestamptz DEFAULT NULL
+)
 RETURNS TABLE (segment_id int, dropped boolean, kept_events bigint, held_by text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -138,14 +147,16 @@ BEGIN
     PERFORM custody.forget_kept(v_topic.topic_id);
     PERFORM custody.lock_cursors_and_heads(v_topic.topic_id);
     FOR v_segment IN
-        SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id
+        SELECT * FROM custody.segments s
+        WHERE s.topic_id = v_topic.topic_id AND s.sealed_at < p_before AND s.dropped_at IS NULL ORDER BY s.segment_id
     LOOP
         segment_id := v_segment.segment_id;
         kept_events := 0;
         SELECT * INTO v_holder FROM custody.segment_holder(v_segment, false);
         dropped := v_holder.held_group IS NULL;
         IF NOT dropped THEN
-            held_by := format('group %s, partition %s, offset %s', v_holder.held_group, v_holder.held_partition, v_holder.held_offset);
+            held_by := format('group %s, partition %s, offset %s', v_holder.held_group, v_holder.held_partition,
+                              v_holder.held_offset);
             RETURN NEXT;
             RETURN;
         END IF;

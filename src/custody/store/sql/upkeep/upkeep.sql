@@ -1,5 +1,5 @@
--- What a topic keeps, and the upkeep that sees to it. No process has to run: workers, pipelines and `custody maintain` do a step
--- at a time, each in a transaction of its own, and none of them waits for long.
+-- What a topic keeps, and the upkeep that sees to it. No process has to run: workers, pipelines and `custody maintain`
+-- do a step at a time, each in a transaction of its own, and none of them waits for long.
 
 CREATE FUNCTION custody.set_retention(
     p_topic text, p_time interval DEFAULT NULL, p_bytes bigint DEFAULT NULL, p_segment_time interval DEFAULT NULL,
@@ -10,15 +10,19 @@ DECLARE
     v_topic custody.topics := custody.lock_topic(p_topic);
 BEGIN
     IF p_time <= '0' OR p_bytes <= 0 OR p_segment_time <= '0' OR p_segment_bytes <= 0 THEN
-        PERFORM custody.refuse('invalid_argument', 'times and sizes of a retention are positive', 'Leave out what shall not count.');
-    ELSIF p_time IS NULL AND p_bytes IS NULL AND (p_segment_time IS NOT NULL OR p_segment_bytes IS NOT NULL OR p_drop_unresolved) THEN
+        PERFORM custody.refuse('invalid_argument', 'times and sizes of a retention are positive',
+            'Leave out what shall not count.');
+    ELSIF p_time IS NULL AND p_bytes IS NULL
+        AND (p_segment_time IS NOT NULL OR p_segment_bytes IS NOT NULL OR p_drop_unresolved) THEN
         PERFORM custody.refuse('invalid_argument', 'a retention needs a time or a size');
     END IF;
     UPDATE custody.topics t SET
         retention_time = p_time, retention_bytes = p_bytes, drop_unresolved = p_drop_unresolved,
         -- a tenth of what is kept, within reason: a segment is a table, and the granularity of what goes
-        segment_time = coalesce(p_segment_time, CASE WHEN p_time IS NOT NULL THEN greatest(p_time / 10, '1 minute') END),
-        segment_bytes = coalesce(p_segment_bytes, CASE WHEN p_bytes IS NOT NULL THEN greatest(p_bytes / 10, 1048576) END)
+        segment_time = coalesce(p_segment_time,
+                                CASE WHEN p_time IS NOT NULL THEN greatest(p_time / 10, '1 minute') END),
+        segment_bytes = coalesce(p_segment_bytes,
+                                 CASE WHEN p_bytes IS NOT NULL THEN greatest(p_bytes / 10, 1048576) END)
     WHERE t.topic_id = v_topic.topic_id
     RETURNING t.* INTO v_topic;
     RETURN v_topic;
@@ -31,8 +35,10 @@ $$;
 
 CREATE FUNCTION custody.segment_messages(p_segment custody.segments) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(coalesce(custody.segment_end(p_segment, h.partition), (custody.tail(h)).next_offset) - b.first_offset), 0)::bigint
-    FROM custody.heads h JOIN custody.segment_bounds b ON b.segment_id = (p_segment).segment_id AND b.partition = h.partition
+    SELECT coalesce(sum(coalesce(custody.segment_end(p_segment, h.partition), (custody.tail(h)).next_offset)
+                        - b.first_offset), 0)::bigint
+    FROM custody.heads h
+    JOIN custody.segment_bounds b ON b.segment_id = (p_segment).segment_id AND b.partition = h.partition
     WHERE h.topic_id = (p_segment).topic_id
 $$;
 
@@ -42,8 +48,9 @@ CREATE TYPE custody.upkeep AS (
     held_group text, held_partition int, held_offset bigint
 );
 
--- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped. It waits for nobody
--- longer than its time-out for each lock. Others wait for what a drop does under them, which grows with partitions and groups.
+-- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped. It waits for
+-- nobody longer than its time-out for each lock. Others wait for what a drop does under them, which grows with
+-- partitions and groups.
 CREATE FUNCTION custody.maintain(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
 LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
@@ -76,7 +83,8 @@ BEGIN
             END IF;
         END IF;
         SELECT * INTO v_segment FROM custody.segments s
-        WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL AND s.sealed_at IS NOT NULL ORDER BY s.segment_id LIMIT 1;
+        WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL AND s.sealed_at IS NOT NULL
+        ORDER BY s.segment_id LIMIT 1;
         IF NOT FOUND OR NOT custody.beyond_retention(v_topic, v_segment, v_now) THEN
             RETURN;
         END IF;
@@ -91,16 +99,19 @@ BEGIN
 END $$;
 
 -- A segment was sealed after its newest message was published: when it has been sealed for so long, all of it is older.
-CREATE FUNCTION custody.beyond_retention(p_topic custody.topics, p_segment custody.segments, p_now timestamptz) RETURNS boolean
+CREATE FUNCTION custody.beyond_retention(p_topic custody.topics, p_segment custody.segments, p_now timestamptz)
+RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT coalesce((p_segment).sealed_at <= p_now - (p_topic).retention_time, false)
         OR coalesce((p_topic).retention_bytes < (SELECT sum(custody.segment_bytes(s.segment_id)) FROM custody.segments s
                                                  WHERE s.topic_id = (p_topic).topic_id AND s.dropped_at IS NULL), false)
 $$;
 
--- The tables are taken before the rows: while it waits for a long reader of the log, if only for a moment, no claim and no publish
--- waits for it.
-CREATE FUNCTION custody.drop_unless_held(p_topic custody.topics, p_segment custody.segments, p_done custody.upkeep, p_now timestamptz)
+-- The tables are taken before the rows: while it waits for a long reader of the log, if only for a moment, no claim and
+-- no publish waits for it.
+CREATE FUNCTION custody.drop_unless_held(
+    p_topic custody.topics, p_segment custody.segments, p_done custody.upkeep, p_now timestamptz
+)
 RETURNS custody.upkeep
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -110,7 +121,8 @@ BEGIN
     SELECT * INTO v_holder FROM custody.segment_holder(p_segment, false);
     IF v_holder.held_group IS NULL OR (p_topic).drop_unresolved THEN
         PERFORM custody.forget_kept((p_topic).topic_id);
-        EXECUTE format('LOCK TABLE ONLY custody.log, ONLY custody.log_%s IN ACCESS EXCLUSIVE MODE', (p_segment).segment_id);
+        EXECUTE format('LOCK TABLE ONLY custody.log, ONLY custody.log_%s IN ACCESS EXCLUSIVE MODE',
+            (p_segment).segment_id);
         PERFORM custody.lock_cursors_and_heads((p_topic).topic_id);
         IF (p_topic).drop_unresolved THEN
             PERFORM custody.fold_segment(p_segment, coalesce(p_now, clock_timestamp()));
@@ -124,7 +136,8 @@ BEGIN
         p_done.held_offset := v_holder.held_offset;
         RETURN p_done;
     END IF;
-    p_done.lost := CASE WHEN (p_topic).drop_unresolved THEN custody.pass_segment(p_segment, coalesce(p_now, clock_timestamp())) ELSE 0 END;
+    p_done.lost := CASE WHEN (p_topic).drop_unresolved
+                        THEN custody.pass_segment(p_segment, coalesce(p_now, clock_timestamp())) ELSE 0 END;
     p_done.kept := custody.remove_segment(p_segment, p_now);
     p_done.did := 'dropped';
     RETURN p_done;
@@ -136,11 +149,12 @@ LANGUAGE sql STABLE AS $$
     SELECT name FROM custody.topics WHERE retention_time IS NOT NULL OR retention_bytes IS NOT NULL ORDER BY name
 $$;
 
--- The segments of a topic that are there, oldest first, and what holds the oldest one, or would hold it once it is sealed.
+-- The segments of a topic that are there, oldest first, and what holds the oldest one, or would hold it once it is
+-- sealed.
 CREATE FUNCTION custody.describe_segments(p_topic text)
 RETURNS TABLE (
-    segment int, created_at timestamptz, sealed_at timestamptz, messages bigint, bytes bigint, from_time timestamptz, until_time timestamptz,
-    held_group text, held_partition int, held_offset bigint
+    segment int, created_at timestamptz, sealed_at timestamptz, messages bigint, bytes bigint, from_time timestamptz,
+    until_time timestamptz, held_group text, held_partition int, held_offset bigint
 )
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -148,7 +162,8 @@ DECLARE
     v_segment custody.segments;
     v_first   boolean := true;
 BEGIN
-    FOR v_segment IN SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL ORDER BY s.segment_id LOOP
+    FOR v_segment IN SELECT * FROM custody.segments s WHERE s.topic_id = v_topic.topic_id AND s.dropped_at IS NULL
+        ORDER BY s.segment_id LOOP
         segment := v_segment.segment_id;
         created_at := v_segment.created_at;
         sealed_at := v_segment.sealed_at;
@@ -157,8 +172,10 @@ BEGIN
         EXECUTE format(
             'SELECT min(f.published_at), max(l.published_at)
              FROM custody.heads h
-             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition ORDER BY "offset" LIMIT 1) f
-             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition ORDER BY "offset" DESC LIMIT 1) l
+             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition
+                                 ORDER BY "offset" LIMIT 1) f
+             CROSS JOIN LATERAL (SELECT published_at FROM custody.log_%1$s WHERE partition = h.partition
+                                 ORDER BY "offset" DESC LIMIT 1) l
              WHERE h.topic_id = $1', segment) INTO from_time, until_time USING v_topic.topic_id;
         held_group := NULL;
         held_partition := NULL;
