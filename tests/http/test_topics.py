@@ -49,7 +49,8 @@ def test_a_topic_goes_with_everything_in_it(http_: Http) -> None:
     make(http_, group="stock")
     publish(http_, 1)
     gone = http_("DELETE", "/topics/orders")
-    assert (gone.status, gone.body, gone.headers.get("content-type")) == (204, b"", None)
+    assert (gone.status, gone.body) == (204, b"")
+    assert not {"content-type", "content-length"} & set(gone.headers)
     for answer in (
         http_("DELETE", "/topics/orders"),
         http_.get("/topics/orders"),

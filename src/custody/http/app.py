@@ -1,24 +1,35 @@
-"""The application: FastAPI with a route for each operation, behind the middleware."""
+"""The ASGI application: checks origin and API key, calls the operation of the path, and logs the request."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
 
-from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.routing import compile_path
-
-from custody.errors import MethodNotAllowed, NoSuchPath
+from custody import tracing
+from custody.errors import CustodyError, MethodNotAllowed, NoSuchPath
 from custody.http import groups, inspecting, producers, publishing, receiving, settling, topics
 from custody.http.answer import Answer
-from custody.http.dispatch import failed
-from custody.http.middleware import Middleware
+from custody.http.asgi import Message, Receive, Scope, Send, send_answer
+from custody.http.call import Call
+from custody.http.dispatch import answer, failed
 from custody.http.openapi import describe, page
-from custody.http.operation import Operation
+from custody.http.operation import Operation, Table
+from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared
+from custody.http.rights import ANYBODY, Caller
+from custody.http.routes import Routes
 from custody.http.state import State
+
+access = logging.getLogger("custody.http.access")
+
+NOT_KEPT = (b"cache-control", b"no-store")
+"""A receive is a GET: something in between that kept its answer would give one lease to many."""
+PIECE = 64 * 1024
+"""So much of an answer is given to the connection at a time."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
+_WORKER = re.compile(rb"[\x21-\x7e]{1,200}\Z")
 
 # where one path fits two operations, the first counts: names before placeholders
 OPERATIONS: list[Operation] = [
@@ -28,80 +39,175 @@ OPERATIONS: list[Operation] = [
 ]
 
 
-def application(state: State) -> Middleware:
-    """The whole door on an open state; it is opened and closed with the server."""
+class Request:
+    """What is known of a request before it is read."""
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        state.open()
+    __slots__ = ("caller", "headers", "request_id", "route", "worker")
+
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        given = headers.get(b"x-request-id", b"")
+        self.headers = headers
+        self.request_id = given.decode() if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        self.caller: Caller = ANYBODY
+        self.worker = "http"
+        self.route = "-"
+
+
+class Application:
+    """The whole HTTP interface on a state, which is opened and closed with the server."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._routes = Routes([*OPERATIONS, *_documents()])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._state.open()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._state.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        request = Request(dict(scope["headers"]))
+        status = 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *self._extra(request)]
+            elif len(message.get("body", b"")) > PIECE:
+                await self._in_pieces(send, message["body"])
+                return
+            await send(message)
+
         try:
-            yield
+            await send_answer(sending, await self._answer(scope, receive, request))
         finally:
-            await state.close()
+            self._note(scope, request, status, time.perf_counter() - began)
 
-    app = FastAPI(
-        title="Custody",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        # spans are the middleware's: FastAPI does not see the calls that messages travel by
-        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
-    )
-    app.router.redirect_slashes = False  # a path is right or wrong
-    middleware = Middleware(app, state, OPERATIONS)
-    for operation in OPERATIONS:
-        app.add_api_route(
-            # a producer's id may be any text, a slash included
-            operation.path.replace("{producer_id}", "{producer_id:path}"),
-            _endpoint(middleware, operation),
-            methods=[operation.method],
-            name=operation.name,
-            response_model=None,
-            include_in_schema=False,  # FastAPI would describe none of it: bodies are read by msgspec
-        )
-    document, html = describe(OPERATIONS), page(OPERATIONS)
+    async def _in_pieces(self, send: Send, body: bytes) -> None:
+        """A large answer goes out as fast as the client takes it, and is counted meanwhile."""
+        held = self._state.answers.hold(len(body))
+        try:
+            for start in range(0, len(body), PIECE):
+                more = start + PIECE < len(body)
+                await send({"type": "http.response.body", "body": body[start : start + PIECE], "more_body": more})
+        finally:
+            self._state.answers.give(held)
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return Response(document, media_type="application/json")
+    async def _answer(self, scope: Scope, receive: Receive, request: Request) -> Answer:
+        if is_preflight(scope["method"], request.headers):
+            return self._preflight(scope, request)
+        found = self._routes.find(scope["method"], scope["path"])
+        others = self._routes.at(scope["path"]) if found is None else [found[0]]
+        refused = await self._refused(scope, request, open=bool(others) and all(other.open for other in others))
+        if refused is not None:
+            return refused
+        if found is None:
+            return _unknown(scope, request, list(dict.fromkeys(other.method for other in others)))
+        operation, params = found
+        request.route = operation.path
+        with tracing.serving(operation.method, operation.path, request.headers) as span:
+            answered = await answer(
+                self._state,
+                operation,
+                params=params,
+                query_string=scope["query_string"],
+                headers=request.headers,
+                receive=receive,
+                caller=request.caller,
+                worker=request.worker,
+                request_id=request.request_id,
+            )
+            span.answered(answered.status)
+        return answered
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(html, media_type="text/html")
+    async def _refused(self, scope: Scope, request: Request, *, open: bool) -> Answer | None:
+        """The answer to whoever may not come in; None lets it pass. What is `open` needs no key."""
+        settings = self._state.settings
+        try:
+            require_origin(request.headers, scope.get("scheme", "http"), settings, open=open)
+            # whoever watches the server wants to hear of it just when the database is away
+            stale = scope["path"] == "/metrics"
+            request.caller = await self._state.authenticate(request.headers, open=open, stale=stale)
+            if not self._state.keys.needed:
+                require_host(request.headers, settings)
+        except CustodyError as error:
+            return failed(error, request.request_id)
+        if not open:
+            scope["custody.connection"].trust()
+        named = request.headers.get(b"x-custody-worker", b"")
+        if request.caller.name is not None:  # in the journal nobody goes under the name of another key
+            request.worker = request.caller.name
+        if _WORKER.match(named):
+            own = named.decode()
+            request.worker = own if request.caller.name is None else f"{request.caller.name}/{own}"
+        return None
 
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return _response(_unknown(request, error))
+    def _preflight(self, scope: Scope, request: Request) -> Answer:
+        """The answer to a browser that asks whether a page may call. It shows no key for that."""
+        request.route = "preflight"
+        try:
+            require_origin(request.headers, scope.get("scheme", "http"), self._state.settings, open=False)
+        except CustodyError as error:
+            return failed(error, request.request_id)
+        return preflight(request.headers, self._state.settings)
 
-    return middleware
+    def _extra(self, request: Request) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"x-request-id", request.request_id.encode()),
+            NOT_KEPT,
+            *shared(request.headers, self._state.settings),
+        ]
+
+    def _note(self, scope: Scope, request: Request, status: int, took: float) -> None:
+        self._state.observe(scope["method"], request.route, status, took)
+        if access.isEnabledFor(logging.INFO):
+            access.info(
+                "request",
+                extra={
+                    "custody": {
+                        "request_id": request.request_id,
+                        "method": scope["method"],
+                        "route": request.route,
+                        "status": status,
+                        "ms": round(took * 1000, 3),
+                        "key": request.caller.name,
+                        "client": (scope.get("client") or ("-",))[0],
+                    }
+                },
+            )
 
 
-def _endpoint(middleware: Middleware, operation: Operation) -> Any:
-    async def endpoint(request: Request) -> Response:
-        return _response(await middleware.perform(operation, request.scope, request.receive, request.path_params))
+def _documents() -> list[Operation]:
+    """What describes the operations. It does not describe itself."""
+    table = Table("documents")
+    document, html = describe(OPERATIONS), page(OPERATIONS).encode()
 
-    return endpoint
+    @table.operation("GET", "/openapi.json", answer=None, open=True)
+    async def openapi(_call: Call) -> Answer:
+        return Answer(document)
 
+    @table.operation("GET", "/docs", answer=None, open=True)
+    async def docs(_call: Call) -> Answer:
+        return Answer(html, content_type=b"text/html; charset=utf-8")
 
-def _response(answer: Answer) -> Response:
-    response = Response(answer.body, answer.status, media_type=answer.content_type.decode() if answer.body else None)
-    for name, value in answer.headers:
-        response.headers.append(name.decode(), value.decode())
-    return response
-
-
-_PATHS = [(compile_path(operation.path)[0], operation.method) for operation in OPERATIONS]
-
-
-def _methods(path: str) -> list[str]:
-    """What a path can be called with."""
-    return list(dict.fromkeys(method for pattern, method in _PATHS if pattern.match(path))) or ["GET"]
+    return table.operations
 
 
-def _unknown(request: Request, error: HTTPException) -> Answer:
-    request_id = request.scope["custody"].request_id
-    if error.status_code == 405:
-        answer = failed(MethodNotAllowed(f"{request.method} is not for {request.url.path}"), request_id)
-        return Answer(answer.body, answer.status, ((b"allow", ", ".join(_methods(request.scope["path"])).encode()),))
-    return failed(NoSuchPath(f"there is nothing at {request.url.path}", "See /docs for what there is."), request_id)
+def _unknown(scope: Scope, request: Request, methods: list[str]) -> Answer:
+    """The answer to a call that there is not: its path has these methods, or is none."""
+    path = scope["path"]
+    if not methods:
+        return failed(NoSuchPath(f"there is nothing at {path}", "See /docs for what there is."), request.request_id)
+    refused = failed(MethodNotAllowed(f"{scope['method']} is not for {path}"), request.request_id)
+    return Answer(refused.body, refused.status, ((b"allow", ", ".join(methods).encode()),))

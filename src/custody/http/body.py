@@ -7,9 +7,8 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive
-
 from custody.errors import InvalidArgument, InvalidJson, RequestTimeout, TooLarge, UnsupportedEncoding
+from custody.http.asgi import Receive
 
 if TYPE_CHECKING:
     from custody.http.state import State

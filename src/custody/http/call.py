@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from msgspec import UNSET
-from starlette.types import Receive
 
 from custody.errors import InvalidArgument, TooLarge
+from custody.http.asgi import Receive
 from custody.http.rights import Caller, Right
 
 if TYPE_CHECKING:

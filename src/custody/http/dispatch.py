@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive
 
 from custody.errors import (
     CustodyError,
@@ -22,6 +21,7 @@ from custody.errors import (
     UnsupportedEncoding,
 )
 from custody.http.answer import Answer
+from custody.http.asgi import Receive
 from custody.http.body import Body
 from custody.http.call import Call
 from custody.http.operation import Operation

@@ -17,7 +17,7 @@ import uvicorn
 
 from custody.engine import Custody
 from custody.errors import InvalidConfig, KeysNeeded
-from custody.http.app import application
+from custody.http.app import Application
 from custody.http.protocol import bounded
 from custody.http.settings import Settings
 from custody.http.state import State
@@ -43,7 +43,7 @@ class Server:
         self._require_keys()
         self._socket = bound(settings)
         config = uvicorn.Config(
-            application(self._state),
+            Application(self._state),
             http=bounded(
                 self._state.connections,
                 head_timeout=seconds(settings.body_timeout),
