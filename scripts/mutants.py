@@ -60,7 +60,7 @@ PARTS = {
     ],
     "outbox": ["tests/outbox", "tests/outbox_conformance", "tests/property/test_outbox_machine.py"],
     "pipelines": ["tests/integration/test_pipelines.py", "tests/integration/test_dead_letter_pipelines.py"],
-    "server": ["tests/integration/test_together.py", "tests/integration/test_apikeys.py"],
+    "server": ["tests/integration/test_coalesced.py", "tests/integration/test_apikeys.py"],
     "upkeep": [f"tests/integration/test_{noun}.py" for noun in ("retention", "upkeep", "journal")],
 }
 """Tests of each folder of SQL; tests/interleaving runs for all of them."""
@@ -88,9 +88,7 @@ class Mutant:
 
 
 def files() -> list[Path]:
-    return sorted(
-        path for path in (ROOT / SQL).rglob("*.sql") if path.parent.name not in ("schema", "insights", "sql")
-    )
+    return sorted(path for path in (ROOT / SQL).rglob("*.sql") if path.parent.name not in ("schema", "insights", "sql"))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:

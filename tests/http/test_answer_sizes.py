@@ -11,9 +11,9 @@ import pytest
 from tests.http.conftest import Http
 
 import custody
+from custody.coalesced import Claim
 from custody.engine import serving
 from custody.remote import publishing
-from custody.together import Claim
 
 pytestmark = pytest.mark.core
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from custody.coalesced import BLOCKED
 from custody.errors import QueueFull
 from custody.http.coalesce import Coalescer
-from custody.together import BLOCKED
 
 
 class Slow:

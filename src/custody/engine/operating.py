@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from custody import insights, redrive, together
+from custody import coalesced, insights, redrive
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.insights import GroupFigures, HandlingTime, Server, TopicFigures
@@ -140,7 +140,7 @@ class Operating(Base):
 
     def in_flight(self, topic: str, group: str | None = None) -> dict[int, tuple[int, float | None]]:
         """For each partition how many messages are leased, and since how many seconds the oldest of them."""
-        return together.in_flight(self._db, topic, group, now=self._now())
+        return coalesced.in_flight(self._db, topic, group, now=self._now())
 
     def handling_times(self, topic: str | None = None, group: str | None = None) -> list[HandlingTime]:
         """How long recent leases took, for each group: what a visibility timeout has to cover."""

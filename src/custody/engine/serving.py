@@ -8,9 +8,10 @@ from uuid import UUID
 
 from msgspec import UnsetType
 
-from custody import apikeys, redrive, together
+from custody import apikeys, coalesced, redrive
 from custody.apikeys import Ring
 from custody.claim import Lease
+from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.codec import decode_raw
 from custody.engine import Custody
 from custody.errors import CustodyError
@@ -20,7 +21,6 @@ from custody.policy import Policy
 from custody.retention import Retention
 from custody.routing import Binding
 from custody.store.notify import Listener
-from custody.together import Ack, Claim, Placed, Publish
 
 LARGEST_ANSWER = 16 * 2**20
 """An answer ends with the message that reaches so many bytes of payload."""
@@ -44,9 +44,9 @@ class ServerVerbs:
     def publish_each(self, callers: Sequence[Publish], *, patient: bool = True) -> list[Placed | CustodyError]:
         """Many publishes, each all or nothing, of any topics. For each caller its receipts, or why it was refused.
 
-        Not `patient`: whoever would hold up the others is answered `together.BLOCKED`, and nothing was done for it.
+        Not `patient`: whoever would hold up the others is answered `coalesced.BLOCKED`, and nothing was done for it.
         """
-        answers = together.Publishes(
+        answers = coalesced.Publishes(
             self._db,
             callers,
             layout_of=self._engine._layout_of,
@@ -66,26 +66,26 @@ class ServerVerbs:
 
     def ack_each(self, callers: Sequence[Ack], *, patient: bool = True) -> list[Settled | CustodyError]:
         """Many acks; for each caller what it settled, or why it was refused; not `patient` as for `publish_each`."""
-        return together.ack_each(self._db, callers, patient=patient, now=self._now())
+        return coalesced.ack_each(self._db, callers, patient=patient, now=self._now())
 
     def claim_each(self, topic: str, group: str, partition: int | None, callers: Sequence[Claim]) -> list[Lease]:
         """Leases for the callers, in their order, until there is nothing left; JSON payloads are `msgspec.Raw`."""
         settler = self._engine._settler()
-        return together.claim_each(
+        return coalesced.claim_each(
             self._db, settler, topic, group, partition, callers, max_bytes=LARGEST_ANSWER, now=self._now()
         )
 
     def next_due_in(self, topic: str, group: str, partition: int | None) -> float | None:
         """Seconds until something that these callers wait for is due by itself; None if nothing is."""
-        return together.next_due(self._db, topic, group, partition, now=self._now())
+        return coalesced.next_due(self._db, topic, group, partition, now=self._now())
 
     def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
         """The topic, group and partition of a lease, or None if it is not known, or not any more."""
-        return together.lease_place(self._db, lease_id)
+        return coalesced.lease_place(self._db, lease_id)
 
     def live_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
         """The lease that holds a message now; else `lease_lost`."""
-        return together.live_lease(self._db, topic, group, partition, offset, now=self._now())
+        return coalesced.live_lease(self._db, topic, group, partition, offset, now=self._now())
 
     def change_group(
         self,

@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Generic, TypeVar
 
+from custody.coalesced import BLOCKED
 from custody.errors import CustodyError
-from custody.together import BLOCKED
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from custody.claim import Lease
+from custody.coalesced import Claim
 from custody.errors import CustodyError, Transient
-from custody.together import Claim
 
 logger = logging.getLogger(__name__)
 

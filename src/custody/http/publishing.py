@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from custody import tracing
+from custody.coalesced import Publish
 from custody.errors import InvalidArgument
 from custody.http.answer import Answer
 from custody.http.call import Call
@@ -17,7 +18,6 @@ from custody.http.operation import Table
 from custody.model import Delayed, Outgoing, Receipt
 from custody.plain import plain
 from custody.producer import producer_identity
-from custody.together import Publish
 from custody.wire.answers import AddedOut, CountOut
 from custody.wire.messages import DelayedOut, MessageOut, PlacedOut, ReceiptsOut
 from custody.wire.queries import DelayedQuery, ReadQuery

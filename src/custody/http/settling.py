@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from custody.coalesced import Ack
 from custody.errors import CustodyError, InvalidArgument, LeaseLost
 from custody.http.answer import Answer
 from custody.http.call import Call, lease_of_receipt
@@ -16,7 +17,6 @@ from custody.http.operation import Table
 from custody.model import DEFAULT_GROUP, Settled
 from custody.outcomes import Kind, Outcome
 from custody.settle import REMEDY
-from custody.together import Ack
 from custody.wire.answers import DeadlineOut, SettledOut
 from custody.wire.requests import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from custody.claim import Lease
+from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.engine import Custody
 from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
@@ -29,7 +30,6 @@ from custody.http.threads import Threads, in_thread
 from custody.model import DEFAULT_GROUP, Settled
 from custody.policy import seconds
 from custody.retention import size_in_bytes
-from custody.together import Ack, Claim, Placed, Publish
 from custody.upkeep import EVERY, keep_up
 
 logger = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from itertools import groupby
 from typing import Any
 
 from custody import delays
+from custody.coalesced.blocking import BLOCKED
 from custody.codec import Encoded, arrays, encode_message
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
 from custody.model import Delayed, Outgoing, Receipt
 from custody.placement import PLACED_WRONGLY, Layout, place
 from custody.policy import seconds_or_none
 from custody.store.postgres import Database, Row
-from custody.together.blocking import BLOCKED
 
 _ERRORS = by_code()
 _PLACED_WRONGLY = {error.code for error in PLACED_WRONGLY}

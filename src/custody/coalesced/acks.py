@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from custody.coalesced.blocking import BLOCKED
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, by_code
 from custody.model import Settled
 from custody.settle import lease_lost
 from custody.store.postgres import Database, Row
-from custody.together.blocking import BLOCKED
 
 _ERRORS = by_code()
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 import custody
+from custody.coalesced import Ack, Claim, Publish
 from custody.engine.serving import ServerVerbs
 from custody.errors import CustodyError, LeaseLost
 from custody.model import Outgoing
-from custody.together import Ack, Claim, Publish
 
 pytestmark = pytest.mark.core
 

@@ -1,9 +1,9 @@
 """What a server asks for many callers at once: one transaction and one fsync for all, and for each its own answer."""
 
-from custody.together.acks import Ack, ack_each
-from custody.together.blocking import BLOCKED
-from custody.together.claims import Claim, claim_each, in_flight, lease_place, live_lease, next_due
-from custody.together.publishes import Placed, Publish, Publishes
+from custody.coalesced.acks import Ack, ack_each
+from custody.coalesced.blocking import BLOCKED
+from custody.coalesced.claims import Claim, claim_each, in_flight, lease_place, live_lease, next_due
+from custody.coalesced.publishes import Placed, Publish, Publishes
 
 __all__ = [
     "Publish", "Publishes", "Placed", "Ack", "ack_each", "Claim", "claim_each", "BLOCKED",

@@ -14,9 +14,9 @@ from tests.waiting import wait_for
 
 import custody
 from custody import errors
+from custody.coalesced import Ack, Claim, Publish
 from custody.engine.serving import ServerVerbs
 from custody.model import Delayed, Outgoing, Receipt, Settled
-from custody.together import Ack, Claim, Publish
 
 pytestmark = pytest.mark.core
 
