@@ -31,7 +31,7 @@ from custody.outcomes import Outcome, outcome_of
 from custody.policy import Duration, seconds, seconds_or_none
 from custody.upkeep import EVERY, keep_up
 from custody.worker.calling import Caller, Handler, NotBegun
-from custody.worker.hand import HeldLease, Run, Track, held, tracks
+from custody.worker.leases import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
 
 logger = logging.getLogger(__name__)

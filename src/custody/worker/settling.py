@@ -13,7 +13,7 @@ from custody.elapsed import elapsed
 from custody.errors import LeaseLost, Transient
 from custody.model import Message, Settled
 from custody.outcomes import Outcome
-from custody.worker.hand import HeldLease
+from custody.worker.leases import HeldLease
 
 logger = logging.getLogger(__name__)
 

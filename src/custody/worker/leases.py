@@ -1,4 +1,4 @@
-"""What the worker has in its hands: leases, and tracks of messages that must be handled one after the other."""
+"""What the worker holds: leases, and tracks of messages that must be handled one after the other."""
 
 from __future__ import annotations
 
