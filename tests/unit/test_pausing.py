@@ -6,7 +6,7 @@ import pytest
 
 from custody import Constant, Exponential, Linear
 from custody.policy import Backoff
-from custody.relay.pausing import Outages, delay
+from custody.relay.outages import Outages, delay
 
 
 @pytest.mark.req("O5")

@@ -13,7 +13,7 @@ from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, Transient
 from custody.policy import Backoff
 from custody.relay.batch import Batch, Result
-from custody.relay.pausing import delay
+from custody.relay.outages import delay
 from custody.relay.publisher import Claimed
 from custody.relay.registry import Registry
 from custody.settle import storable

@@ -23,7 +23,7 @@ from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
 from custody.relay.claims import Claims
-from custody.relay.pausing import Outages
+from custody.relay.outages import Outages
 from custody.relay.registry import Publishers, Registry
 from custody.relay.running import Running
 from custody.relay.threads import Threads

@@ -16,7 +16,7 @@ from custody.errors import Transient
 from custody.outbox.events import shown
 from custody.relay.batch import Batch, Heard, Result
 from custody.relay.claims import Claims
-from custody.relay.pausing import Outages
+from custody.relay.outages import Outages
 from custody.relay.threads import Threads
 
 logger = logging.getLogger(__name__)
