@@ -19,7 +19,6 @@ from custody.cli import (
     doctor,
     groups,
     inspect,
-    keeping,
     operate,
     outbox,
     pipeline,
@@ -28,6 +27,7 @@ from custody.cli import (
     serve,
     topics,
     transactions,
+    upkeep,
     work,
 )
 from custody.cli.door import Door, door_of
@@ -135,8 +135,8 @@ def command() -> Callable[..., Any]:
     app.add_typer(transactions.app, name="transactions")
     app.command()(inspect.trace)
     app.command()(inspect.stats)
-    app.command()(keeping.maintain)
-    app.command()(keeping.journal)
+    app.command()(upkeep.maintain)
+    app.command()(upkeep.journal)
     app.command()(demo.demo)
     app.command()(doctor.migrate)
     app.command()(doctor.doctor)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from custody.cli import arguments, keeping, render
+from custody.cli import arguments, render, upkeep
 from custody.cli.arguments import Topic, Yes
 from custody.cli.door import counted, door_of
-from custody.cli.keeping import DropUnresolved, RetentionSize, RetentionTime, SegmentSize, SegmentTime
+from custody.cli.upkeep import DropUnresolved, RetentionSize, RetentionTime, SegmentSize, SegmentTime
 from custody.lanes import priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
@@ -66,7 +66,7 @@ def create(
 ) -> None:
     """Create a topic."""
     door = door_of(ctx)
-    retention = keeping.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
+    retention = upkeep.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
     with door.connect() as c:
         made = c.create_topic(
             topic,
@@ -106,7 +106,7 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             ),
             "messages": found.message_count,
             "groups": ", ".join(group.name for group in groups) or None,
-            "retention": keeping.described(found.retention),
+            "retention": upkeep.described(found.retention),
             "size": render.size(sum(segment.bytes for segment in segments)),
             "dead letters kept aside": kept.events,
         }
@@ -118,7 +118,7 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
         for partition, (first, tail) in bounds
     ]
     door.table(["partition", *lane, "first offset", "next offset", "messages"], rows, empty="")
-    keeping.show_segments(door, segments)
+    upkeep.show_segments(door, segments)
 
 
 @app.command()
@@ -134,14 +134,14 @@ def retain(
 ) -> None:
     """Say how much of a topic is kept, by time and size. Whole segments go, oldest first."""
     door = door_of(ctx)
-    retention = keeping.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
+    retention = upkeep.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
     if everything == (retention is not None):
         raise typer.BadParameter("say what to keep: --retention-time or --retention-size, or --everything")
     with door.connect() as c:
         found = c.set_retention(topic, retention)
     if door.json:
         door.emit(found)
-    door.say(f"topic {topic}: {keeping.described(found.retention)}")
+    door.say(f"topic {topic}: {upkeep.described(found.retention)}")
 
 
 @app.command()
