@@ -174,7 +174,7 @@ def _messages(
             offset=offset,
             key=key,
             payload=data if kind == "b" else decode(kind, data),
-            headers=headers or {} if attempt == 1 else told(headers, attempt, first_delivery, last_error),
+            headers=headers or {} if attempt == 1 else redelivery_headers(headers, attempt, first_delivery, last_error),
             attempt=attempt,
             published_at=published_at,
             topic_uid=uid,
@@ -183,7 +183,7 @@ def _messages(
     ]
 
 
-def told(
+def redelivery_headers(
     headers: dict[str, str] | None, attempt: int, first_delivery: datetime | None, last_error: str | None
 ) -> dict[str, str]:
     """The headers of a message that was delivered before."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from custody import codec, delays
-from custody.claim import told
+from custody.claim import redelivery_headers
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
 from custody.handlers import require_finished
 from custody.lanes import priority_of
@@ -359,7 +359,7 @@ def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> 
         if entry >= 0:
             earlier = events.attempts[entry]
             attempt = earlier.attempt
-            named = told(named, attempt, earlier.first_delivery, earlier.last_error)
+            named = redelivery_headers(named, attempt, earlier.first_delivery, earlier.last_error)
         malformed = None
         try:
             payload = decode(kind, data)

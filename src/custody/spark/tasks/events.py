@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from custody import arrow
-from custody.claim import told
+from custody.claim import redelivery_headers
 from custody.errors import ClaimLost, InvalidPayload
 from custody.pipelines import Ranges
 from custody.spark.faults import SecondTry
@@ -144,7 +144,7 @@ def frame_columns(events: Events) -> pa.RecordBatch:
     for n in np.flatnonzero(events.before >= 0).tolist():
         before = events.attempts[events.before[n]]
         attempt[n] = before.attempt
-        headers[n] = told(headers[n], before.attempt, before.first_delivery, before.last_error)
+        headers[n] = redelivery_headers(headers[n], before.attempt, before.first_delivery, before.last_error)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(events.claim, pa.int64()), count),
