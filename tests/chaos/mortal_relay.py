@@ -22,7 +22,7 @@ import psycopg
 import custody
 from custody.errors import PublisherUnavailable, PublishFailed
 from custody.relay import Claimed, CustodyPublisher, Publisher, Relay, loop
-from custody.relay.claims import Claims
+from custody.relay.claims import OutboxClaims
 
 
 def die() -> None:
@@ -106,7 +106,7 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
         else Elsewhere(url, name, moments)
     )
 
-    class Mortal(Claims):
+    class Mortal(OutboxClaims):
         def claim(self, most: int, **given: Any) -> Any:
             found = super().claim(most, **given)
             moments.batch += found.batch is not None
@@ -116,7 +116,7 @@ def main(url: str, name: str, target: str, moment: str, batches: str) -> None:
             moments.reached("settling")
             return super().settle(batch, results)
 
-    loop.Claims = Mortal
+    loop.OutboxClaims = Mortal
     relay = Relay(
         url,
         {"chaos": publisher},

@@ -16,7 +16,7 @@ import custody
 from custody.errors import PublishRefused
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Relay, loop
-from custody.relay.claims import Claims
+from custody.relay.claims import OutboxClaims
 
 pytestmark = pytest.mark.core
 
@@ -73,12 +73,12 @@ def test_a_refusal_holds_its_key_until_it_is_written_down(
         write(mine, 1, 2, key="k")
     collector.failing[1] = PublishRefused("not for now")
 
-    class Dies(Claims):
+    class Dies(OutboxClaims):
         def settle(self, *_: Any) -> Any:
             raise RuntimeError("killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "Claims", Dies)
+        patched.setattr(loop, "OutboxClaims", Dies)
         first = Relay(alone_url, {"test": collector}, lease="100ms", poll="10ms")
     with pytest.raises(RuntimeError):
         first.drain("20s")

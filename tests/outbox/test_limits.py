@@ -14,7 +14,7 @@ import custody
 from custody.errors import PublisherUnavailable
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Publisher, Relay, loop
-from custody.relay.claims import Claims, Found
+from custody.relay.claims import Found, OutboxClaims
 
 pytestmark = pytest.mark.core
 
@@ -80,9 +80,9 @@ def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
     with psycopg.connect(alone_url) as mine:
         custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
     entered, leave, looked = threading.Event(), threading.Event(), threading.Event()
-    claim = Claims.claim
+    claim = OutboxClaims.claim
 
-    def slow(claims: Claims, most: int, *, only: Any = None, **given: Any) -> Any:
+    def slow(claims: OutboxClaims, most: int, *, only: Any = None, **given: Any) -> Any:
         if only is None:
             return claim(claims, most, **given)
         until = time.monotonic() + 0.1
@@ -97,7 +97,7 @@ def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
         entered.set()
         assert leave.wait(20)
 
-    monkeypatch.setattr(Claims, "claim", slow)
+    monkeypatch.setattr(OutboxClaims, "claim", slow)
     relay = Relay(alone_url, {"test": publish}, lease="500ms", poll="10ms")
     thread = threading.Thread(target=relay.run, daemon=True)
     thread.start()
@@ -122,9 +122,9 @@ def test_a_backlog_that_waits_is_not_passed_again_for_each_batch(
         for n in range(40):
             custody.outbox.write(mine, event_type="e", payload=n, destination="test:")
     starts: list[int] = []
-    claim = Claims.claim
+    claim = OutboxClaims.claim
 
-    def noted(claims: Claims, most: int, *, after: int, **given: Any) -> Any:
+    def noted(claims: OutboxClaims, most: int, *, after: int, **given: Any) -> Any:
         starts.append(after)
         until = time.monotonic() + 0.1  # longer than AT_LEAST
         wait_for(lambda: time.monotonic() > until, "time stands still")
@@ -137,7 +137,7 @@ def test_a_backlog_that_waits_is_not_passed_again_for_each_batch(
         if len(seen) == 40:
             relay.stop()
 
-    monkeypatch.setattr(Claims, "claim", noted)
+    monkeypatch.setattr(OutboxClaims, "claim", noted)
     monkeypatch.setattr(loop, "LOOKING", 0.001)
     relay = Relay(alone_url, {"test": publish}, batch=5, poll="10ms")
     assert relay.drain("30s").published == 40

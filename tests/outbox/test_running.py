@@ -18,7 +18,7 @@ import custody
 from custody.errors import PublisherUnavailable, PublishFailed
 from custody.outbox import Outbox, State
 from custody.relay import Claimed, Publisher, Relay
-from custody.relay.claims import Claims
+from custody.relay.claims import OutboxClaims
 
 pytestmark = pytest.mark.core
 
@@ -192,7 +192,7 @@ def test_a_relay_that_ends_by_an_error_begins_nothing_more_and_settles_what_it_h
         raise RuntimeError("out of memory")
 
     relay = Relay(alone_url, {"test": publish}, lease="400ms", poll="10ms")
-    monkeypatch.setattr(Claims, "extend", fails)
+    monkeypatch.setattr(OutboxClaims, "extend", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         relay.run()
     assert events() == {0: PUBLISHED, **dict.fromkeys(range(1, 5), (State.PENDING, 0))}

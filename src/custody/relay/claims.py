@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claims:
+class OutboxClaims:
     """The claims of one relay, under its name and its rules. `counts` says what came of the events, by outcome."""
 
     db: Database

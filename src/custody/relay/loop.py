@@ -22,7 +22,7 @@ from custody.outbox.events import shown
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
-from custody.relay.claims import Claims
+from custody.relay.claims import OutboxClaims
 from custody.relay.outages import Outages
 from custody.relay.registry import Publishers, Registry
 from custody.relay.running import Running
@@ -113,7 +113,7 @@ class Relay:
         except BaseException:
             self._db.close()
             raise
-        self._claims = Claims(
+        self._claims = OutboxClaims(
             db=self._db,
             registry=self._registry,
             relay=self.name,

@@ -15,7 +15,7 @@ from custody.elapsed import elapsed
 from custody.errors import Transient
 from custody.outbox.events import shown
 from custody.relay.batch import Batch, Heard, Result
-from custody.relay.claims import Claims
+from custody.relay.claims import OutboxClaims
 from custody.relay.outages import Outages
 from custody.relay.threads import Threads
 
@@ -27,7 +27,7 @@ QUICK = 0.5  # seconds: a batch that takes longer is slow, and what has been pub
 class Running:
     """Only the relay's own thread calls it, `wake` excepted."""
 
-    def __init__(self, claims: Claims, outages: Outages, threads: Threads, *, most: int) -> None:
+    def __init__(self, claims: OutboxClaims, outages: Outages, threads: Threads, *, most: int) -> None:
         """`most`: the events of a full batch."""
         self._claims, self._outages, self._threads, self._most = claims, outages, threads, most
         self._every = min(QUICK, claims.lease / 4)
