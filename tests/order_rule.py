@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from tests.property.journal import Entry, Journal
 
-from custody.lifecycle import JOURNAL, State
+from custody.lifecycle import JOURNAL, MessageState
 
 _ENTRIES = """
 SELECT j.entry, j.kind, j.offsets, j.lease_id
@@ -28,9 +28,9 @@ class Audit:
     violations: list[str] = field(default_factory=list)
     claims: int = 0
     deliveries: int = 0
-    states: dict[int, State] = field(default_factory=dict)
+    states: dict[int, MessageState] = field(default_factory=dict)
 
-    def count(self, state: State) -> int:
+    def count(self, state: MessageState) -> int:
         return sum(1 for each in self.states.values() if each is state)
 
 
@@ -83,7 +83,7 @@ def audit(
                 holder.pop(offset, None)
             if key is None:
                 continue
-            if state is State.DONE or (state is State.DEAD and not hold) or kind == "free":
+            if state is MessageState.DONE or (state is MessageState.DEAD and not hold) or kind == "free":
                 unresolved[key].discard(offset)
             elif state is not None:
                 unresolved[key].add(offset)

@@ -16,53 +16,54 @@ class Actor(StrEnum):
     BINDING = "binding"  # a claim that passes over what its group is not bound to
 
 
-class State(StrEnum):
+class MessageState(StrEnum):
     READY = "ready"
     PROCESSING = "processing"
     DONE = "done"
     DEAD = "dead"
 
-    def can_become(self, target: State, actor: Actor = Actor.WORKER) -> bool:
+    def can_become(self, target: MessageState, actor: Actor = Actor.WORKER) -> bool:
         """Whether this move is legal for that actor. An operator may also do what a worker may."""
         if actor is Actor.BINDING:
-            return (self, target) == (State.READY, State.DONE)
+            return (self, target) == (MessageState.READY, MessageState.DONE)
         return target in _BY_WORKER[self] or (actor is Actor.OPERATOR and target in _BY_OPERATOR[self])
 
 
-_BY_WORKER: dict[State, frozenset[State]] = {
-    State.READY: frozenset({State.PROCESSING}),  # claim
-    State.PROCESSING: frozenset({State.DONE, State.READY, State.DEAD}),  # ack; nack, release, later, expiry; dead
-    State.DONE: frozenset(),
-    State.DEAD: frozenset(),
+_BY_WORKER: dict[MessageState, frozenset[MessageState]] = {
+    MessageState.READY: frozenset({MessageState.PROCESSING}),  # claim
+    # ack; nack, release, later, expiry; dead
+    MessageState.PROCESSING: frozenset({MessageState.DONE, MessageState.READY, MessageState.DEAD}),
+    MessageState.DONE: frozenset(),
+    MessageState.DEAD: frozenset(),
 }
-_BY_OPERATOR: dict[State, frozenset[State]] = {
-    State.READY: frozenset({State.DONE}),  # skip; retention, where the topic allows it
-    State.PROCESSING: frozenset({State.READY}),  # rewind over a lease in flight
-    State.DONE: frozenset({State.READY}),  # rewind
-    State.DEAD: frozenset({State.READY, State.DONE}),  # redrive; discard, replay
+_BY_OPERATOR: dict[MessageState, frozenset[MessageState]] = {
+    MessageState.READY: frozenset({MessageState.DONE}),  # skip; retention, where the topic allows it
+    MessageState.PROCESSING: frozenset({MessageState.READY}),  # rewind over a lease in flight
+    MessageState.DONE: frozenset({MessageState.READY}),  # rewind
+    MessageState.DEAD: frozenset({MessageState.READY, MessageState.DONE}),  # redrive; discard, replay
 }
 
 # What each kind of journal entry does to the messages that it names: the state that follows, and what becomes of the
 # number of attempts. `None` leaves the state as it is.
-JOURNAL: dict[str, tuple[State | None, int | None]] = {
-    "start": (State.DONE, None),
-    "claim": (State.PROCESSING, +1),
-    "pass": (State.DONE, None),
-    "ack": (State.DONE, None),
-    "nack": (State.READY, None),
-    "dead": (State.DEAD, None),
-    "later": (State.READY, -1),
-    "release": (State.READY, -1),
-    "expire": (State.READY, None),
+JOURNAL: dict[str, tuple[MessageState | None, int | None]] = {
+    "start": (MessageState.DONE, None),
+    "claim": (MessageState.PROCESSING, +1),
+    "pass": (MessageState.DONE, None),
+    "ack": (MessageState.DONE, None),
+    "nack": (MessageState.READY, None),
+    "dead": (MessageState.DEAD, None),
+    "later": (MessageState.READY, -1),
+    "release": (MessageState.READY, -1),
+    "expire": (MessageState.READY, None),
     "extend": (None, None),
     "park": (None, None),
-    "redrive": (State.READY, 0),
-    "rewind": (State.READY, 0),
-    "skip": (State.DONE, None),
+    "redrive": (MessageState.READY, 0),
+    "rewind": (MessageState.READY, 0),
+    "skip": (MessageState.DONE, None),
     "free": (None, None),
-    "discard": (State.DONE, None),
-    "replay": (State.DONE, None),
-    "drop": (State.DONE, None),  # by retention, where the topic lets it pass what is unresolved
+    "discard": (MessageState.DONE, None),
+    "replay": (MessageState.DONE, None),
+    "drop": (MessageState.DONE, None),  # by retention, where the topic lets it pass what is unresolved
     # these are about a group: they name no message, and a bare group's commit is about its position
     "pause": (None, None),
     "resume": (None, None),

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import LeaseLost
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 TOPIC = "orders"
 GROUP = "stock"
@@ -77,8 +77,8 @@ def test_four_workers_on_one_partition_two_of_them_killed(
             assert len(set(attempts)) == count, f"offset {offset} was done twice in one delivery: {attempts}"
         verdict = audit(db, TOPIC, GROUP)
         assert verdict.violations == []
-        assert verdict.count(State.DONE) == messages - len(dead)
-        assert {entry for entry, state in verdict.states.items() if state is State.DEAD} == dead
+        assert verdict.count(MessageState.DONE) == messages - len(dead)
+        assert {entry for entry, state in verdict.states.items() if state is MessageState.DEAD} == dead
 
 
 @pytest.mark.core

@@ -20,7 +20,7 @@ from tests.order_rule import audit
 from tests.waiting import wait_for
 
 import custody
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 GROUPS = ("ordered", "loose", "bound")
 PARTITIONS = 3
@@ -148,7 +148,8 @@ def test_every_promise_holds_whoever_is_killed(
                     verdict = audit(db, topic, group, partition, hold=group == "bound")
                     assert verdict.violations == [] or group == "loose"
                     there = {offset for number, offset in log if number == partition}
-                    unresolved = {o for o, state in verdict.states.items() if state not in (State.DONE, State.DEAD)}
+                    resolved = (MessageState.DONE, MessageState.DEAD)
+                    unresolved = {o for o, state in verdict.states.items() if state not in resolved}
                     assert (set(verdict.states), unresolved) == (there, set())
 
         acked = Counter[Place](db.execute(_ACKED).fetchall())

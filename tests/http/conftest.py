@@ -21,7 +21,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.http import Server, Settings
-from custody.http.state import State
+from custody.http.state import ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Response:
 class Http:
     """Requests to one server, each on a connection of its own. Without a Content-Type, as curl -d with a bare body."""
 
-    def __init__(self, url: str, state: State | None = None) -> None:
+    def __init__(self, url: str, state: ServerState | None = None) -> None:
         self.url = url
         self.state = state
         """What a server of this process holds: only to be looked at."""

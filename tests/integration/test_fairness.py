@@ -14,7 +14,7 @@ from tests.integration.stream import GROUP, TOPIC, drain, keyed, offsets, start
 from tests.order_rule import audit
 
 from custody import Constant, Custody, Message, Outgoing, Policy
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 pytestmark = [pytest.mark.core, pytest.mark.req("N10")]
 
@@ -139,7 +139,7 @@ def test_order_and_completeness_under_failures(
     drain(c, max_messages=50)
     result = audit(db, TOPIC, GROUP)
     assert result.violations == []
-    assert set(result.states.values()) == {State.DONE}
+    assert set(result.states.values()) == {MessageState.DONE}
     assert c.stats(TOPIC, GROUP).depth == 0
     assert db.execute("SELECT count(*) FROM custody.parked").fetchone() == (0,)
 
@@ -203,7 +203,7 @@ def test_fairness_can_be_turned_on_and_off_while_messages_are_parked(c: Custody,
     drain(c)
     result = audit(db, TOPIC, GROUP)
     assert result.violations == []
-    assert result.count(State.DONE) == 60
+    assert result.count(MessageState.DONE) == 60
 
 
 @pytest.mark.parametrize(

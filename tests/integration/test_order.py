@@ -14,7 +14,7 @@ from tests.order_rule import audit
 import custody
 from custody import Constant, Custody, Message, Outcome, Policy
 from custody.errors import GroupNotFound, NotSkippable, PartitionNotFound
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 from custody.pipelines import Work
 
 pytestmark = pytest.mark.core
@@ -224,7 +224,7 @@ def test_what_came_back_and_is_parked_one_by_one_goes_on_in_few_leases(
     assert c.stats(TOPIC, GROUP).depth == 0
     verdict = audit(db, TOPIC, GROUP)
     assert verdict.violations == []
-    assert verdict.count(State.DONE) == 3000
+    assert verdict.count(MessageState.DONE) == 3000
 
 
 @pytest.mark.req("K1")

@@ -11,7 +11,7 @@ from tests.property.journal import fold
 from tests.property.tables import Connection, Reader
 
 import custody
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11", "C1")]
 
@@ -84,7 +84,7 @@ def test_two_claims_pass_over_each_message_once(
     assert waiting.result(10).offsets == [3, 7]
     two.commit()
     folded = fold(Reader(db, TOPIC, GROUP).journal())
-    assert [folded[n].state for n in (0, 2, 4, 6)] == [State.DONE] * 4
+    assert [folded[n].state for n in (0, 2, 4, 6)] == [MessageState.DONE] * 4
     assert Reader(db, TOPIC, GROUP).read(clock()).messages[5].where == "parked"
 
 
@@ -113,7 +113,7 @@ def test_four_claimants_of_a_bound_group_get_every_bound_message_once(c: custody
     with ThreadPoolExecutor(4) as pool:
         found = [offset for mine in [pool.submit(work) for _ in range(4)] for offset in mine.result(60)]
     assert sorted(found) == [n for n in range(400) if n % 4 != 2]
-    assert {message.state for message in fold(Reader(db, TOPIC, GROUP).journal()).values()} == {State.DONE}
+    assert {message.state for message in fold(Reader(db, TOPIC, GROUP).journal()).values()} == {MessageState.DONE}
 
 
 def test_a_claim_that_waited_knows_that_the_group_is_fair_no_more(

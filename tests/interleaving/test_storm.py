@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import Busy, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict, QueueFull
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 from custody.outcomes import Outcome
 from custody.producer import IdempotentProducer
 
@@ -166,7 +166,7 @@ def test_random_verbs_side_by_side(database_url: str, db: psycopg.Connection, on
             assert verdict.violations == []
             # done or dead, each of them, and the journal says the same as the tables
             assert set(verdict.states) == set(range(tail))
-            assert set(verdict.states.values()) <= {State.DONE, State.DEAD}
+            assert set(verdict.states.values()) <= {MessageState.DONE, MessageState.DEAD}
             dead = {letter.offset for letter in c.dead(TOPIC, GROUP) if letter.partition == partition}
-            assert {offset for offset, state in verdict.states.items() if state is State.DEAD} == dead
+            assert {offset for offset, state in verdict.states.items() if state is MessageState.DEAD} == dead
             assert Reader(db, TOPIC, GROUP, partition).read(datetime.now(UTC)).lost_wake_ups() == []

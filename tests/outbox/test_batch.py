@@ -14,7 +14,7 @@ from tests.outbox.conftest import Collector
 
 import custody
 from custody.errors import PublishRefused
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Relay, loop
 from custody.relay.claims import OutboxClaims
 
@@ -61,7 +61,7 @@ def test_whatever_a_publisher_raises_is_a_failure(
     relay.close()
     with Outbox(alone_url) as outbox:
         (event,) = outbox.events()
-    assert (event.status, event.attempts, event.last_error) == (State.PENDING, 1, said)
+    assert (event.status, event.attempts, event.last_error) == (EventState.PENDING, 1, said)
 
 
 @pytest.mark.req("O8", "O10")

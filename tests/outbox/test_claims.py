@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Clock
 
 import custody
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Relay
 from custody.store.postgres import run_function
 
@@ -40,7 +40,7 @@ def test_the_text_of_an_error_never_loses_an_outcome(
     finally:
         relay.close()
     event = outbox.event(event_id)
-    assert (event.status, event.attempts, event.last_error) == (State.PENDING, 1, f"RuntimeError: {kept}")
+    assert (event.status, event.attempts, event.last_error) == (EventState.PENDING, 1, f"RuntimeError: {kept}")
 
 
 Claim = Callable[..., list[int]]
@@ -75,7 +75,7 @@ def test_the_age_of_an_event_for_later_counts_from_its_time(
     assert claim(max_age="1 h") == [1], "it was dead before its first attempt"
     clock.move(3601)
     assert claim(max_age="1 h") == []
-    assert (outbox.event(event).status, outbox.event(event).attempts) == (State.DEAD, 1)
+    assert (outbox.event(event).status, outbox.event(event).attempts) == (EventState.DEAD, 1)
 
 
 @pytest.mark.req("O6", "O10")
@@ -87,7 +87,7 @@ def test_what_dies_of_age_in_a_claim_holds_its_key_or_lets_it_go_on(
     clock.move(3601)
     add(mine, clock, 2, ordering_key="k")
     assert claim(max_age="1 h", hold=hold) == then
-    assert outbox.event(old).status is State.DEAD
+    assert outbox.event(old).status is EventState.DEAD
     assert claim(max_age="1 h", hold=hold) == []
 
 
@@ -104,7 +104,7 @@ def test_only_a_relay_that_serves_a_destination_ends_its_expired_claims(
         "SELECT destination, events FROM custody.outbox_unserved('{other}', %s)", [clock()]
     ).fetchall() == [("test:", 1)]
     assert claim("two", max_attempts=3) == [1]
-    assert (outbox.event(event).status, outbox.event(event).attempts) == (State.CLAIMED, 1)
+    assert (outbox.event(event).status, outbox.event(event).attempts) == (EventState.CLAIMED, 1)
 
 
 @pytest.mark.req("O7", "O10")
@@ -129,7 +129,7 @@ def test_what_lies_behind_a_locked_event_of_its_key_is_settled_with_it(
         mine.commit()
     run_function(mine, "outbox_settle", settle)
     mine.commit()
-    assert {event.status for event in outbox.events()} == {State.PUBLISHED}
+    assert {event.status for event in outbox.events()} == {EventState.PUBLISHED}
 
 
 @pytest.mark.req("X4", "O6", "O10")

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import placement
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Relay
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V10")]
@@ -70,7 +70,7 @@ def test_a_claim_moves_what_is_committed_first(
         "x-custody-event-id": str(events[0].event_id),
         "x-custody-event-type": "placed",
     }
-    assert {event.status for event in events} == {State.PUBLISHED}
+    assert {event.status for event in events} == {EventState.PUBLISHED}
     assert not live.claim("orders", "g"), "they were moved twice"
 
 
@@ -195,7 +195,7 @@ def test_events_of_a_topic_that_was_deleted_are_dead_and_can_be_replayed(
     relay.run_once()
     relay.close()
     (event,) = outbox.events()
-    assert (event.status, event.last_error) == (State.DEAD, "its topic was deleted")
+    assert (event.status, event.last_error) == (EventState.DEAD, "its topic was deleted")
     live.create_topic("gone")
     outbox.replay(ids=[event.event_id])
     live.create_group("gone", "g")
@@ -216,7 +216,7 @@ def test_events_of_a_topic_that_is_gone_hold_up_no_replay(
     assert outbox.replay(dry_run=True) == [second]
     assert outbox.stranded() == [first]
     assert outbox.replay() == [second]
-    assert [event.status for event in outbox.events()] == [State.DEAD, State.PENDING]
+    assert [event.status for event in outbox.events()] == [EventState.DEAD, EventState.PENDING]
     assert (outbox.audit()[0]["action"], outbox.audit()[0]["events"]) == ("replay", 1)
 
 

@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PublisherUnavailable
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Publisher, Relay, loop
 from custody.relay.claims import Found, OutboxClaims
 
@@ -52,7 +52,7 @@ def test_no_event_dies_of_a_limit_of_requests(alone_url: str) -> None:
     relay.drain("30s")
     assert bucket.sent_away > 0
     with Outbox(alone_url) as outbox:
-        assert {event.status for event in outbox.events()} == {State.PUBLISHED}
+        assert {event.status for event in outbox.events()} == {EventState.PUBLISHED}
         assert sum(event.attempts for event in outbox.events()) == bucket.sent_away
 
 

@@ -14,7 +14,7 @@ from tests.outbox.conftest import Collector, rounds
 
 import custody
 from custody.errors import InvalidArgument
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.outbox.metrics import exposition
 from custody.relay import Relay
 
@@ -51,7 +51,7 @@ def test_events_by_state_time_and_error(operator: Outbox, events: list[UUID], cl
         return [event.payload for event in operator.events(**which)]
 
     assert payloads(states=["DEAD"]) == [0, 1, 2]
-    assert payloads(states=[State.PENDING, State.PUBLISHED]) == [3, 4, 5, 6]
+    assert payloads(states=[EventState.PENDING, EventState.PUBLISHED]) == [3, 4, 5, 6]
     assert payloads(since=clock() - timedelta(seconds=180), until=clock() - timedelta(seconds=60)) == [4, 5]
     assert payloads(error="error %") == [0, 1, 2]
     assert payloads(destination="other:") == []

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishRefused, SchemaMissing
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Publisher, Relay, loop
 from custody.relay.batch import Batch
 from custody.relay.running import Running
@@ -49,7 +49,7 @@ def test_events_are_published_and_say_so(relay: Relay, collector: Collector, out
     assert sorted(collector.payloads) == [1, 2, 3]
     assert [event.event_id for event in sorted(collector.events, key=lambda event: event.id)] == ids
     found = outbox.events()
-    assert {event.status for event in found} == {State.PUBLISHED}
+    assert {event.status for event in found} == {EventState.PUBLISHED}
     assert {event.attempts for event in found} == {0}
     assert all(event.published_at for event in found)
     assert relay.summary.published == 3
@@ -64,13 +64,13 @@ def test_a_failure_is_tried_again_after_its_backoff_and_dead_at_the_limit(
     for attempt in (1, 2):
         assert relay.run_once() == 1
         event = outbox.event(event_id)
-        assert (event.status, event.attempts, event.last_error) == (State.PENDING, attempt, "RuntimeError: no")
+        assert (event.status, event.attempts, event.last_error) == (EventState.PENDING, attempt, "RuntimeError: no")
         assert event.available_at == clock() + timedelta(seconds=10)
         assert relay.run_once() == 0, "it was tried before its time"
         clock.move(10)
     assert relay.run_once() == 1
     event = outbox.event(event_id)
-    assert (event.status, event.attempts, event.claimed_by) == (State.DEAD, 3, None)
+    assert (event.status, event.attempts, event.claimed_by) == (EventState.DEAD, 3, None)
     clock.move(3600)
     assert relay.run_once() == 0
     assert len(collector.calls) == 3
@@ -87,18 +87,18 @@ def test_an_event_that_fails_is_dead_when_its_attempts_and_its_time_are_used_up(
     collector.failing[1] = RuntimeError("no")
     relay = Relay(outbox_url, {"test": collector}, max_attempts=2, backoff=custody.Constant("10s"), clock=clock)
 
-    def tried(after: float) -> tuple[State, int]:
+    def tried(after: float) -> tuple[EventState, int]:
         clock.move(after)
         assert relay.run_once() == 1
         (event,) = outbox.events()
         return event.status, event.attempts
 
-    assert tried(24 * 3600) == (State.PENDING, 1), "a day, but one attempt"
+    assert tried(24 * 3600) == (EventState.PENDING, 1), "a day, but one attempt"
     outbox.kill([event.event_id for event in outbox.events()])
     with Outbox(outbox_url, clock=clock) as operator:
         operator.replay()
-    assert [tried(10), tried(10), tried(10)] == [(State.PENDING, n) for n in (1, 2, 3)], "attempts, but no day"
-    assert tried(24 * 3600) == (State.DEAD, 4)
+    assert [tried(10), tried(10), tried(10)] == [(EventState.PENDING, n) for n in (1, 2, 3)], "attempts, but no day"
+    assert tried(24 * 3600) == (EventState.DEAD, 4)
     relay.close()
 
 
@@ -107,7 +107,7 @@ def test_a_terminal_error_is_not_tried_again(relay: Relay, collector: Collector,
     (event_id,) = write(1)
     collector.failing[1] = PublishRefused("never")
     rounds(relay)
-    assert outbox.event(event_id).status is State.DEAD
+    assert outbox.event(event_id).status is EventState.DEAD
     assert len(collector.calls) == 1
 
 
@@ -163,7 +163,7 @@ def test_while_its_destination_is_down_the_relay_waits_and_nobody_dies_of_it(
         relay.run_once()
     assert relay.outages.down == ["test:", "test:other"]
     assert sum(event.attempts for event in outbox.events()) == len(collector.calls), "not every attempt was counted"
-    assert {event.status for event in outbox.events()} == {State.PENDING}
+    assert {event.status for event in outbox.events()} == {EventState.PENDING}
     assert outbox.events()[0].last_error == "no route to host"
     calls = len(collector.calls)
     relay.run_once()
@@ -214,7 +214,7 @@ def test_a_relay_that_lost_its_claim_finalises_nothing(
     assert slow.summary.published == 0
     assert second.payloads == [1]
     event = outbox.event(event_id)
-    assert (event.status, event.attempts) == (State.PUBLISHED, 1)
+    assert (event.status, event.attempts) == (EventState.PUBLISHED, 1)
     slow.close()
     other.close()
 
@@ -225,10 +225,10 @@ def test_partial_failure_of_a_batch(relay: Relay, collector: Collector, outbox: 
     collector.failing.update({3: RuntimeError("a"), 7: PublishRefused("b"), 11: PublisherUnavailable("c")})
     relay.run_once()
     states = {event.payload: (event.status, event.attempts) for event in outbox.events()}
-    assert states[3] == (State.PENDING, 1)
-    assert states[7] in ((State.DEAD, 1), (State.PENDING, 0))  # given back if the outage was noticed before
-    assert states[11] == (State.PENDING, 1)
-    published = [payload for payload, (state, _) in states.items() if state is State.PUBLISHED]
+    assert states[3] == (EventState.PENDING, 1)
+    assert states[7] in ((EventState.DEAD, 1), (EventState.PENDING, 0))  # given back if the outage was noticed before
+    assert states[11] == (EventState.PENDING, 1)
+    published = [payload for payload, (state, _) in states.items() if state is EventState.PUBLISHED]
     assert sorted(collector.payloads) == sorted(published), "what arrived is not what is settled"
     del collector.failing[11]
     rounds(relay)
@@ -271,7 +271,7 @@ def test_what_no_publisher_serves_is_left_alone_and_said(
     write(2, destination="")
     relay.run_once()
     relay._warn_unserved(set())
-    assert {event.status for event in outbox.events()} == {State.PENDING}
+    assert {event.status for event in outbox.events()} == {EventState.PENDING}
     assert "1 events wait for kafka:orders" in caplog.text
     assert "the default" in caplog.text
 
@@ -299,7 +299,7 @@ def test_an_age_limit(outbox_url: str, collector: Collector, outbox: Outbox, wri
     write(2)
     rounds(relay)
     assert collector.payloads == [2]
-    assert outbox.event(old).status is State.DEAD
+    assert outbox.event(old).status is EventState.DEAD
     relay.close()
 
 
@@ -349,7 +349,8 @@ def test_a_stop_finishes_what_has_begun_and_gives_back_the_rest(
     leave.set()
     thread.join(20)
     assert not thread.is_alive()
-    assert [(e.status, e.attempts) for e in outbox.events()] == [(State.PUBLISHED, 0)] + [(State.PENDING, 0)] * 4
+    found = [(e.status, e.attempts) for e in outbox.events()]
+    assert found == [(EventState.PUBLISHED, 0)] + [(EventState.PENDING, 0)] * 4
     assert (relay.summary.published, relay.summary.released) == (1, 4)
 
 
@@ -362,7 +363,7 @@ def test_a_claim_is_kept_while_it_is_worked_on(outbox_url: str, outbox: Outbox, 
     thread = threading.Thread(target=relay.run)
     thread.start()
     try:
-        wait_for(lambda: outbox.events()[0].status is State.CLAIMED, "it is not claimed")
+        wait_for(lambda: outbox.events()[0].status is EventState.CLAIMED, "it is not claimed")
         first = outbox.events()[0]
         wait_for(lambda: outbox.events()[0].expires_at != first.expires_at, "it is not extended")
         second = outbox.events()[0]
@@ -371,7 +372,7 @@ def test_a_claim_is_kept_while_it_is_worked_on(outbox_url: str, outbox: Outbox, 
         assert (third.claimed_at, third.claimed_by, third.attempts) == (first.claimed_at, first.claimed_by, 0)
         assert first.expires_at < second.expires_at < third.expires_at
         leave.set()
-        wait_for(lambda: outbox.events()[0].status is State.PUBLISHED, "it is not published")
+        wait_for(lambda: outbox.events()[0].status is EventState.PUBLISHED, "it is not published")
     finally:
         leave.set()
         relay.stop()
@@ -396,7 +397,7 @@ def test_a_batch_that_is_stuck_costs_the_next_one_nothing(
     relay = Relay(outbox_url, {"test": publish}, batch=2, lease="500ms", poll="10ms")
     thread = threading.Thread(target=relay.run)
     thread.start()
-    wait_for(lambda: outbox.events()[7].status is State.PUBLISHED, "what was published behind is not settled")
+    wait_for(lambda: outbox.events()[7].status is EventState.PUBLISHED, "what was published behind is not settled")
     begun = [event.claimed_at for event in outbox.events()]
     until = time.monotonic() + 1.5
     wait_for(lambda: time.monotonic() > until, "time stands still")

@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PublisherUnavailable, PublishFailed
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Publisher, Relay
 from custody.relay.claims import OutboxClaims
 
@@ -38,7 +38,7 @@ def write(alone_url: str) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def events(alone_url: str) -> Iterator[Callable[[], dict[Any, tuple[State, int]]]]:
+def events(alone_url: str) -> Iterator[Callable[[], dict[Any, tuple[EventState, int]]]]:
     """payload → its status and attempts."""
     with Outbox(alone_url) as outbox:
         yield lambda: {event.payload: (event.status, event.attempts) for event in outbox.events()}
@@ -68,7 +68,7 @@ class Hanging(Publisher):
         raise PublisherUnavailable("no route to host")
 
 
-PUBLISHED = (State.PUBLISHED, 0)
+PUBLISHED = (EventState.PUBLISHED, 0)
 
 
 @pytest.mark.req("O12")
@@ -106,12 +106,12 @@ def test_a_destination_that_hangs_holds_up_no_other(
             for n in range(30):
                 write(n)
                 wait_for(lambda n=n: events()[n] == PUBLISHED, "it waits for another destination")  # type: ignore[misc]
-            assert (State.PENDING, 0) in {events()[n] for n in range(100, 120)}, "all was claimed for what hangs"
+            assert (EventState.PENDING, 0) in {events()[n] for n in range(100, 120)}, "all was claimed for what hangs"
             hanging.leave.set()
     finally:
         hanging.leave.set()
     assert {attempts for _, attempts in events().values()} == {0, 1}, "more were tried than there was room for"
-    assert {events()[n][0] for n in range(100, 120)} == {State.PENDING}
+    assert {events()[n][0] for n in range(100, 120)} == {EventState.PENDING}
 
 
 @pytest.mark.req("O12")
@@ -167,7 +167,7 @@ def test_a_long_track_leaves_the_other_keys_of_its_destination_alone(alone_url: 
 
     try:
         with running(Relay(alone_url, {"test": publish}, batch=3, poll="10ms")):
-            wait_for(lambda: events()[1][0] is State.CLAIMED, "it is not claimed")
+            wait_for(lambda: events()[1][0] is EventState.CLAIMED, "it is not claimed")
             write(4, key="other")
             wait_for(lambda: events()[4] == PUBLISHED, "it waits for another key")
             leave.set()
@@ -195,7 +195,7 @@ def test_a_relay_that_ends_by_an_error_begins_nothing_more_and_settles_what_it_h
     monkeypatch.setattr(OutboxClaims, "extend", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         relay.run()
-    assert events() == {0: PUBLISHED, **dict.fromkeys(range(1, 5), (State.PENDING, 0))}
+    assert events() == {0: PUBLISHED, **dict.fromkeys(range(1, 5), (EventState.PENDING, 0))}
 
 
 @pytest.mark.req("O8")
@@ -214,7 +214,7 @@ def test_an_event_that_cannot_be_settled_costs_the_others_nothing(
     relay = Relay(alone_url, {"test": collector})
     relay.run_once()
     relay.close()
-    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: (State.CLAIMED, 0), 3: PUBLISHED}
+    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: (EventState.CLAIMED, 0), 3: PUBLISHED}
     assert (relay.summary.published, relay.summary.lost) == (3, 1)
     assert "not this one" in caplog.text
 
@@ -234,7 +234,7 @@ def test_what_an_operator_has_locked_is_settled_when_it_is_free(
 
         with running(Relay(alone_url, {"test": publish}, lease="10s", poll="10ms", concurrency=1)):
             wait_for(
-                lambda: [events()[n] for n in range(4)] == [*[PUBLISHED] * 3, (State.CLAIMED, 0)],
+                lambda: [events()[n] for n in range(4)] == [*[PUBLISHED] * 3, (EventState.CLAIMED, 0)],
                 "the others are not settled",
             )
             write(4)
@@ -283,7 +283,7 @@ def test_an_event_that_is_killed_costs_the_rest_of_its_batch_nothing(alone_url: 
     relay = Relay(alone_url, {"test": publish}, lease="800ms", poll="10ms")
     assert relay.drain("20s").published == 3
     assert seen == [0, 1, 2]
-    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: PUBLISHED, 3: (State.DEAD, 0)}
+    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: PUBLISHED, 3: (EventState.DEAD, 0)}
 
 
 @pytest.mark.req("O8")
@@ -292,7 +292,7 @@ def test_a_drain_ends_when_its_time_is_over(alone_url: str, write: Any, events: 
     never = threading.Event()
     summary = Relay(alone_url, {"test": lambda _: never.wait(0.1)}, batch=5, concurrency=1).drain("1s")
     assert 0 < summary.published < 50
-    assert {status for status, _ in events().values()} == {State.PUBLISHED, State.PENDING}
+    assert {status for status, _ in events().values()} == {EventState.PUBLISHED, EventState.PENDING}
     assert {attempts for _, attempts in events().values()} == {0}
 
 
@@ -322,9 +322,9 @@ def test_an_event_that_alone_finds_its_destination_down_holds_up_nobody(
         for n in range(5, 20):
             write(n)
             wait_for(lambda n=n: events()[n] == PUBLISHED, lambda: str(events()))  # type: ignore[misc]
-            if events()[0][0] is State.DEAD:
+            if events()[0][0] is EventState.DEAD:
                 break
-        wait_for(lambda: events()[0][0] is State.DEAD, lambda: str(events()))
+        wait_for(lambda: events()[0][0] is EventState.DEAD, lambda: str(events()))
 
 
 @pytest.mark.req("O12")
@@ -342,7 +342,7 @@ def test_what_is_tried_in_an_outage_counts_each_attempt_and_does_not_die(
         relay.run_once()
     relay.close()
     attempts = events()[1][1]
-    assert events() == {1: (State.PENDING, attempts)}
+    assert events() == {1: (EventState.PENDING, attempts)}
     assert attempts >= 11
 
 
@@ -363,10 +363,10 @@ def test_the_last_event_is_charged_for_what_only_it_is_answered(alone_url: str, 
     )
     for _ in range(40):
         relay.run_once()
-        if events()[1][0] is State.DEAD:
+        if events()[1][0] is EventState.DEAD:
             break
     relay.close()
-    assert events()[1][0] is State.DEAD
+    assert events()[1][0] is EventState.DEAD
     assert events()[1][1] >= 10
 
 
@@ -395,7 +395,7 @@ def test_a_service_that_gives_no_answer_at_all_is_down(alone_url: str, write: An
     assert relay.outages.down == ["test:"]
     assert silent.calls == 1
     relay.close()
-    assert sorted(events().values()) == [(State.PENDING, 0)] * 9 + [(State.PENDING, 1)]
+    assert sorted(events().values()) == [(EventState.PENDING, 0)] * 9 + [(EventState.PENDING, 1)]
 
 
 @pytest.mark.req("O12", "O5")
@@ -407,7 +407,7 @@ def test_an_event_that_alone_gets_no_answer_is_charged(alone_url: str, write: An
     relay.run_once()
     relay.close()
     assert relay.outages.down == []
-    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: (State.PENDING, 1), 3: PUBLISHED}
+    assert events() == {0: PUBLISHED, 1: PUBLISHED, 2: (EventState.PENDING, 1), 3: PUBLISHED}
 
 
 class Counting(Publisher):

@@ -26,7 +26,7 @@ from custody.errors import (
     SchemaOlder,
     TopicNotFound,
 )
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 
 pytestmark = pytest.mark.core
 
@@ -99,7 +99,7 @@ def test_the_fields_of_an_event(outbox: Outbox, mine: psycopg.Connection[Any]) -
         *("placed", b"\x00\xff", "test:x", {"trace": "1"}),
     )
     assert (event.partition_key, event.ordering_key, event.available_at) == ("p", "o", later)
-    assert (event.status, event.attempts, event.claimed_at, event.published_at) == (State.PENDING, 0, None, None)
+    assert (event.status, event.attempts, event.claimed_at, event.published_at) == (EventState.PENDING, 0, None, None)
     with pytest.raises(OutboxRefused, match="already"):
         custody.outbox.write(mine, event_type="placed", payload=1, event_id=given)
 

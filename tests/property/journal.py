@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from custody.lifecycle import JOURNAL, Actor, State
+from custody.lifecycle import JOURNAL, Actor, MessageState
 
 BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "replay", "free", "drop"})
 """The kinds of entries that an operator causes, or a retention of his; everything else is a worker's."""
@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass
 class Folded:
-    state: State = State.READY
+    state: MessageState = MessageState.READY
     attempts: int = 0
 
 
@@ -60,7 +60,7 @@ class Journal:
             message = self.messages[offset]
             if target is not None and entry.kind != "start":
                 # a rewind over what is ready already only takes its attempts away
-                stays = entry.kind == "rewind" and message.state is State.READY
+                stays = entry.kind == "rewind" and message.state is MessageState.READY
                 if not stays and not message.state.can_become(target, actor):
                     raise IllegalMove(f"entry {entry.number}: {entry.kind} of {offset}, which is {message.state}")
             message.state = target or message.state

@@ -14,7 +14,7 @@ from tests.property.tables import Connection, Reader
 from tests.property.verbs import GROUP, Verbs
 
 import custody
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 if TYPE_CHECKING:
     from tests.conftest import Clock
@@ -70,7 +70,7 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
         self.journal.extend(self.reader.journal(after=self.journal.last))
         assert all(0 <= offset < len(self.model.messages) for offset in self.tables.messages), "a message is invented"
         for message in self.model.messages:
-            gone = message.offset < self.model.first and message.state is State.DONE
+            gone = message.offset < self.model.first and message.state is MessageState.DONE
             assert gone or message.offset in self.tables.messages, f"a message is missing: {message}"
         states = self.model.states(now)
         for offset, place in self.tables.messages.items():
@@ -81,7 +81,7 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
             assert place.held == expected.held, f"{seen}: held is {place.held}, {expected}"
             folded = self.journal.messages[offset]
             assert place.recorded is folded.state, f"{seen}: recorded as {place.recorded}, the journal: {folded}"
-            if place.recorded is not State.DONE:
+            if place.recorded is not MessageState.DONE:
                 assert place.attempts == expected.attempts, f"{seen}: {place.attempts} attempts, {expected}"
                 assert place.failures == expected.failures, f"{seen}: {place.failures} failures, {expected}"
                 assert place.attempts == folded.attempts, f"{seen}: {place.attempts}, the journal {folded.attempts}"
@@ -112,16 +112,16 @@ class Lifecycle(Verbs, RuleBasedStateMachine):
         self._claim_all()
         if self.terms.max_parked is None:  # else so much may wait behind a held key that nothing more is read
             for message in self.model.messages:
-                assert message.state in (State.DONE, State.DEAD) or self._behind_held(message.key), (
+                assert message.state in (MessageState.DONE, MessageState.DEAD) or self._behind_held(message.key), (
                     f"left over: {message}"
                 )
         for key in {message.key for message in self.model.messages if message.key is not None}:
             self.release_key(key)
         self._claim_all()
-        assert {message.state for message in self.model.messages} <= {State.DONE, State.DEAD}
+        assert {message.state for message in self.model.messages} <= {MessageState.DONE, MessageState.DEAD}
         self.redrive(Filter(), dry_run=False)
         self._claim_all()
-        assert {message.state for message in self.model.messages} <= {State.DONE}
+        assert {message.state for message in self.model.messages} <= {MessageState.DONE}
         self._figures()
 
     def _behind_held(self, key: str | None) -> bool:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 from uuid import UUID
 
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 from custody.model import Message
 from custody.outcomes import Kind
 
@@ -61,7 +61,7 @@ class Delivery:
     run_at: datetime
     routed: str | None = None
     """The routing key."""
-    state: State = State.READY
+    state: MessageState = MessageState.READY
     attempts: int = 0
     failures: int = 0
     held: bool = False
@@ -72,7 +72,7 @@ class Delivery:
 
     @property
     def resolved(self) -> bool:
-        return self.state is State.DONE or (self.state is State.DEAD and not self.held)
+        return self.state is MessageState.DONE or (self.state is MessageState.DEAD and not self.held)
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Filter:
 
     def picks(self, message: Delivery) -> bool:
         return (
-            message.state is State.DEAD
+            message.state is MessageState.DEAD
             and (self.where_error is None or _like(message.last_error, self.where_error))
             and (self.key is None or message.key == self.key)
             and (self.offsets is None or message.offset in self.offsets)
@@ -171,14 +171,16 @@ class Model:
         for offset in offsets:
             message = self.messages[offset]
             assert self.unwanted(message), f"offset {offset} was passed over, and is {message}"
-            assert message.state is State.READY, f"offset {offset} was passed over, and is {message.state}"
-            message.state = State.DONE
+            assert message.state is MessageState.READY, f"offset {offset} was passed over, and is {message.state}"
+            message.state = MessageState.DONE
 
-    def states(self, now: datetime) -> list[State]:
+    def states(self, now: datetime) -> list[MessageState]:
         """As every reader must see them: expired at the deadline, folded or not."""
         flying = self._flying(now)
         return [
-            State.READY if message.state is State.PROCESSING and message.offset not in flying else message.state
+            MessageState.READY
+            if message.state is MessageState.PROCESSING and message.offset not in flying
+            else message.state
             for message in self.messages
         ]
 
@@ -196,7 +198,7 @@ class Model:
             for offset in sorted(set(lease.deadlines) - lease.live(now)):
                 del lease.deadlines[offset]
                 message = self.messages[offset]
-                message.state = State.READY
+                message.state = MessageState.READY
                 message.run_at = now
                 message.most = max(1, lease.size // 10)
                 if lease.size == 1:
@@ -217,13 +219,13 @@ class Model:
         message.last_error = error
         message.run_at = run_at
         if reason is not None or message.failures >= self.rules.max_attempts:
-            message.state = State.DEAD
+            message.state = MessageState.DEAD
             if self.rules.copies:
                 self.deaths.append(Death(message.offset, message.key, reason or exhausted, message.attempts))
             message.held = self.rules.hold and message.key is not None
             message.died_at = now
         else:
-            message.state = State.READY
+            message.state = MessageState.READY
 
     def _blockers(self, message: Delivery, flying: set[int]) -> set[int]:
         """Why the key of a message has to wait: its messages in flight, and its earlier unresolved ones."""
@@ -246,7 +248,7 @@ class Model:
         return [
             message.offset
             for message in self.messages
-            if message.state is State.READY
+            if message.state is MessageState.READY
             and message.run_at <= now
             and not self.unwanted(message)
             and not self._blockers(message, flying)
@@ -263,7 +265,7 @@ class Model:
         for given in claimed:
             message = self.messages[given.offset]
             assert given.key == message.key, f"offset {given.offset} came with key {given.key!r}, not {message.key!r}"
-            assert message.state is State.READY, f"offset {given.offset} was handed out, and is {message.state}"
+            assert message.state is MessageState.READY, f"offset {given.offset} was handed out, and is {message.state}"
             assert message.run_at <= now, f"offset {given.offset} was handed out before it was due"
             assert given.routing_key == message.routed, f"offset {given.offset} came with {given.routing_key!r}"
             assert not self.unwanted(message), f"offset {given.offset} was handed out, and is not bound"
@@ -277,7 +279,7 @@ class Model:
             assert len(flying) + len(offsets) <= self.rules.max_in_flight, "fresh messages beyond max_in_flight"
         for offset in offsets:
             message = self.messages[offset]
-            message.state = State.PROCESSING
+            message.state = MessageState.PROCESSING
             message.attempts += 1
         self.leases[lease_id] = Lease(len(offsets), dict.fromkeys(offsets, deadline), frozenset(offsets))
 
@@ -306,7 +308,7 @@ class Model:
         for offset, what in sorted(todo.items()):
             self._apply(self.messages[offset], what, now)
             lease.done[offset] = what.kind
-            if self.messages[offset].state is State.DEAD:
+            if self.messages[offset].state is MessageState.DEAD:
                 dead.append(offset)
                 lease.done[offset] = "dead"
         for offset in leaving:
@@ -351,11 +353,11 @@ class Model:
         message.most = None
         delay = timedelta(seconds=self.rules.backoff if what.delay is None else what.delay)
         if what.kind == "ack":
-            message.state = State.DONE
+            message.state = MessageState.DONE
         elif what.kind == "nack" or what.kind in REFUSALS:
             self._charge(message, what.error, REFUSALS.get(what.kind), run_at=now + delay, now=now)
         else:
-            message.state = State.READY
+            message.state = MessageState.READY
             message.attempts -= 1
             message.run_at = now + delay if what.kind == "later" else now
 
@@ -381,7 +383,7 @@ class Model:
         return picked
 
     def _renew(self, message: Delivery, now: datetime) -> None:
-        message.state = State.READY
+        message.state = MessageState.READY
         message.attempts = message.failures = 0
         message.held = False
         message.most = None
@@ -394,7 +396,7 @@ class Model:
         return picked
 
     def skip(self, offset: int) -> None:
-        self.messages[offset].state = State.DONE
+        self.messages[offset].state = MessageState.DONE
         self.messages[offset].held = False
 
     def rewind(self, target: int, now: datetime) -> None:
@@ -408,10 +410,10 @@ class Model:
 
     def retain(self, first: int) -> int:
         """The log begins there now. What was unresolved is done by it, but for dead letters; returns how many."""
-        lost = [m for m in self.messages[self.first : first] if m.state not in (State.DONE, State.DEAD)]
+        lost = [m for m in self.messages[self.first : first] if m.state not in (MessageState.DONE, MessageState.DEAD)]
         for message in lost:
-            assert message.state is State.READY, f"retention took what is in flight: {message}"
-            message.state = State.DONE
+            assert message.state is MessageState.READY, f"retention took what is in flight: {message}"
+            message.state = MessageState.DONE
         self.first = first
         return len(lost)
 
@@ -421,7 +423,7 @@ class Model:
             offset, resolved = self.replayed[copy]
             return offset, True, resolved
         message = self.messages[self.deaths[copy].offset]
-        resolved = message.state is State.DEAD
+        resolved = message.state is MessageState.DEAD
         if resolved:
             self.skip(message.offset)
         (offset,) = self.publish([message.key], now, [message.routed])

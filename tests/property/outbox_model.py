@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from custody.outbox import State
+from custody.outbox import EventState
 
-OPEN = (State.PENDING, State.CLAIMED)
+OPEN = (EventState.PENDING, EventState.CLAIMED)
 UNORDERED = "c"
 
 
@@ -23,7 +23,7 @@ class Modelled:
     partition: int | None  # of the topic; None: the relay's
     available_at: datetime
     ages_from: datetime
-    status: State = State.PENDING
+    status: EventState = EventState.PENDING
     attempts: int = 0
     failures: int = 0
     claim: str | None = None
@@ -39,7 +39,7 @@ class Modelled:
         """How many suspects it may be claimed with; of one whose claim has expired, how many after that."""
         return self.suspect if self.claimed_with is None else max(1, self.claimed_with // 10)
 
-    def become(self, status: State, now: datetime) -> None:
+    def become(self, status: EventState, now: datetime) -> None:
         assert self.status.may_become(status), f"{self.status} to {status}"
         self.status, self.claim, self.expires_at, self.claimed_with = status, None, None, None
         self.ended_at = None if status in OPEN else now
@@ -77,7 +77,7 @@ class Model:
 
     def holds_key(self, event: Modelled) -> bool:
         """Whether later events of its key wait for it."""
-        return event.status in OPEN or (self.hold and event.partition is None and event.status is State.DEAD)
+        return event.status in OPEN or (self.hold and event.partition is None and event.status is EventState.DEAD)
 
     def too_old(self, event: Modelled) -> bool:
         return self.max_age is not None and event.ages_from <= self.clock() - self.max_age
@@ -90,12 +90,12 @@ class Model:
         return event.expires_at is not None and event.expires_at <= self.clock()
 
     def due(self, event: Modelled) -> bool:
-        return (event.status is State.PENDING or self.expired(event)) and event.available_at <= self.clock()
+        return (event.status is EventState.PENDING or self.expired(event)) and event.available_at <= self.clock()
 
     def ready(self, event: Modelled) -> bool:
         """For a relay: due, and its key's first event is, or is dead."""
         first = self.first_of_key(event)
-        waits = (first.status is State.CLAIMED and not self.expired(first)) or first.available_at > self.clock()
+        waits = (first.status is EventState.CLAIMED and not self.expired(first)) or first.available_at > self.clock()
         return event.partition is None and self.due(event) and not waits
 
     def dies(self, event: Modelled) -> bool:
@@ -106,7 +106,7 @@ class Model:
         dead, size = self.dies(event), event.size
         event.attempts += 1
         event.crashes += event.suspect == 1
-        event.become(State.DEAD if dead else State.PENDING, self.clock())
+        event.become(EventState.DEAD if dead else EventState.PENDING, self.clock())
         event.suspect = size
 
     def apart(self, wanted: list[UUID], alone: bool) -> list[UUID]:
@@ -130,8 +130,8 @@ class Model:
         moved = 0
         for event in self.events.values():
             if event.partition == partition and self.due(event) and self.first_of_key(event) is event:
-                event.status = State.CLAIMED
-                event.become(State.PUBLISHED, self.clock())
+                event.status = EventState.CLAIMED
+                event.become(EventState.PUBLISHED, self.clock())
                 self.log[partition].append((event.key or UNORDERED, event.n))
                 moved += 1
         return moved

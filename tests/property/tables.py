@@ -11,7 +11,7 @@ import psycopg
 from tests.property.journal import Entry
 from tests.property.model import Death
 
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 Connection = psycopg.Connection[Any]
 
@@ -65,9 +65,9 @@ class Place:
 
     key: str | None
     where: str
-    state: State
+    state: MessageState
     """As every reader sees it: a lease past its deadline is expired, folded or not."""
-    recorded: State
+    recorded: MessageState
     """As it was last written: what was leased is processing until a claim folds the expired lease."""
     attempts: int = 0
     failures: int = 0
@@ -131,9 +131,9 @@ class Reader:
         """What a rewind has brought back and no claim has looked at since."""
         return {offset for (ranges,) in self._rows(_REWOUND) for offset in _offsets(ranges)}
 
-    def deliveries(self) -> list[tuple[int, State, int]]:
+    def deliveries(self) -> list[tuple[int, MessageState, int]]:
         """What the view says: offset, status and attempts of each row."""
-        return [(offset, State(status), attempts) for offset, status, attempts in self._rows(_DELIVERIES)]
+        return [(offset, MessageState(status), attempts) for offset, status, attempts in self._rows(_DELIVERIES)]
 
     def copies(self, after: int) -> list[Death]:
         """What the copies in the dead-letter topic say, from that one on."""
@@ -160,7 +160,7 @@ class Reader:
         tables = Tables(frontier=frontier, messages={}, hints={key for (key,) in self._rows(_HINTS)})
         cases = {row[0]: row[1:] for row in self._rows(_CASES)}
 
-        def put(offset: int, where: str, state: State, **more: Any) -> None:
+        def put(offset: int, where: str, state: MessageState, **more: Any) -> None:
             assert offset in keys, f"{where}: offset {offset} is not in the log"
             assert offset < frontier, f"{where}: offset {offset} is beyond the frontier {frontier}"
             assert offset not in tables.messages, f"offset {offset}: {where} and {tables.messages[offset].where}"
@@ -171,7 +171,7 @@ class Reader:
         for lease_id, held, remaining, of_cases, attempt, deadline in self._rows(_LEASES):
             offsets = _offsets(held)
             assert len(offsets) == remaining, f"lease {lease_id} holds {held}, and says {remaining}"
-            state = State.PROCESSING if deadline > now else State.READY
+            state = MessageState.PROCESSING if deadline > now else MessageState.READY
             for offset in offsets:
                 attempts, failures = attempt, 0
                 if of_cases:
@@ -179,30 +179,30 @@ class Reader:
                     _, case_state, _, attempts, failures = cases[offset]
                     assert case_state == "leased", f"lease {lease_id}: the case of offset {offset} is {case_state}"
                     leased.add(offset)
-                put(offset, "lease", state, recorded=State.PROCESSING, attempts=attempts, failures=failures)
+                put(offset, "lease", state, recorded=MessageState.PROCESSING, attempts=attempts, failures=failures)
                 if of_cases:
                     tables.messages[offset].where = "case leased"
                 key = keys[offset]
-                if state is State.PROCESSING and key is not None:
+                if state is MessageState.PROCESSING and key is not None:
                     tables.live_keys[key].add(lease_id)
         for offset, (key, state_name, held, attempts, failures) in cases.items():
             assert key == keys.get(offset), f"the case of offset {offset} has key {key!r}, the log {keys.get(offset)!r}"
             if state_name == "leased":
                 assert offset in leased, f"the case of offset {offset} is leased, but no lease holds it"
                 continue
-            state = State.DEAD if state_name == "dead" else State.READY
+            state = MessageState.DEAD if state_name == "dead" else MessageState.READY
             put(offset, f"case {state_name}", state, attempts=attempts, failures=failures, held=held)
         for ranges, attempts in self._rows(_RETURNED):
             for offset in _offsets(ranges):
-                put(offset, "returned", State.READY, attempts=attempts)
+                put(offset, "returned", MessageState.READY, attempts=attempts)
         for key, ranges, messages in self._rows(_PARKED):
             assert len(_offsets(ranges)) == messages, f"parked {ranges} of {key!r}, and says {messages}"
             for offset in _offsets(ranges):
-                put(offset, "parked", State.READY)
+                put(offset, "parked", MessageState.READY)
                 assert key == keys[offset], f"offset {offset} is parked under {key!r}, the log says {keys[offset]!r}"
         for offset, key in keys.items():
             if offset not in tables.messages:
-                state = State.DONE if offset < frontier else State.READY
+                state = MessageState.DONE if offset < frontier else MessageState.READY
                 tables.messages[offset] = Place(key, "resolved" if offset < frontier else "fresh", state, state)
         return tables
 

@@ -29,7 +29,7 @@ from tests.property.outbox_model import OPEN, UNORDERED, Model, Modelled
 from tests.property.test_log_machine import EXAMPLES, STEPS
 
 import custody
-from custody.outbox import Outbox, State
+from custody.outbox import EventState, Outbox
 from custody.store.postgres import run_function
 
 if TYPE_CHECKING:
@@ -164,19 +164,19 @@ class Machine(RuleBasedStateMachine):
         ]
         wanted = self.model.apart(wanted, alone)
         for event in map(self.model.events.__getitem__, claimable):
-            if event.status is State.CLAIMED:
+            if event.status is EventState.CLAIMED:
                 self.model.expire(event)
         for event in map(self.model.events.__getitem__, wanted):
-            if event.status is State.PENDING and self.model.too_old(event):
-                event.status = State.CLAIMED  # there is no other way
-                event.become(State.DEAD, self.clock())
-        wanted = [event_id for event_id in wanted if self.model.events[event_id].status is State.PENDING]
+            if event.status is EventState.PENDING and self.model.too_old(event):
+                event.status = EventState.CLAIMED  # there is no other way
+                event.become(EventState.DEAD, self.clock())
+        wanted = [event_id for event_id in wanted if self.model.events[event_id].status is EventState.PENDING]
         expected = [event_id for event_id in wanted if self.model.nothing_before(event_id, wanted)]
         assert sorted(row[1] for row in rows) == sorted(expected)
         for row in rows:
             event = self.model.events[row[1]]
             assert (row[0], row[10], row[11]) == (event.id, event.attempts, event.replays)
-            event.status, event.claim, event.expires_at = State.CLAIMED, row[12], self.clock() + LEASE
+            event.status, event.claim, event.expires_at = EventState.CLAIMED, row[12], self.clock() + LEASE
             event.claimed_with = len(rows)
         if rows:
             self.claims[rows[0][12]] = expected
@@ -221,14 +221,14 @@ class Machine(RuleBasedStateMachine):
                 event.attempts += outcome in ("failed", "unavailable", "dead")
                 event.failures += outcome in ("failed", "dead")
                 if outcome == "published":
-                    event.become(State.PUBLISHED, self.clock())
+                    event.become(EventState.PUBLISHED, self.clock())
                 elif outcome == "dead" or (
                     outcome == "failed"
                     and ((event.failures >= MAX_ATTEMPTS and self.model.retried(event)) or self.model.too_old(event))
                 ):
-                    event.become(State.DEAD, self.clock())
+                    event.become(EventState.DEAD, self.clock())
                 else:
-                    event.become(State.PENDING, self.clock())
+                    event.become(EventState.PENDING, self.clock())
                 if outcome != "released":
                     event.suspect = None
                 if outcome == "failed":
@@ -267,24 +267,24 @@ class Machine(RuleBasedStateMachine):
         event = self.model.events[event_id]
         assert self.outbox.kill([event_id]) == ([event_id] if event.status in OPEN else [])
         if event.status in OPEN:
-            event.status = State.CLAIMED  # there is no other way
-            event.become(State.DEAD, self.clock())
+            event.status = EventState.CLAIMED  # there is no other way
+            event.become(EventState.DEAD, self.clock())
             event.available_at = min(event.available_at, self.clock())  # for it is claimed on its way
 
     @precondition(lambda self: self.model.events)
-    @rule(state=st.sampled_from((State.DEAD, State.PUBLISHED)), most=st.integers(1, 3))
-    def replay(self, state: State, most: int) -> None:
+    @rule(state=st.sampled_from((EventState.DEAD, EventState.PUBLISHED)), most=st.integers(1, 3))
+    def replay(self, state: EventState, most: int) -> None:
         chosen = [event_id for event_id, event in self.model.events.items() if event.status is state][-most:]
         assert self.outbox.replay(states=[state], ids=chosen) == chosen
         for event in map(self.model.events.__getitem__, chosen):
-            event.become(State.PENDING, self.clock())
+            event.become(EventState.PENDING, self.clock())
             event.attempts, event.available_at, event.ages_from = 0, self.clock(), self.clock()
-            event.replays += state is State.PUBLISHED
+            event.replays += state is EventState.PUBLISHED
             event.failures, event.crashes, event.suspect = 0, 0, None
 
     @rule(age=st.sampled_from((3, 30)), dead=st.booleans())
     def prune(self, age: int, dead: bool) -> None:
-        states = [State.PUBLISHED, State.DEAD] if dead else [State.PUBLISHED]
+        states = [EventState.PUBLISHED, EventState.DEAD] if dead else [EventState.PUBLISHED]
         self.outbox.prune(age, states=states)
         before = self.clock() - timedelta(seconds=age)
         ended = ((i, e.ended_at) for i, e in self.model.events.items() if e.status in states)

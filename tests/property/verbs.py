@@ -15,7 +15,7 @@ from tests.property.tables import Connection, Reader, Tables
 
 import custody
 from custody.errors import InvalidArgument, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 from custody.model import Settled
 from custody.outcomes import Kind
 
@@ -345,7 +345,7 @@ class Verbs:
             return
         offset = pick % len(self.model.messages)
         state = self.model.states(self.clock())[offset]
-        if state in (State.DONE, State.PROCESSING) or offset >= self.tables.frontier:
+        if state in (MessageState.DONE, MessageState.PROCESSING) or offset >= self.tables.frontier:
             with pytest.raises(NotSkippable):
                 self.c.skip(self.topic, GROUP, 0, offset)
         else:
@@ -396,7 +396,7 @@ class Verbs:
         assert unresolved or not lost, f"{lost} unresolved messages are gone"
         held = [step.held_offset for step in steps if step.did == "held"]
         if held and unresolved:
-            assert self.model.messages[held[0] or 0].state is State.PROCESSING
+            assert self.model.messages[held[0] or 0].state is MessageState.PROCESSING
         elif held:
             assert held == open_before[:1], "another one is the first that is not resolved"
 

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from tests.order_rule import audit
 
 import custody
-from custody.lifecycle import State
+from custody.lifecycle import MessageState
 
 SOURCE, GROUP, SINK = "in", "g", "out"
 SET = 2
@@ -112,13 +112,13 @@ def _states(
     db: psycopg.Connection[Any], keys: dict[Place, str], group: str
 ) -> tuple[set[Place], set[Place], set[Place]]:
     """Done, dead and open messages: the journal folded, which refuses illegal moves and a broken order."""
-    of: dict[State, set[Place]] = defaultdict(set)
+    of: dict[MessageState, set[Place]] = defaultdict(set)
     for partition in {partition for partition, _ in keys}:
         journal = audit(db, SOURCE, group, partition)
         assert journal.violations == []
         for offset, state in journal.states.items():
             of[state].add((partition, offset))
-    done, dead = of[State.DONE], of[State.DEAD]
+    done, dead = of[MessageState.DONE], of[MessageState.DEAD]
     assert done | dead <= set(keys)
     return done, dead, set(keys) - done - dead
 

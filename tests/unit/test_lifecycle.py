@@ -7,13 +7,13 @@ from importlib import resources
 
 import pytest
 
-from custody.lifecycle import JOURNAL, Actor, State
+from custody.lifecycle import JOURNAL, Actor, MessageState
 
-READY, PROCESSING, DONE, DEAD = State.READY, State.PROCESSING, State.DONE, State.DEAD
+READY, PROCESSING, DONE, DEAD = MessageState.READY, MessageState.PROCESSING, MessageState.DONE, MessageState.DEAD
 
 BY_WORKER = {(READY, PROCESSING), (PROCESSING, DONE), (PROCESSING, READY), (PROCESSING, DEAD)}
 BY_OPERATOR = {(DONE, READY), (DEAD, READY), (DEAD, DONE), (READY, DONE), (PROCESSING, READY)}
-EVERY_PAIR = [(source, target) for source in State for target in State]
+EVERY_PAIR = [(source, target) for source in MessageState for target in MessageState]
 
 # who makes the entry, and the states in which it finds the messages; an entry without a move is left out
 MADE_BY = {
@@ -37,30 +37,30 @@ MADE_BY = {
 
 @pytest.mark.req("V1")
 def test_there_are_four_states() -> None:
-    assert [state.value for state in State] == ["ready", "processing", "done", "dead"]
+    assert [state.value for state in MessageState] == ["ready", "processing", "done", "dead"]
 
 
 @pytest.mark.req("V1")
 @pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
-def test_a_worker_makes_only_its_four_moves(source: State, target: State) -> None:
+def test_a_worker_makes_only_its_four_moves(source: MessageState, target: MessageState) -> None:
     assert source.can_become(target) is ((source, target) in BY_WORKER)
     assert source.can_become(target, Actor.WORKER) is ((source, target) in BY_WORKER)
 
 
 @pytest.mark.req("V8", "V9", "K8")
 @pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
-def test_an_operator_makes_those_and_five_more(source: State, target: State) -> None:
+def test_an_operator_makes_those_and_five_more(source: MessageState, target: MessageState) -> None:
     assert source.can_become(target, Actor.OPERATOR) is ((source, target) in BY_WORKER | BY_OPERATOR)
 
 
 @pytest.mark.req("V11")
 @pytest.mark.parametrize(("source", "target"), EVERY_PAIR)
-def test_what_is_not_bound_is_passed_over_and_nothing_else(source: State, target: State) -> None:
+def test_what_is_not_bound_is_passed_over_and_nothing_else(source: MessageState, target: MessageState) -> None:
     assert source.can_become(target, Actor.BINDING) is ((source, target) == (READY, DONE))
 
 
-@pytest.mark.parametrize("state", State)
-def test_no_state_becomes_itself(state: State) -> None:
+@pytest.mark.parametrize("state", MessageState)
+def test_no_state_becomes_itself(state: MessageState) -> None:
     assert not any(state.can_become(state, actor) for actor in Actor)
 
 

@@ -56,11 +56,11 @@ def opened(door: Door) -> Iterator[Outbox]:
 
 
 def _states(given: list[str] | None) -> list[str] | None:
-    from custody.outbox import State
+    from custody.outbox import EventState
 
     for state in given or ():
-        if state.upper() not in State.__members__:
-            raise typer.BadParameter(f"{state!r} is not a state: {', '.join(State.__members__)}")
+        if state.upper() not in EventState.__members__:
+            raise typer.BadParameter(f"{state!r} is not a state: {', '.join(EventState.__members__)}")
     return [state.upper() for state in given] if given else None
 
 

@@ -20,7 +20,7 @@ from custody.http.operation import Operation, Table
 from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared
 from custody.http.rights import ANYBODY, Caller
 from custody.http.routes import Routes
-from custody.http.state import State
+from custody.http.state import ServerState
 
 access = logging.getLogger("custody.http.access")
 
@@ -56,7 +56,7 @@ class Request:
 class Application:
     """The whole HTTP interface on a state, which is opened and closed with the server."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ServerState) -> None:
         self._state = state
         self._routes = Routes([*OPERATIONS, *_documents()])
 

@@ -11,7 +11,7 @@ from custody.errors import InvalidArgument, InvalidJson, RequestTimeout, TooLarg
 from custody.http.asgi import Receive
 
 if TYPE_CHECKING:
-    from custody.http.state import State
+    from custody.http.state import ServerState
 
 _GZIP = 16 + zlib.MAX_WBITS
 PIECE = 4096
@@ -23,7 +23,7 @@ class Body:
 
     __slots__ = ("_headers", "_held", "_state")
 
-    def __init__(self, state: State, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(self, state: ServerState, headers: Mapping[bytes, bytes]) -> None:
         self._state, self._headers, self._held = state, headers, 0
 
     async def read(self, receive: Receive) -> bytes:

@@ -15,7 +15,7 @@ from custody.http.rights import Caller, Right
 
 if TYPE_CHECKING:
     from custody.engine import Custody
-    from custody.http.state import State
+    from custody.http.state import ServerState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Call:
 
     def __init__(
         self,
-        state: State,
+        state: ServerState,
         *,
         caller: Caller,
         worker: str,

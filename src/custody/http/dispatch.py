@@ -26,7 +26,7 @@ from custody.http.body import Body
 from custody.http.call import Call
 from custody.http.operation import Operation
 from custody.http.rights import Caller
-from custody.http.state import State
+from custody.http.state import ServerState
 from custody.wire import fields
 from custody.wire.answers import ErrorBody, ErrorOut
 from custody.wire.requests import Shape
@@ -39,7 +39,7 @@ MOST_PARAMETERS = 100
 
 
 async def answer(
-    state: State,
+    state: ServerState,
     operation: Operation,
     *,
     params: Mapping[str, str],

@@ -20,7 +20,7 @@ from custody.errors import InvalidConfig, KeysNeeded
 from custody.http.app import Application
 from custody.http.protocol import bounded
 from custody.http.settings import Settings
-from custody.http.state import State
+from custody.http.state import ServerState
 from custody.policy import seconds
 
 __all__ = ["Server", "Settings", "serve"]
@@ -38,7 +38,7 @@ class Server:
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
         self._settings = settings = with_room(settings)
-        self._state = State(engine, settings)
+        self._state = ServerState(engine, settings)
         context = tls_context(settings)
         self._require_keys()
         self._socket = bound(settings)

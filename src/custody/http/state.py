@@ -38,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class State:
+class ServerState:
     """The means of one server process. Opened and closed in its event loop."""
 
     def __init__(self, engine: Custody, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from custody.codec import encode, encode_headers, require_key
 from custody.model import Payload
-from custody.outbox.events import Event, Figures, State
+from custody.outbox.events import Event, EventState, Figures
 from custody.outbox.operating import Outbox
 from custody.policy import require_zone
 from custody.store.joining import joined
@@ -21,7 +21,7 @@ from custody.store.postgres import run_function, translated
 from custody.store.standalone import install
 from custody.tracing import carried
 
-__all__ = ["write", "lock", "install", "Outbox", "Event", "State", "Figures"]
+__all__ = ["write", "lock", "install", "Outbox", "Event", "EventState", "Figures"]
 
 
 def write(

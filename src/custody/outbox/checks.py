@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from custody.outbox.conformance import FIELDS, IMMUTABLE, LEASE, MAX_ATTEMPTS, Trial, moves, must
-from custody.outbox.events import State
+from custody.outbox.events import EventState
 
 
 @must("O1.1", "An event of a transaction that is rolled back was never there")
@@ -38,12 +38,12 @@ _CLAIM = (
 _AGAIN = f"status = 'PENDING', {_FREE}, published_at = NULL"
 _REPLAY = f"{_AGAIN}, attempts = 0, failures = 0, crashes = 0, replayed_at = now(), replays = replays"
 _SET = {
-    State.PENDING: f"{_AGAIN}, attempts = attempts + 1",
-    State.CLAIMED: f"{_CLAIM} now()",
-    State.PUBLISHED: f"status = 'PUBLISHED', published_at = now(), {_FREE}",
-    State.DEAD: f"status = 'DEAD', {_FREE}, published_at = NULL",
+    EventState.PENDING: f"{_AGAIN}, attempts = attempts + 1",
+    EventState.CLAIMED: f"{_CLAIM} now()",
+    EventState.PUBLISHED: f"status = 'PUBLISHED', published_at = now(), {_FREE}",
+    EventState.DEAD: f"status = 'DEAD', {_FREE}, published_at = NULL",
 }
-_REPLAYED = {State.PUBLISHED: f"{_REPLAY} + 1", State.DEAD: _REPLAY}
+_REPLAYED = {EventState.PUBLISHED: f"{_REPLAY} + 1", EventState.DEAD: _REPLAY}
 
 
 def _updated(changes: str) -> str:
@@ -56,7 +56,7 @@ def _six_moves(trial: Trial) -> None:
     accepted = 0
     for old, new in moves():
         event = trial.in_state(old)
-        changes = _REPLAYED[old] if new is State.PENDING and old in _REPLAYED else _SET[new]
+        changes = _REPLAYED[old] if new is EventState.PENDING and old in _REPLAYED else _SET[new]
         refused = trial.refused(_updated(changes), event)
         assert refused != old.may_become(new), f"{old} to {new} was {'refused' if refused else 'accepted'}"
         accepted += not refused
@@ -65,11 +65,11 @@ def _six_moves(trial: Trial) -> None:
 
 @must("O3.2", "claimed_at and claimed_by are set exactly when CLAIMED, published_at exactly when PUBLISHED")
 def _fields_of_states(trial: Trial) -> None:
-    for state in State:
+    for state in EventState:
         event = trial.in_state(state)
         for column in ("claimed_at", "claimed_by", "published_at"):
             value = trial.row(event, column)[0]
-            of_state = State.PUBLISHED if column == "published_at" else State.CLAIMED
+            of_state = EventState.PUBLISHED if column == "published_at" else EventState.CLAIMED
             assert (value is not None) == (state is of_state), f"{column} of a {state} event is {value}"
             other = "NULL" if value is not None else "'x'" if column == "claimed_by" else "now()"
             statement = f"UPDATE custody.outbox SET {column} = {other} WHERE event_id = %s"
@@ -78,7 +78,7 @@ def _fields_of_states(trial: Trial) -> None:
 
 @must("O3.3", "claimed_by cannot change while CLAIMED")
 def _same_owner(trial: Trial) -> None:
-    event = trial.in_state(State.CLAIMED)
+    event = trial.in_state(EventState.CLAIMED)
     assert trial.refused("UPDATE custody.outbox SET claimed_by = 'somebody else' WHERE event_id = %s", event)
 
 
@@ -88,7 +88,7 @@ def _begins(trial: Trial) -> None:
         "INSERT INTO custody.outbox (event_id, event_type, kind, payload, created_at, available_at, updated_at, "
         "status, published_at) VALUES (gen_random_uuid(), 'x', 'j', '{}', now(), now(), now(), 'PUBLISHED', now())"
     ), "an event began as PUBLISHED"
-    for state in (State.PENDING, State.CLAIMED):
+    for state in (EventState.PENDING, EventState.CLAIMED):
         event = trial.in_state(state)
         assert trial.refused("DELETE FROM custody.outbox WHERE event_id = %s", event), f"a {state} event was deleted"
     truncates = trial.connection.execute(
@@ -176,7 +176,7 @@ def _expiry(trial: Trial) -> None:
 
 @must("O5.4", "Expiry is seen on reading, before anybody writes it down")
 def _seen(trial: Trial) -> None:
-    event = trial.in_state(State.CLAIMED)  # a day ago
+    event = trial.in_state(EventState.CLAIMED)  # a day ago
     found = trial.connection.execute(
         "SELECT status, attempts, claimed_by FROM custody.outbox_events WHERE event_id = %s", [event]
     ).fetchone()
@@ -186,12 +186,12 @@ def _seen(trial: Trial) -> None:
 @must("O5.5", "The table refuses CLAIMED to PENDING without one more attempt, unless it is marked as a release")
 def _counted(trial: Trial) -> None:
     for attempts in ("attempts", "attempts + 2", "attempts - 1", "0"):
-        event = trial.in_state(State.CLAIMED)
+        event = trial.in_state(EventState.CLAIMED)
         assert trial.refused(_updated(f"{_AGAIN}, attempts = {attempts}"), event), f"with attempts = {attempts}"
     for changes in ("attempts = attempts + 1", "releases = releases + 1"):
-        event = trial.in_state(State.CLAIMED)
+        event = trial.in_state(EventState.CLAIMED)
         assert not trial.refused(_updated(f"{_AGAIN}, {changes}"), event), f"{changes} was refused"
-    event = trial.in_state(State.CLAIMED)
+    event = trial.in_state(EventState.CLAIMED)
     both = f"{_AGAIN}, attempts = attempts + 1, releases = releases + 1"
     assert trial.refused(_updated(both), event), "an attempt was a release, too"
 
@@ -222,15 +222,15 @@ def _terminal(trial: Trial) -> None:
 
 @must("O6.4", "The operator can end an event, whether it waits or is claimed")
 def _operator(trial: Trial) -> None:
-    events = [trial.in_state(State.CLAIMED), trial.in_state(State.PENDING)]
+    events = [trial.in_state(EventState.CLAIMED), trial.in_state(EventState.PENDING)]
     assert len(trial.call("outbox_kill", ids=events, actor="verify", now=trial.now)) == 2
     assert {trial.state(event) for event in events} == {"DEAD"}
 
 
 @must("O6.5", "What is DEAD or PUBLISHED is never claimed by itself")
 def _final(trial: Trial) -> None:
-    trial.in_state(State.DEAD)
-    trial.in_state(State.PUBLISHED)
+    trial.in_state(EventState.DEAD)
+    trial.in_state(EventState.PUBLISHED)
     trial.move(3600)
     assert trial.claim() == {}
 
@@ -303,12 +303,12 @@ def _lost(trial: Trial) -> None:
 
 @must("O7.3", "The table refuses PUBLISHED from a claim that has expired, and to extend such a claim")
 def _expired_by_hand(trial: Trial) -> None:
-    expired = trial.in_state(State.CLAIMED)  # a day ago
+    expired = trial.in_state(EventState.CLAIMED)  # a day ago
     trial.at_present()
-    held = trial.in_state(State.CLAIMED)
+    held = trial.in_state(EventState.CLAIMED)
     for published_at in ("now()", "claimed_at"):
         changes = f"status = 'PUBLISHED', published_at = {published_at}, {_FREE}"
         assert trial.refused(_updated(changes), expired), f"it was published with published_at = {published_at}"
     assert trial.refused(_updated("expires_at = now() + interval '1 h'"), expired), "an expired claim was extended"
     assert not trial.refused(_updated("expires_at = now() + interval '1 h'"), held), "a claim could not be extended"
-    assert not trial.refused(_updated(_SET[State.PUBLISHED]), held), "it could not be published"
+    assert not trial.refused(_updated(_SET[EventState.PUBLISHED]), held), "it could not be published"

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg import sql
 
-from custody.outbox.events import State
+from custody.outbox.events import EventState
 from custody.store.postgres import Connection, run_function
 
 MAX_ATTEMPTS = 3
@@ -121,13 +121,13 @@ class Trial:
         assert changed == 1, f"{changed} rows were concerned"
         return False
 
-    def in_state(self, state: State) -> UUID:
+    def in_state(self, state: EventState) -> UUID:
         """A new event in that state, by the legal way."""
         event_id = self.write()
-        if state is not State.PENDING:
+        if state is not EventState.PENDING:
             claimed = self.claim(after=self.row(event_id, "id")[0] - 1)[event_id]
-            if state is not State.CLAIMED:
-                self.settle(claimed, {State.PUBLISHED: "published", State.DEAD: "dead"}[state], "an error")
+            if state is not EventState.CLAIMED:
+                self.settle(claimed, {EventState.PUBLISHED: "published", EventState.DEAD: "dead"}[state], "an error")
         assert self.state(event_id) == state
         return event_id
 
@@ -167,6 +167,6 @@ def findings(connection: Connection) -> list[Finding]:
     return found
 
 
-def moves() -> Iterator[tuple[State, State]]:
+def moves() -> Iterator[tuple[EventState, EventState]]:
     """Every pair of different states."""
-    return ((a, b) for a, b in product(State, State) if a is not b)
+    return ((a, b) for a, b in product(EventState, EventState) if a is not b)

@@ -15,7 +15,7 @@ from custody.codec import decode
 from custody.model import Payload
 
 
-class State(StrEnum):
+class EventState(StrEnum):
     """The states of an event. PUBLISHED and DEAD are left by a replay only."""
 
     PENDING = "PENDING"
@@ -23,15 +23,15 @@ class State(StrEnum):
     PUBLISHED = "PUBLISHED"
     DEAD = "DEAD"
 
-    def may_become(self, other: State) -> bool:
+    def may_become(self, other: EventState) -> bool:
         return other in _MOVES[self]
 
 
-_MOVES: Mapping[State, frozenset[State]] = {
-    State.PENDING: frozenset({State.CLAIMED}),
-    State.CLAIMED: frozenset({State.PUBLISHED, State.PENDING, State.DEAD}),
-    State.PUBLISHED: frozenset({State.PENDING}),
-    State.DEAD: frozenset({State.PENDING}),
+_MOVES: Mapping[EventState, frozenset[EventState]] = {
+    EventState.PENDING: frozenset({EventState.CLAIMED}),
+    EventState.CLAIMED: frozenset({EventState.PUBLISHED, EventState.PENDING, EventState.DEAD}),
+    EventState.PUBLISHED: frozenset({EventState.PENDING}),
+    EventState.DEAD: frozenset({EventState.PENDING}),
 }
 
 
@@ -59,7 +59,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     partition_key: str | None
     ordering_key: str | None
     created_at: datetime
-    status: State
+    status: EventState
     attempts: int
     available_at: datetime
     claimed_at: datetime | None
@@ -75,7 +75,7 @@ _KINDS = {"json": "j", "text": "t", "bytes": "b"}
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
-    values = {**row, "status": State(row["status"]), "headers": row["headers"] or {}}
+    values = {**row, "status": EventState(row["status"]), "headers": row["headers"] or {}}
     values["payload"] = decode(_KINDS[values.pop("payload_kind")], values.pop("payload_bytes"))
     return Event(**values)
 

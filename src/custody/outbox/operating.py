@@ -10,7 +10,7 @@ from uuid import UUID
 
 from custody.errors import EventNotFound
 from custody.outbox.conformance import Finding, findings
-from custody.outbox.events import Event, Figures, State, event_of
+from custody.outbox.events import Event, EventState, Figures, event_of
 from custody.policy import Duration, seconds
 from custody.store import standalone
 from custody.store.postgres import Database
@@ -62,7 +62,7 @@ class Outbox:
     def replay(
         self,
         *,
-        states: Sequence[State | str] = (State.DEAD,),
+        states: Sequence[EventState | str] = (EventState.DEAD,),
         limit: int | None = None,
         dry_run: bool = False,
         reason: str | None = None,
@@ -85,7 +85,7 @@ class Outbox:
         )
         return [event_id for (event_id,) in rows]
 
-    def stranded(self, *, states: Sequence[State | str] = (State.DEAD,), **which: Any) -> list[UUID]:
+    def stranded(self, *, states: Sequence[EventState | str] = (EventState.DEAD,), **which: Any) -> list[UUID]:
         """What a replay with the same filter leaves out: events of topics that are gone."""
         rows = self._db.call_dicts("outbox_chosen", routed=False, **_filter(states=states, **which))
         return [row["event_id"] for row in rows]
@@ -101,7 +101,7 @@ class Outbox:
         self,
         older_than: Duration,
         *,
-        states: Sequence[State | str] = (State.PUBLISHED,),
+        states: Sequence[EventState | str] = (EventState.PUBLISHED,),
         dry_run: bool = False,
         reason: str | None = None,
     ) -> int:
@@ -150,7 +150,7 @@ class Outbox:
 
 def _filter(
     *,
-    states: Sequence[State | str] | None = None,
+    states: Sequence[EventState | str] | None = None,
     ids: Sequence[UUID] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,

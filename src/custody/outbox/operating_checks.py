@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 
 from custody.outbox.conformance import LEASE, Trial, must
-from custody.outbox.events import State
+from custody.outbox.events import EventState
 
 
 @must(
@@ -84,12 +84,12 @@ def _writers(trial: Trial) -> None:
 
 @must("O11.1", "A replay brings back what is DEAD or PUBLISHED: attempts 0, published_at cleared, last_error kept")
 def _replay(trial: Trial) -> None:
-    for state in (State.DEAD, State.PUBLISHED):
+    for state in (EventState.DEAD, EventState.PUBLISHED):
         event = trial.in_state(state)
         trial.call("outbox_replay", states=[str(state)], ids=[event], actor="verify", now=trial.now)
         status, attempts, published, error = trial.row(event, "status", "attempts", "published_at", "last_error")
         assert (status, attempts, published) == ("PENDING", 0, None)
-        assert error == ("an error" if state is State.DEAD else None)
+        assert error == ("an error" if state is EventState.DEAD else None)
 
 
 @must("O11.2", "A replay of many keeps the order of a key")
@@ -103,7 +103,7 @@ def _replayed_order(trial: Trial) -> None:
 
 @must("O11.3", "A dry run changes nothing, and a replay leaves a record")
 def _audited(trial: Trial) -> None:
-    event = trial.in_state(State.DEAD)
+    event = trial.in_state(EventState.DEAD)
     before = trial.connection.execute("SELECT count(*) FROM custody.outbox_audit").fetchone()
     assert trial.call("outbox_replay", ids=[event], dry_run=True) == [(event,)]
     assert trial.state(event) == "DEAD"
@@ -118,10 +118,10 @@ def _audited(trial: Trial) -> None:
 @must("O11.4", "Pruning by age removes what ended before a time and nothing else, a dry run nothing at all")
 def _pruning(trial: Trial) -> None:
     trial.now = datetime(1970, 1, 1, tzinfo=UTC)  # long before any event of the installation
-    old = [trial.in_state(State.DEAD), trial.in_state(State.PUBLISHED)]
-    still_open = [trial.in_state(State.CLAIMED), trial.in_state(State.PENDING)]
+    old = [trial.in_state(EventState.DEAD), trial.in_state(EventState.PUBLISHED)]
+    still_open = [trial.in_state(EventState.CLAIMED), trial.in_state(EventState.PENDING)]
     trial.move(3600)
-    young = trial.in_state(State.PUBLISHED)
+    young = trial.in_state(EventState.PUBLISHED)
     before = trial.now - timedelta(minutes=1)
     states = ["PUBLISHED", "DEAD"]
     left = "SELECT array_agg(event_id ORDER BY id) FROM custody.outbox WHERE destination = %s"
@@ -134,11 +134,11 @@ def _pruning(trial: Trial) -> None:
 
 @must("O11.5", "Inspection by state and time changes nothing")
 def _inspection(trial: Trial) -> None:
-    events = {state: trial.in_state(state) for state in State}
+    events = {state: trial.in_state(state) for state in EventState}
     try:
         with trial.connection.transaction():
             trial.connection.execute("SET LOCAL transaction_read_only = on")
-            for state in (State.DEAD, State.PUBLISHED):
+            for state in (EventState.DEAD, EventState.PUBLISHED):
                 found = trial.call(
                     "outbox_chosen", states=[str(state)], until=trial.now + LEASE, destination=trial.destination
                 )
@@ -154,7 +154,7 @@ def _inspection(trial: Trial) -> None:
 def _replayed_by_hand(trial: Trial) -> None:
     free = "claimed_at = NULL, claimed_by = NULL, expires_at = NULL, published_at = NULL"
     changes = f"UPDATE custody.outbox SET status = 'PENDING', attempts = 0, failures = 0, crashes = 0, {free}"
-    for state, by in ((State.DEAD, 0), (State.PUBLISHED, 1)):
+    for state, by in ((EventState.DEAD, 0), (EventState.PUBLISHED, 1)):
         event = trial.in_state(state)
         for wrong in ("", f", replays = replays + {by}", ", replayed_at = now(), replays = replays + 2",
                       f", replayed_at = created_at, replays = replays + {by}"):  # fmt: skip
@@ -166,10 +166,10 @@ def _replayed_by_hand(trial: Trial) -> None:
 @must("O12.1", "Backlog, the age of the oldest, claimed, dead and published are counted for each destination")
 def _figures(trial: Trial) -> None:
     begun = trial.now
-    trial.in_state(State.DEAD)
-    trial.in_state(State.PUBLISHED)
-    trial.in_state(State.CLAIMED)
-    trial.in_state(State.PENDING)
+    trial.in_state(EventState.DEAD)
+    trial.in_state(EventState.PUBLISHED)
+    trial.in_state(EventState.CLAIMED)
+    trial.in_state(EventState.PENDING)
     rows = trial.call("outbox_stats", now=trial.now)
     (found,) = [row[1:8] for row in rows if row[0] == trial.destination]
     assert found == (1, 1, 0, 1, 1, begun, 1), f"the figures are {found}"

@@ -94,7 +94,7 @@ def outbox_version() -> int:
     return max((migration.version for migration in migrations() if migration.name.startswith(OUTBOX)), default=1)
 
 
-class State(NamedTuple):
+class SchemaState(NamedTuple):
     """What a database has, or what this code brings."""
 
     version: int
@@ -105,30 +105,30 @@ class State(NamedTuple):
         return f"schema version {self.version}, release {self.release} (functions {self.digest})"
 
 
-def wanted() -> State:
+def wanted() -> SchemaState:
     """The state that this code needs."""
-    return State(latest(), RELEASE, functions()[1])
+    return SchemaState(latest(), RELEASE, functions()[1])
 
 
-def state(connection: Connection) -> State | None:
+def state(connection: Connection) -> SchemaState | None:
     """The state of a database, or None if it has no Custody schema."""
     if connection.execute("SELECT to_regclass('custody.migrations')").fetchone() == (None,):
         return None
     row = connection.execute(
         "SELECT (SELECT max(version) FROM custody.migrations), release, digest FROM custody.release"
     ).fetchone()
-    return State(*cast("tuple[int, int, str]", row))
+    return SchemaState(*cast("tuple[int, int, str]", row))
 
 
-def outbox_state(connection: Connection) -> State | None:
+def outbox_state(connection: Connection) -> SchemaState | None:
     """The state of an outbox that was installed alone, or None if there is none."""
     if connection.execute("SELECT to_regclass('custody.outbox_installed')").fetchone() == (None,):
         return None
     row = connection.execute("SELECT version, release, digest FROM custody.outbox_installed").fetchone()
-    return State(*cast("tuple[int, int, str]", row))
+    return SchemaState(*cast("tuple[int, int, str]", row))
 
 
-def refuse_newer(found: State) -> None:
+def refuse_newer(found: SchemaState) -> None:
     """Refuses a database, or an outbox alone, of code that is newer than this."""
     if found.version > latest() or found.release > RELEASE:
         raise SchemaNewer(
@@ -164,7 +164,7 @@ def migrate(url: str) -> list[int]:
         connection.execute("SET LOCAL check_function_bodies = off")
         found = state(connection)
         outbox = outbox_state(connection) if found is None else None
-        refuse_newer(found or outbox or State(0, 0, ""))
+        refuse_newer(found or outbox or SchemaState(0, 0, ""))
         if found == wanted():
             return []
         connection.execute("CREATE SCHEMA IF NOT EXISTS custody")
@@ -184,7 +184,7 @@ def migrate(url: str) -> list[int]:
         return [version for version, _ in applied]
 
 
-def make_outbox(connection: Connection, found: State | None) -> None:
+def make_outbox(connection: Connection, found: SchemaState | None) -> None:
     """The tables of the outbox: new ones, or those of an outbox that was installed alone, brought to this version."""
     if found is None:
         connection.execute(script_of(f"schema/{OUTBOX}"))

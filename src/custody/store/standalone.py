@@ -21,9 +21,9 @@ def functions() -> tuple[LiteralString, str]:
     return script, hashlib.sha256(script.encode()).hexdigest()[:16]
 
 
-def wanted(release: int = migrate.RELEASE) -> migrate.State:
+def wanted(release: int = migrate.RELEASE) -> migrate.SchemaState:
     """The state that this code needs. Its release does not matter: most of them change nothing of the outbox."""
-    return migrate.State(migrate.outbox_version(), release, functions()[1])
+    return migrate.SchemaState(migrate.outbox_version(), release, functions()[1])
 
 
 def install(url: str) -> bool:
