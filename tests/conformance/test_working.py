@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Dead, Later, Message, Outgoing, Policy, Retry
-from custody.worker import Summary, Worker
+from custody.worker import Worker, WorkerSummary
 
 pytestmark = pytest.mark.core
 
@@ -32,8 +32,8 @@ def c(request: pytest.FixtureRequest, database_url: str) -> Iterator[custody.Cus
 
 
 @contextmanager
-def working(worker: Worker) -> Iterator[list[Summary]]:
-    summaries: list[Summary] = []
+def working(worker: Worker) -> Iterator[list[WorkerSummary]]:
+    summaries: list[WorkerSummary] = []
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import Conflict, InvalidArgument, PipelineFailed, PipelineRefused
-from custody.spark import Files, Pipeline, Summary, To, Write, fail_when
+from custody.spark import Files, Pipeline, PipelineSummary, To, Write, fail_when
 from custody.spark.outside.cached_rows import LOST
 
 pytestmark = pytest.mark.req("S5")
@@ -44,7 +44,7 @@ def publish(c: custody.Custody, count: int, keys: int = 7) -> None:
     c.publish_many("in", [custody.Outgoing({"n": n}, key=f"k{n % keys}") for n in range(count)])
 
 
-def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
+def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> PipelineSummary:
     return pipeline.run(c, spark=spark, **({"drain": "20s", "max_per_batch": 150, "batch_time": "10m"} | settings))
 
 

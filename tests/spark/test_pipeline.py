@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PipelineRefused, TopicNotFound
-from custody.spark import Batch, Pipeline, Summary, To, fail_when
+from custody.spark import Batch, Pipeline, PipelineSummary, To, fail_when
 from custody.spark.tasks.each import KILLED
 
 ONCE = custody.Policy(ordering="key", max_attempts=1)
@@ -45,7 +45,7 @@ def numbers(c: custody.Custody, topic: str = "out") -> list[int]:
     return sorted(message.payload["n"] for message in published(c, topic))
 
 
-def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
+def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> PipelineSummary:
     return pipeline.run(c, spark=spark, **({"drain": "20s", "batch_time": "10m"} | settings))
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import custody
 from custody.errors import PipelineFailed
-from custody.spark import Files, Pipeline, Summary, Write
+from custody.spark import Files, Pipeline, PipelineSummary, Write
 
 pytestmark = pytest.mark.req("S3")
 ONCE = custody.Policy(ordering="key", max_attempts=1)
@@ -35,7 +35,7 @@ def publish(c: custody.Custody, numbers: list[int], long: int | None = None) -> 
     c.publish_many("in", [custody.Outgoing({"n": n, "name": names[n]}, key=f"k{n}") for n in numbers])
 
 
-def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
+def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> PipelineSummary:
     return pipeline.run(c, spark=spark, **({"drain": "20s", "batch_time": "10m"} | settings))
 
 

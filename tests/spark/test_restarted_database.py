@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from tests.waiting import wait_for
 
 import custody
-from custody.spark import Pipeline, Summary
+from custody.spark import Pipeline, PipelineSummary
 from custody.store import embedded
 
 pytestmark = [pytest.mark.req("S3", "S4"), pytest.mark.timeout(300)]
@@ -70,12 +70,12 @@ class Run:
 
     def __init__(self, pipeline: Pipeline, c: custody.Custody, spark: SparkSession) -> None:
         self.said: list[str] = []
-        self._summary: list[Summary] = []
+        self._summary: list[PipelineSummary] = []
         settings = {"drain": "120s", "batch_time": "10m", "on_trouble": self.said.append}
         self._thread = threading.Thread(target=lambda: self._summary.append(pipeline.run(c, spark=spark, **settings)))
         self._thread.start()
 
-    def ends(self) -> Summary:
+    def ends(self) -> PipelineSummary:
         self._thread.join(200)
         assert self._summary, f"it has not ended: {self.said}"
         return self._summary[0]

@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PipelineFailed
-from custody.spark import Pipeline, Summary
+from custody.spark import Pipeline, PipelineSummary
 from custody.spark import running as runs
 from custody.spark.driver import settlement
 from custody.spark.settings import RunSettings
@@ -54,7 +54,7 @@ def test_one_that_fails_does_not_end_the_others(
     good.each(lambda message: message.payload)
     stop = threading.Event()
     said: list[str] = []
-    ended: list[tuple[list[Summary], list[Exception]]] = []
+    ended: list[tuple[list[PipelineSummary], list[Exception]]] = []
 
     def run() -> None:
         settings = RunSettings(stop=stop, on_trouble=said.append)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import custody
 from custody.errors import PipelineFailed
-from custody.spark import Pipeline, Summary, To
+from custody.spark import Pipeline, PipelineSummary, To
 
 pytestmark = pytest.mark.req("S3")
 POLICY = custody.Policy(ordering="key", max_attempts=2, backoff=custody.Constant("10ms"))
@@ -39,7 +39,7 @@ def pipeline_of(handler: Any) -> Pipeline:
     return pipeline
 
 
-def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> Summary:
+def run(pipeline: Pipeline, c: custody.Custody, spark: SparkSession, **settings: Any) -> PipelineSummary:
     return pipeline.run(c, spark=spark, **({"drain": "20s"} | settings))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import custody
-from custody.worker import Summary, Worker
+from custody.worker import Worker, WorkerSummary
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ class Running:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.summary: Summary | None = None
+        self.summary: WorkerSummary | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         self.summary = self.worker.run()
 
-    def stop(self) -> Summary:
+    def stop(self) -> WorkerSummary:
         self.worker.stop()
         self._thread.join(30)
         assert self.summary is not None, "the worker did not stop within 30 s"

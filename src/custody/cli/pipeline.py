@@ -16,7 +16,7 @@ from custody.cli.door import Door, counted, door_of
 from custody.plain import plain
 
 if TYPE_CHECKING:
-    from custody.spark.figures import Outlook, Summary
+    from custody.spark.figures import Outlook, PipelineSummary
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
 
@@ -183,7 +183,7 @@ def pack(
     door.say(shlex.join(command))
 
 
-def told(summary: Summary) -> str:
+def told(summary: PipelineSummary) -> str:
     """A summary for people: what was done, and what still waits."""
     rate = summary.messages / max(0.001, summary.seconds)
     restarts = f", {counted(summary.restarts, 'restart')}" if summary.restarts else ""

@@ -18,7 +18,7 @@ from custody.policy import Duration, seconds_or_none
 from custody.settle import Settler
 from custody.store.notify import Listener
 from custody.store.postgres import Connection
-from custody.worker import Summary, Worker
+from custody.worker import Worker, WorkerSummary
 from custody.worker.calling import Handler
 from custody.worker.signals import stopped_by_signals
 
@@ -94,7 +94,7 @@ class Consuming(Grouping, Keeping):
         visibility_timeout: Duration | None = None,
         poll: Duration = "1s",
         grace: Duration = "30s",
-    ) -> Summary:
+    ) -> WorkerSummary:
         """Claims, calls the handler, settles, until stopped by SIGTERM or Ctrl-C: keys in parallel, one key in order.
 
         The handler is a function or a coroutine function of one message. Returning is done; an exception is a failure;

@@ -1,13 +1,13 @@
 """The relay: takes the events of an outbox to their destinations, at least once, in the order of their keys."""
 
 from custody.relay.elsewhere import CustodyPublisher
-from custody.relay.loop import Relay, Summary
+from custody.relay.loop import Relay, RelaySummary
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher, signature
 
 __all__ = [
     "Relay",
-    "Summary",
+    "RelaySummary",
     "Publisher",
     "Claimed",
     "FunctionPublisher",

@@ -45,7 +45,7 @@ class HasDatabase(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class RelaySummary:
     """What a relay did. `moved` events went into topics of the same database; `lost` ones had expired when their
     outcome was known, and others have them; `released` ones were given back without an attempt."""
 
@@ -146,15 +146,15 @@ class Relay:
         self._db.close()
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> RelaySummary:
         names = ("published", "failed", "dead", "released", "lost")
-        return Summary(moved=self._moved, **{name: self._claims.counts[name] for name in names})
+        return RelaySummary(moved=self._moved, **{name: self._claims.counts[name] for name in names})
 
-    def run(self) -> Summary:
+    def run(self) -> RelaySummary:
         """Relays until `stop`. Survives a restart of the database."""
         return self._loop(lambda: False)
 
-    def drain(self, timeout: Duration | None = None) -> Summary:
+    def drain(self, timeout: Duration | None = None) -> RelaySummary:
         """Relays until nothing is left that this relay could publish, retries included, or the time is over: then it
         stops."""
         until = None if timeout is None else time.monotonic() + seconds(timeout)
@@ -164,7 +164,7 @@ class Relay:
 
         return self._loop(ended, until)
 
-    def _loop(self, ended: Callable[[], bool], until: float | None = None) -> Summary:
+    def _loop(self, ended: Callable[[], bool], until: float | None = None) -> RelaySummary:
         pause = 0.1
         warned: set[str] = set()
         try:

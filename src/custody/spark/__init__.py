@@ -6,17 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from custody.spark.figures import Batch, Summary
+    from custody.spark.figures import Batch, PipelineSummary
     from custody.spark.outside.sinks import Files, Write
     from custody.spark.pipeline import Pipeline
     from custody.spark.tasks.each import To
     from custody.spark.tasks.frame import fail_when
 
-__all__ = ["Batch", "Files", "Pipeline", "Summary", "To", "Write", "fail_when"]
+__all__ = ["Batch", "Files", "Pipeline", "PipelineSummary", "To", "Write", "fail_when"]
 
 _HOME = {
-    "Batch": "figures", "Files": "outside.sinks", "Pipeline": "pipeline", "Summary": "figures", "To": "tasks.each",
-    "Write": "outside.sinks", "fail_when": "tasks.frame",
+    "Batch": "figures", "Files": "outside.sinks", "Pipeline": "pipeline", "PipelineSummary": "figures",
+    "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame",
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class PipelineSummary:
     """What a pipeline did in this run, and what still waits."""
 
     pipeline: str

@@ -18,7 +18,7 @@ from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from custody.spark.figures import Batch, Summary
+    from custody.spark.figures import Batch, PipelineSummary
     from custody.spark.outside.sinks import Writer
     from custody.spark.tasks.each import Handler
     from custody.spark.tasks.frame import Frame
@@ -153,7 +153,7 @@ class Pipeline:
         on_batch: Callable[[Batch], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
         stop: Event | None = None,
-    ) -> Summary:
+    ) -> PipelineSummary:
         """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`), or with `available_now` once over what is due now.
 
         `drain` makes it one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`

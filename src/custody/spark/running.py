@@ -19,7 +19,7 @@ from custody.spark.environment.own_session import require_fit
 from custody.spark.environment.probe import require_able
 from custody.spark.environment.shipping import ship
 from custody.spark.faults import described
-from custody.spark.figures import Summary
+from custody.spark.figures import PipelineSummary
 from custody.spark.pipeline import Pipeline
 from custody.spark.session import session
 from custody.spark.settings import RunSettings
@@ -33,7 +33,7 @@ def run(
     *,
     spark: SparkSession | None = None,
     master: str | None = None,
-) -> list[Summary]:
+) -> list[PipelineSummary]:
     """Runs pipelines side by side in one Spark session, and raises the error of the first that failed. One that fails
     does not end the others. See `Pipeline.run`."""
     summaries, errors = run_all(pipelines, database, settings, spark=spark, master=master)
@@ -49,7 +49,7 @@ def run_all(
     *,
     spark: SparkSession | None = None,
     master: str | None = None,
-) -> tuple[list[Summary], list[Exception]]:
+) -> tuple[list[PipelineSummary], list[Exception]]:
     """As `run`: what each did, and the errors of those that failed."""
     settings = settings or RunSettings()
     if settings.checkpoint is not None and len(pipelines) > 1:

@@ -1,5 +1,5 @@
 """The worker: claim → handler → settle, until it is stopped."""
 
-from custody.worker.loop import Summary, Verbs, Worker
+from custody.worker.loop import Verbs, Worker, WorkerSummary
 
-__all__ = ["Summary", "Verbs", "Worker"]
+__all__ = ["WorkerSummary", "Verbs", "Worker"]

@@ -57,7 +57,7 @@ class Verbs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class WorkerSummary:
     """What a worker did: `lost` outcomes came after their lease had expired and were refused."""
 
     done: int
@@ -120,7 +120,7 @@ class Worker(Bounded):
         self._stopping.set()
         self._wake.set()
 
-    def run(self) -> Summary:
+    def run(self) -> WorkerSummary:
         """Works until `stop`. Survives a restart of the database; raises if the topic or group is gone, or on an error
         that no retry will mend."""
         self._call = Caller(self._handler, self._handler_timeout, self._group)
@@ -147,7 +147,7 @@ class Worker(Bounded):
         if self._error is not None:
             raise self._error
         counts = self._counts
-        return Summary(
+        return WorkerSummary(
             done=counts["ack"],
             failed=counts["nack"],
             dead=counts["died"],

@@ -29,7 +29,7 @@ from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.driver.watching import Watch, within
 from custody.spark.environment import shipping
 from custody.spark.faults import GONE, described, ours
-from custody.spark.figures import Summary, outlook
+from custody.spark.figures import PipelineSummary, outlook
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.pipeline import Pipeline
@@ -164,9 +164,9 @@ class Driving:
         handler = self.pipeline.handler
         return "the frame" if handler is None else f"the handler {getattr(handler, '__name__', 'of the pipeline')}"
 
-    def summary(self) -> Summary:
+    def summary(self) -> PipelineSummary:
         totals = self._settlement.totals
-        return Summary(
+        return PipelineSummary(
             pipeline=self.pipeline.name,
             batches=self._settlement.batches,
             messages=totals.messages,
