@@ -34,7 +34,7 @@ class Place(NamedTuple):
     create: bool = True
 
 
-class Claims(Protocol):
+class ServerClaims(Protocol):
     """What a line needs of the server: claims and due times, each in a thread."""
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]: ...
@@ -56,7 +56,7 @@ class WaitingLine:
     then."""
 
     def __init__(
-        self, place: Place, claims: Claims, interval: Callable[[], float], emptied: Callable[[WaitingLine], None]
+        self, place: Place, claims: ServerClaims, interval: Callable[[], float], emptied: Callable[[WaitingLine], None]
     ) -> None:
         self.place, self._claims, self._interval, self._emptied = place, claims, interval, emptied
         self.waiters: list[Waiter] = []
@@ -173,7 +173,7 @@ class WaitingLine:
 class LongPolls:
     """All lines of a server."""
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, claims: ServerClaims) -> None:
         self._claims = claims
         self._lines: dict[Place, WaitingLine] = {}
         self._waiting: set[Waiter] = set()

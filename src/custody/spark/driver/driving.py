@@ -23,7 +23,7 @@ from custody.errors import ClaimLost, CustodyError, PipelineFailed, PipelineFenc
 from custody.pipelines import Drive, Pass
 from custody.policy import seconds, seconds_or_none
 from custody.spark.driver.batch_jobs import BatchJobs, Shape
-from custody.spark.driver.group_reader import Claims, ClaimSource, own_source
+from custody.spark.driver.group_reader import ClaimOptions, ClaimSource, own_source
 from custody.spark.driver.reporting import Report
 from custody.spark.driver.settlement import Epoch, Settlement
 from custody.spark.driver.watching import Watch, within
@@ -204,7 +204,7 @@ class Driving:
     def _query(self) -> BaseException | None:
         """One streaming query from its start to its end; what it failed of, if it did."""
         driver = self._epoch.drive.driver
-        claims = Claims(
+        claims = ClaimOptions(
             topic=driver.topic,
             group=driver.group,
             group_id=driver.group_id,
@@ -266,7 +266,7 @@ class Driving:
         self._in_batch.release()
         return True
 
-    def _start(self, claims: Claims, checkpoint: str) -> StreamingQuery:
+    def _start(self, claims: ClaimOptions, checkpoint: str) -> StreamingQuery:
         name = f"{ClaimSource.name()}_{claims.group_id}_{claims.epoch}"
         with _REGISTERING:
             self._spark.dataSource.register(own_source(name))

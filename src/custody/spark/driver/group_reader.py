@@ -37,7 +37,7 @@ IDLE = 1.0
 """Seconds between two looks at a group that has nothing to give."""
 
 
-class Claims(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a pipeline tells its source, as the option `claims`."""
 
     topic: str
@@ -107,7 +107,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._url = arrow.locate(options.get("url"))
-        self._claims = msgspec.json.decode(options["claims"], type=Claims)
+        self._claims = msgspec.json.decode(options["claims"], type=ClaimOptions)
         self._reported: tuple[int, dict[str, Any]] | None = None
         self._last = 0
         self._pace = Pace(most=self._claims.max_messages, aim=self._claims.batch_time, tasks=max(1, self._claims.tasks))
