@@ -44,7 +44,7 @@ FUNCTIONS = (
     "log/growth",
     "insights/views", "insights/doctor",
     "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
-    "server/together", "server/apikeys",
+    "server/coalesced", "server/apikeys",
     "insights/figures",
 )  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
