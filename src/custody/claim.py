@@ -187,9 +187,9 @@ def redelivery_headers(
     headers: dict[str, str] | None, attempt: int, first_delivery: datetime | None, last_error: str | None
 ) -> dict[str, str]:
     """The headers of a message that was delivered before."""
-    told = {**(headers or {}), "x-custody-delivery-count": str(attempt)}
+    found = {**(headers or {}), "x-custody-delivery-count": str(attempt)}
     if first_delivery is not None:
-        told["x-custody-first-delivery"] = first_delivery.isoformat()
+        found["x-custody-first-delivery"] = first_delivery.isoformat()
     if last_error is not None:
-        told["x-custody-last-error"] = last_error
-    return told
+        found["x-custody-last-error"] = last_error
+    return found

@@ -108,7 +108,7 @@ def run(
     if door.json:
         door.emit({"pipelines": summaries})
     for summary in summaries:
-        door.say(told(summary))
+        door.say(summary_line(summary))
     for error in errors[1:]:
         door.note(f"error: {error}")
     if errors:
@@ -183,7 +183,7 @@ def pack(
     door.say(shlex.join(command))
 
 
-def told(summary: PipelineSummary) -> str:
+def summary_line(summary: PipelineSummary) -> str:
     """A summary for people: what was done, and what still waits."""
     rate = summary.messages / max(0.001, summary.seconds)
     restarts = f", {counted(summary.restarts, 'restart')}" if summary.restarts else ""

@@ -148,8 +148,8 @@ def failed(error: Exception, request_id: str) -> Answer:
 def _log(error: Exception, code: str, request_id: str) -> None:
     """What the caller is not told: the log has it under the id that the caller has."""
     level = logging.WARNING if isinstance(error, Transient | InvalidArgument) else logging.ERROR
-    told = {"custody": {"request_id": request_id, "code": code}}
-    logger.log(level, "request %s failed", request_id, exc_info=error, extra=told)
+    extra = {"custody": {"request_id": request_id, "code": code}}
+    logger.log(level, "request %s failed", request_id, exc_info=error, extra=extra)
 
 
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)

@@ -38,7 +38,7 @@ Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
 
 
 class Batch:
-    """The events of one claim. `waiting` are those of which nothing was heard, `untold` what is not settled yet.
+    """The events of one claim. `waiting` are those of which nothing was heard; `unsettled_results` wait to be settled.
 
     `probe` is the destination that is tried with this batch, if it is one that was down. `alone`: its one event may be
     what killed relays before, and nothing is begun beside it.
@@ -62,7 +62,7 @@ class Batch:
         self.deadline = deadline
         self.waiting = {event.id for event in events}
         self.held = set(self.waiting)
-        self.untold: list[Result] = []
+        self.unsettled_results: list[Result] = []
         self.settle_at = self.began
         self._registry, self._stopping, self._suspects = registry, stopping, suspects
         self._down: dict[str, str] = {}
@@ -71,11 +71,11 @@ class Batch:
 
     @property
     def ended(self) -> bool:
-        return not self.waiting and not self.untold
+        return not self.waiting and not self.unsettled_results
 
     @property
     def unsettled(self) -> list[int]:
-        return sorted(self.waiting | {result.event.id for result in self.untold})
+        return sorted(self.waiting | {result.event.id for result in self.unsettled_results})
 
     def start(self, threads: Threads, heard: Heard) -> None:
         self._heard = heard
@@ -110,7 +110,7 @@ class Batch:
     def hear(self, results: Sequence[Result]) -> None:
         """Takes note, in the relay's own thread."""
         self.waiting -= {result.event.id for result in results}
-        self.untold += results
+        self.unsettled_results += results
         if not self.waiting:
             self.settle_at = 0.0
 
@@ -219,8 +219,8 @@ def _retry_after(error: BaseException) -> float | None:
 
 def _described(error: BaseException) -> str:
     try:
-        told = isinstance(error, PublisherUnavailable | PublishRefused)
-        return str(error) if told else f"{type(error).__name__}: {error}"
+        own = isinstance(error, PublisherUnavailable | PublishRefused)
+        return str(error) if own else f"{type(error).__name__}: {error}"
     except Exception:  # its own __str__ fails
         return type(error).__name__
 

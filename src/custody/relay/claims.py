@@ -104,34 +104,34 @@ class OutboxClaims:
     def settle(self, batch: Batch, results: Sequence[Result]) -> list[Result]:
         """Says what came of events. Those that the claim no longer holds are lost, and others have them. Returns those
         that somebody else has locked: they are to be settled later."""
-        told = [result for result in results if result.outcome != "lost"]
-        self.counts["lost"] += len(results) - len(told)
-        if not told:
+        held = [result for result in results if result.outcome != "lost"]
+        self.counts["lost"] += len(results) - len(held)
+        if not held:
             return []
         try:
-            states = self._settled(batch, told)
+            states = self._settled(batch, held)
         except Transient:
             raise
         except CustodyError as error:
-            if len(told) > 1:
-                return [locked for result in told for locked in self.settle(batch, [result])]
-            logger.error("event %s cannot be settled: %s", told[0].event.event_id, error)
+            if len(held) > 1:
+                return [locked for result in held for locked in self.settle(batch, [result])]
+            logger.error("event %s cannot be settled: %s", held[0].event.event_id, error)
             self.counts["lost"] += 1
             return []
-        for result in told:
+        for result in held:
             self._count(result, states.get(result.event.id))
-        return [result for result in told if states.get(result.event.id) == "CLAIMED"]
+        return [result for result in held if states.get(result.event.id) == "CLAIMED"]
 
-    def _settled(self, batch: Batch, told: Sequence[Result]) -> dict[int, str]:
+    def _settled(self, batch: Batch, held: Sequence[Result]) -> dict[int, str]:
         """The new states by id."""
-        failed = any(result.outcome != "published" for result in told)
+        failed = any(result.outcome != "published" for result in held)
         rows = self.db.call(
             "outbox_settle",
             claim=batch.claim,
-            ids=[result.event.id for result in told],
-            outcomes=[_written(result) for result in told],
-            errors=[storable(result.error, LONGEST_ERROR) for result in told] if failed else None,
-            delays=[self._delay(result) for result in told] if failed else None,
+            ids=[result.event.id for result in held],
+            outcomes=[_written(result) for result in held],
+            errors=[storable(result.error, LONGEST_ERROR) for result in held] if failed else None,
+            delays=[self._delay(result) for result in held] if failed else None,
             max_attempts=self.max_attempts,
             max_age=self.max_age,
             retry_for=self.retry_for,

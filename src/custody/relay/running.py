@@ -123,7 +123,7 @@ class Running:
             if heard is not None:
                 self._hear(*heard)
         for batch in self._batches:
-            self._claims.settle(batch, batch.untold)
+            self._claims.settle(batch, batch.unsettled_results)
 
     def _fresh(self) -> list[Batch]:
         """The batches, probes excepted, of which it is not known yet that they are slow."""
@@ -151,15 +151,15 @@ class Running:
     def _see_to(self, batch: Batch) -> bool:
         """Settles what is known and keeps the rest. True if nothing is left of it."""
         now = time.monotonic()
-        if batch.untold and now >= batch.settle_at:
+        if batch.unsettled_results and now >= batch.settle_at:
             batch.settle_at = now + self._every
             try:
-                batch.untold = self._claims.settle(batch, batch.untold)
+                batch.unsettled_results = self._claims.settle(batch, batch.unsettled_results)
             except Transient as error:
                 logger.warning("the outbox: %s", error)
                 if elapsed() >= batch.deadline:  # then others have them
-                    self._claims.counts["lost"] += len(batch.untold)
-                    batch.untold = []
+                    self._claims.counts["lost"] += len(batch.unsettled_results)
+                    batch.unsettled_results = []
         if batch.ended:
             if batch.probe is None:
                 self._quick = now - batch.began < QUICK

@@ -141,7 +141,7 @@ class BoundedConnection(_Limited):
         milliseconds = None if limit is None else str(round(limit * 1000))
         own, self.autocommit = self.autocommit, True
         found = self.execute(
-            _session(), {"told": self.info.backend_pid, "statement_timeout": milliseconds}, prepare=False
+            _session(), {"client_pid": self.info.backend_pid, "statement_timeout": milliseconds}, prepare=False
         ).fetchone()
         self.autocommit = own
         direct, self.isolation_default = cast("Any", found)[:2]

@@ -43,7 +43,7 @@ class SinkTrouble(Exception):
     def __init__(self, sink: Outside, claim: int, cause: Exception) -> None:
         self.sink, self.claim, self.cause = sink, claim, cause
         self.down = is_down(cause)
-        super().__init__(f"{sink.name} did not take claim {claim}: {told(cause)}")
+        super().__init__(f"{sink.name} did not take claim {claim}: {sink_error(cause)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ class Refusals:
         Raises if it is the sink that fails: SinkTrouble if it may be there again later, else what ends the pipeline.
         """
         messages = sorted(tuple(row) for row in self.rows.select("_partition", "_offset").distinct().collect())
-        self.trouble(f"claim {self.claim} is written in parts to find what {self.sink.name} refuses: {told(cause)}")
+        found = sink_error(cause)
+        self.trouble(f"claim {self.claim} is written in parts to find what {self.sink.name} refuses: {found}")
         nothing = self._tried([])
         if nothing is not None:
             raise self._of_the_sink(nothing) from nothing
@@ -73,7 +74,7 @@ class Refusals:
         isolation = Isolation(
             run=self._run,
             stopping=self.stopping,
-            describe=lambda error: f"{self.sink.name}: {told(error)}",
+            describe=lambda error: f"{self.sink.name}: {sink_error(error)}",
             blameless=False,
         )
         return isolation.of(messages)
@@ -116,7 +117,7 @@ class Refusals:
 def stopped(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
     """What ends a pipeline whose sink refuses everything."""
     return PipelineFailed(
-        f"{sink.name} takes nothing of claim {claim}, and no single row is to blame: {told(error)}",
+        f"{sink.name} takes nothing of claim {claim}, and no single row is to blame: {sink_error(error)}",
         "Mend the sink and start the pipeline again: nothing was lost, and no message was charged.",
     )
 
@@ -124,7 +125,8 @@ def stopped(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
 def not_repeatable(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
     """What ends a pipeline whose sink refuses together what it has taken in parts."""
     return PipelineFailed(
-        f"{sink.name} took the rows of claim {claim} in parts, and then refused the same rows together: {told(error)}",
+        f"{sink.name} took the rows of claim {claim} in parts, and then refused the same rows together: "
+        f"{sink_error(error)}",
         "It has to bear that rows of a claim are written again: replace what `write.claim` wrote before, or write by "
         "key (an upsert). Nothing was lost, and no message was charged.",
     )
@@ -158,7 +160,7 @@ def says_that_data_is_wrong(error: Exception) -> bool:
     return any(map(_WRONG_DATA.__contains__, _states(error)))
 
 
-def told(error: Exception) -> str:
+def sink_error(error: Exception) -> str:
     """The sink's own words: the innermost error of Java, or what Python raised."""
     causes = list(_causes(error))
     return described(error) if not causes or "Traceback" in str(error) else str(causes[-1].toString())[:2000]

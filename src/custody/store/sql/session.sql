@@ -1,10 +1,10 @@
 -- What a connection is, and what it keeps for its session: asked once, when it is opened. Behind a pooler the pid that
 -- the client was told at the start is not that of the backend that answers; then nothing is set, for the next client
 -- would find it.
-SELECT pg_backend_pid() = %(told)s,
+SELECT pg_backend_pid() = %(client_pid)s,
        current_setting('default_transaction_isolation'),
-       CASE WHEN pg_backend_pid() = %(told)s THEN set_config('TimeZone', 'UTC', false) END,
-       CASE WHEN pg_backend_pid() = %(told)s THEN set_config('default_transaction_isolation', 'read committed',
+       CASE WHEN pg_backend_pid() = %(client_pid)s THEN set_config('TimeZone', 'UTC', false) END,
+       CASE WHEN pg_backend_pid() = %(client_pid)s THEN set_config('default_transaction_isolation', 'read committed',
                                                              false) END,
-       CASE WHEN pg_backend_pid() = %(told)s AND %(statement_timeout)s::text IS NOT NULL
+       CASE WHEN pg_backend_pid() = %(client_pid)s AND %(statement_timeout)s::text IS NOT NULL
             THEN set_config('statement_timeout', %(statement_timeout)s::text, false) END
