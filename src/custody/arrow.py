@@ -1,33 +1,26 @@
 """Reading straight into Arrow, past Python objects: events by offset, views, and the plan of what there is to read.
 
-ADBC streams a COPY into Arrow's columns at more than a million rows a second; its `connect` costs twenty times that of
-psycopg, so a process keeps its connection. Planning needs refusals with their codes, and goes through the functions.
+ADBC streams a COPY into Arrow's columns at more than a million rows a second. Planning needs refusals with their codes,
+and goes through the functions.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import adbc_driver_manager as adbc
 import pyarrow as pa
 
 from custody import config, log
-from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange
-from custody.store.arrow import Condition, check_schema, pooled, select_events, select_view
-from custody.store.connecting import watched
+from custody.errors import DatabaseUnavailable, InvalidArgument
+from custody.store.adbc import fetch
+from custody.store.arrow import Condition, check_schema, select_events, select_view
 from custody.store.postgres import Database
 from custody.store.postmaster import Home
 
-if TYPE_CHECKING:
-    from adbc_driver_postgresql import dbapi
-
-__all__ = ["Bounds", "Condition", "Planner", "Read", "connect", "events", "locate", "offsets", "view"]
+__all__ = ["Bounds", "Condition", "Planner", "Read", "events", "locate", "offsets", "view"]
 
 BATCH_ROWS = 10_000
 SLICE_ROWS = 250_000
@@ -36,8 +29,6 @@ SLICE_ROWS = 250_000
 Read = tuple[str, str]
 """A table of the log with its partition ("custody.log_7 WHERE partition = 3"), and a multirange of offsets."""
 
-_idle: dict[tuple[int, str], dbapi.Connection] = {}
-
 
 class Bounds(NamedTuple):
     """A partition: its first offset that is there, and its next one."""
@@ -45,30 +36,6 @@ class Bounds(NamedTuple):
     partition: int
     first: int
     tail: int
-
-
-@contextmanager
-def connect(url: str) -> Iterator[dbapi.Connection]:
-    """Lends this process's ADBC connection to a database, in autocommit mode (behind a connection pooler, in a
-    transaction: the driver prepares each statement before it runs it); errors inside become ours.
-
-    It is asked whether it lives, and made anew if it does not, after a fork, and while somebody else in the process has
-    it. Close cursors inside: `with connect(url) as connection, connection.cursor() as cursor`. After any error it is
-    not used again.
-    """
-    with _translated():
-        in_transaction = pooled(url)
-        connection = _borrow(url)
-        try:
-            if in_transaction:
-                connection.adbc_connection.set_autocommit(False)
-            yield connection
-            if in_transaction:
-                connection.adbc_connection.set_autocommit(True)  # commits
-        except BaseException:
-            _close(connection)
-            raise
-        _give_back(url, connection)
 
 
 def events(
@@ -108,15 +75,10 @@ def view(
 
 
 def _fetch(url: str, statements: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    if not statements:
-        return
-    with connect(url) as connection:
-        for statement in statements:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                for batch in cursor.fetch_record_batch():
-                    for first in range(0, batch.num_rows, batch_rows):
-                        yield batch.slice(first, batch_rows)
+    if statements:
+        for batch in fetch(url, statements):
+            for first in range(0, batch.num_rows, batch_rows):
+                yield batch.slice(first, batch_rows)
 
 
 class Planner:
@@ -185,70 +147,3 @@ def locate(url: str | None = None) -> str:
     if not url.startswith(("postgresql://", "postgres://")):
         raise InvalidArgument("that is not the URL of a database", "Give one that begins with postgresql://.")
     return url
-
-
-def _borrow(url: str) -> dbapi.Connection:
-    connection = _idle.pop((os.getpid(), url), None)
-    if connection is not None:
-        if _lives(connection, in_transaction=pooled(url)):
-            return connection
-        _close(connection)
-    # it loads all of pandas: Spark starts many processes that only plan, and never read
-    from adbc_driver_postgresql import dbapi
-
-    return dbapi.connect(watched(url), autocommit=True)
-
-
-def _give_back(url: str, connection: dbapi.Connection) -> None:
-    if _idle.setdefault((os.getpid(), url), connection) is not connection:  # another thread has given its own back
-        _close(connection)
-
-
-def _lives(connection: dbapi.Connection, *, in_transaction: bool) -> bool:
-    try:
-        if in_transaction:
-            connection.adbc_connection.set_autocommit(False)
-            connection.adbc_connection.set_autocommit(True)
-            return True
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-            cursor.fetchall()
-    except (adbc.Error, OSError):
-        return False
-    return True
-
-
-def _close(connection: dbapi.Connection) -> None:
-    with suppress(Exception):  # it may be broken; there is nothing to save
-        connection.close()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pid, url in list(_idle):
-        if pid == os.getpid():  # closing a parent's connection would end its session
-            _close(_idle.pop((pid, url)))
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except CustodyError:
-        raise
-    except (adbc.Error, pa.ArrowException, OSError) as error:
-        raise _translate(error) from error
-
-
-def _translate(error: Exception) -> CustodyError:
-    # While rows are fetched every error is an OSError with a text and nothing else.
-    text = str(error).partition("\n\nQuery was:")[0].strip()
-    state = getattr(error, "sqlstate", None) or ""
-    if state == "42P01" and "custody.log_" in text:
-        return OffsetOutOfRange(
-            "the segment of the log that was to be read was dropped meanwhile", "Run the query again from its start."
-        )
-    unreachable = getattr(error, "status_code", None) == adbc.AdbcStatusCode.IO or isinstance(error, OSError)
-    if state.startswith(("08", "57P")) or (unreachable and not state and "ERROR:" not in text):
-        return DatabaseUnavailable(f"the database cannot be reached: {text}", "Check that it runs, and try again.")
-    return CustodyError(f"the database reported: {text}")

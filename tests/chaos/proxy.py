@@ -29,7 +29,8 @@ class Proxy:
         self._armed: tuple[int, When] | None = None
         self._open: set[socket.socket] = set()
         self._watched: set[socket.socket] = set()
-        self._severed, self._silent = threading.Event(), threading.Event()
+        self._severed, self._silent, self._holding = threading.Event(), threading.Event(), threading.Event()
+        self._trigger: tuple[bytes, threading.Event] | None = None
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.cuts = 0
@@ -58,9 +59,14 @@ class Proxy:
         """Connections stay, and new ones are accepted, but nothing is forwarded in either direction until `mend`."""
         self._silent.set()
 
+    def silence_at(self, words: bytes, *, alone: bool = False) -> None:
+        """Silent from the moment when a client sends these words; `alone`: on its connection only."""
+        self._trigger = (words, self._holding if alone else self._silent)
+
     def mend(self) -> None:
-        self._severed.clear()
-        self._silent.clear()
+        self._trigger = None
+        for event in (self._severed, self._silent, self._holding):
+            event.clear()
 
     def disarm(self) -> bool:
         """Whether it was still waiting to cut."""
@@ -120,11 +126,20 @@ class Proxy:
                             return  # the server has done it, and the client never hears of it
                         client.sendall(data)
                         continue
+                    self._hold(data)
                     when = None if data[:1] == TERMINATE else self._due(client)
                     if when == "before":
                         return
                     cutting = cutting or when == "after"
                     server.sendall(data)
+
+    def _hold(self, request: bytes) -> None:
+        """Keeps back the request at which silence begins until it ends."""
+        if self._trigger is not None and self._trigger[0] in request:
+            silent = self._trigger[1]
+            silent.set()
+            while silent.is_set() and not self._closing.is_set():
+                self._closing.wait(0.01)
 
     def _due(self, client: socket.socket) -> When | None:
         with self._lock:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import Busy, DatabaseUnavailable
-from custody.store import connecting, embedded
+from custody.store import adbc, connecting, embedded
 from custody.store.connecting import BoundedConnection
 
 pytestmark = pytest.mark.req("X5")
@@ -244,3 +245,199 @@ def test_connections_have_limits_of_their_own_and_the_url_wins(database_url: str
         assert {name: found[name] for name in ("keepalives_idle", "tcp_user_timeout", "connect_timeout")} == {
             "keepalives_idle": "77", "tcp_user_timeout": "5000", "connect_timeout": "9",
         }  # fmt: skip
+
+
+LARGE = "SELECT n, repeat('x', 1000000) AS text FROM generate_series(1, 80) n"
+"""More than all buffers on the way hold."""
+PID = "SELECT pg_backend_pid() AS pid"
+
+
+def read(url: str, statement: str) -> list[object]:
+    """Its first column, read into Arrow. The driver would wait for ever, so a thread waits for this one."""
+    outcome: list[list[object] | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append([value for batch in adbc.fetch(url, [statement]) for value in batch[0].to_pylist()])
+        except Exception as error:
+            outcome.append(error)
+
+    reader = threading.Thread(target=run, daemon=True)
+    reader.start()
+    reader.join(ENDS)
+    assert outcome, "the read did not end in time"
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def driver_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "custody-arrow"]
+
+
+def nothing_left(url: str, *pids: object) -> None:
+    """The threads that were given up have ended, and so have their connections."""
+    wait_for(lambda: driver_threads() == [], "every thread of the driver has ended", timeout=ENDS)
+    with psycopg.connect(url, autocommit=True) as operator:
+        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)"
+        wait_for(lambda: operator.execute(left, [list(pids)]).fetchone() == (0,), "the backends are gone")
+
+
+@pytest.fixture
+def arrow_proxy(proxy: Proxy) -> Iterator[Proxy]:
+    """For reads into Arrow; closes the connections that are kept for them."""
+    yield proxy
+    proxy.mend()
+    wait_for(lambda: driver_threads() == [], "every thread of the driver has ended", timeout=ENDS)
+    adbc.close_all()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(b"user\0", id="before-the-login"),
+        pytest.param(b"custody-arrow\0", id="before-the-login-of-the-driver"),
+        pytest.param(b"pg_attribute", id="while-the-driver-opens"),
+        pytest.param(b"COPY", id="before-the-statement"),
+    ],
+)
+def test_a_first_read_into_arrow_ends(arrow_proxy: Proxy, database_url: str, words: bytes) -> None:
+    arrow_proxy.silence_at(words)
+    with pytest.raises(DatabaseUnavailable):
+        read(arrow_proxy.url, "SELECT 7 AS n")
+    arrow_proxy.mend()
+    assert read(arrow_proxy.url, "SELECT 7 AS n") == [7]
+
+
+def test_a_read_into_arrow_over_a_kept_connection_ends(arrow_proxy: Proxy, database_url: str) -> None:
+    (kept,) = read(arrow_proxy.url, PID)
+    assert read(arrow_proxy.url, PID) == [kept]
+    arrow_proxy.silence()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailable):
+            read(arrow_proxy.url, PID)
+    arrow_proxy.mend()
+    assert read(arrow_proxy.url, PID) != [kept]
+    nothing_left(database_url, kept)
+
+
+def test_a_read_into_arrow_ends_in_the_middle_of_a_result(arrow_proxy: Proxy, database_url: str) -> None:
+    batches = adbc.fetch(arrow_proxy.url, [LARGE])
+    rest: list[object] = next(batches)[0].to_pylist()
+    arrow_proxy.silence()
+
+    def go_on() -> None:
+        try:
+            rest.extend(value for batch in batches for value in batch[0].to_pylist())
+        except DatabaseUnavailable as error:
+            rest.append(error)
+
+    reader = threading.Thread(target=go_on, daemon=True)
+    reader.start()
+    reader.join(ENDS)
+    *numbers, error = rest
+    assert isinstance(error, DatabaseUnavailable)
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 0 < len(numbers) < 80
+    arrow_proxy.mend()
+    assert read(arrow_proxy.url, LARGE) == list(range(1, 81))
+    nothing_left(database_url)
+
+
+def test_a_read_into_arrow_goes_on_to_another_host_when_that_of_the_kept_connection_is_silent(
+    arrow_proxy: Proxy, database_url: str
+) -> None:
+    with closing(Proxy(database_url)) as second, psycopg.connect(database_url, autocommit=True) as operator:
+        ports = [str(conninfo_to_dict(proxy.url)["port"]) for proxy in (arrow_proxy, second)]
+        both = make_conninfo(arrow_proxy.url, host="127.0.0.1,127.0.0.1", port=",".join(ports))
+        (kept,) = read(both, PID)
+        operator.execute("SELECT pg_terminate_backend(%s, 10000)", [kept])
+        arrow_proxy.silence_at(b"user\0")
+        assert read(both, PID) != [kept]
+        adbc.close_all()
+
+
+def test_a_statement_read_into_arrow_that_takes_long_is_waited_for(arrow_proxy: Proxy) -> None:
+    assert read(arrow_proxy.url, "SELECT 7 AS n FROM pg_sleep(3)") == [7]
+    assert read(arrow_proxy.url, "SELECT 8 AS n FROM pg_sleep(3)") == [8]
+
+
+def test_a_connection_that_the_driver_cannot_open_is_given_up_though_the_server_answers(
+    arrow_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adbc, "OPENING", 2.0)
+    arrow_proxy.silence_at(b"pg_attribute", alone=True)
+    with pytest.raises(DatabaseUnavailable, match="not answered"):
+        read(arrow_proxy.url, "SELECT 7 AS n")
+
+
+@pytest.mark.skipif(bool(os.environ.get("CUSTODY_TEST_DATABASE")), reason="the server may run on another machine")
+def test_a_backend_that_stands_still_is_given_up_by_a_read_into_arrow(database_url: str) -> None:
+    (pid,) = read(database_url, PID)
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DatabaseUnavailable, match="not answered"):
+            read(database_url, PID)
+        assert read(database_url, PID) != [pid]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    nothing_left(database_url, pid)
+    adbc.close_all()
+
+
+def test_a_read_into_arrow_that_is_not_finished_holds_nothing(database_url: str) -> None:
+    batches = adbc.fetch(database_url, [PID, LARGE])
+    pid = next(batches)[0][0].as_py()
+    assert driver_threads() != []
+    batches.close()  # type: ignore[attr-defined]
+    nothing_left(database_url, pid)
+
+
+def test_a_fork_leaves_reads_into_arrow_to_the_parent(database_url: str) -> None:
+    (kept,) = read(database_url, PID)
+    batches = adbc.fetch(database_url, ["SELECT 1 AS n", "SELECT 2 AS n", PID])
+    assert next(batches)[0].to_pylist() == [1]
+
+    def in_child() -> None:
+        with pytest.raises(custody.CustodyError, match="forked"):
+            list(batches)
+        batches.close()  # type: ignore[attr-defined]
+        assert read(database_url, PID) != [kept]
+
+    assert forked(in_child) == 0
+    assert [batch[0][0].as_py() for batch in batches] == [2, kept]
+    adbc.close_all()
+
+
+def test_a_forked_process_that_ends_leaves_the_kept_connection_to_its_parent(database_url: str) -> None:
+    script = """if True:
+        import os, sys
+        from custody.store.adbc import fetch
+
+        def pid():
+            (batch,) = fetch(sys.argv[1], ["SELECT pg_backend_pid()"])
+            return batch[0][0].as_py()
+
+        kept = pid()
+        if os.fork() == 0:
+            sys.exit()  # all its objects are finalized
+        os.wait()
+        assert pid() == kept
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, database_url], timeout=ENDS, check=True)
+
+
+def forked(call: Callable[[], object]) -> int:
+    """Calls it in a child; its exit status."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the driver and of Arrow
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -16,6 +16,7 @@ from tests.waiting import wait_for
 from custody import Custody, Outgoing, arrow, codec
 from custody.arrow import Planner
 from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from custody.store.adbc import fetch
 
 
 @pytest.fixture
@@ -179,14 +180,15 @@ def test_one_connection_is_used_again_and_a_broken_one_is_replaced(
     c: Custody, db: psycopg.Connection, database_url: str
 ) -> None:
     def pid() -> int:
-        with arrow.connect(database_url) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            return int(cursor.fetchone()[0])
+        (batch,) = fetch(database_url, ["SELECT pg_backend_pid()"])
+        return int(batch[0][0].as_py())
 
     first = pid()
     assert pid() == first
-    with arrow.connect(database_url):  # somebody else has it
-        assert pid() != first
+    unfinished = fetch(database_url, ["SELECT 1", "SELECT 2"])
+    next(unfinished)
+    assert pid() != first  # somebody else has it
+    assert len(list(unfinished)) == 1
     live = pid()
     db.execute("SELECT pg_terminate_backend(%s)", [live])
     ended = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
@@ -203,8 +205,8 @@ def test_a_read_that_is_given_up_leaves_nothing_behind(c: Custody, planner: Plan
 
 
 def test_errors_of_the_database_are_ours(database_url: str) -> None:
-    with pytest.raises(DatabaseUnavailable) as refused, arrow.connect("postgresql://user:secret@127.0.0.1:1/x"):
-        pass
+    with pytest.raises(DatabaseUnavailable) as refused:
+        list(arrow.view("postgresql://user:secret@127.0.0.1:1/x", "history", ["kind"]))
     assert "secret" not in str(refused.value)
     with pytest.raises(CustodyError, match="no_such_column"):
         list(arrow.view(database_url, "history", ["no_such_column"]))

@@ -21,8 +21,8 @@ import custody
 from custody import Constant, Outgoing, Policy, outbox
 from custody.errors import Busy, DatabaseUnavailable, InvalidConfig
 from custody.relay import Relay
-from custody.store import connecting
-from custody.store.connecting import BoundedConnection
+from custody.store import adbc, connecting
+from custody.store.connecting import Backend
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -255,7 +255,7 @@ def test_arrow_reads_in_transactions(pooled_url: str) -> None:
                 assert found == [f"{partition} {n}".encode() for n in range(100)]
 
     at_once(*(lambda partition=partition: read(partition) for partition in range(2 * POOL)))
-    arrow._close_all()
+    adbc.close_all()
 
 
 def test_a_pipeline(pooled_url: str, spark: SparkSession) -> None:
@@ -317,13 +317,13 @@ def test_a_pooler_whose_backends_are_all_at_work_is_waited_for(
     monkeypatch.setattr(connecting, "PROBE", 2)
     monkeypatch.setattr(connecting, "POOLER_SILENCE", patience)
     probed: list[str | None] = []
-    probe = BoundedConnection._probe
+    state = Backend.state
 
-    def noted(connection: BoundedConnection, waiting: Any) -> str | None:
-        probed.append(probe(connection, waiting))
+    def noted(backend: Backend, waited: float) -> str | None:
+        probed.append(state(backend, waited))
         return probed[-1]
 
-    monkeypatch.setattr(BoundedConnection, "_probe", noted)
+    monkeypatch.setattr(Backend, "state", noted)
     with pgbouncer(server_url, "transaction") as place, custody.connect(through(place, database_url)) as c:
         c.create_topic("t")
         outcomes: list[object] = []
@@ -346,3 +346,41 @@ def test_a_pooler_whose_backends_are_all_at_work_is_waited_for(
         assert outcomes == ["t"] * POOL
     else:
         assert DatabaseUnavailable in outcomes  # then a backend is free, so that others may get an answer
+
+
+@pytest.mark.parametrize("patience", [120.0, 0.0])
+def test_a_read_into_arrow_waits_for_a_pooler_whose_backends_are_all_at_work(
+    server_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr(connecting, "SILENCE", 0.2)
+    monkeypatch.setattr(connecting, "PROBE", 2)
+    monkeypatch.setattr(connecting, "POOLER_SILENCE", patience)
+    probed: list[str | None] = []
+    state = Backend.state
+
+    def noted(backend: Backend, waited: float) -> str | None:
+        probed.append(state(backend, waited))
+        return probed[-1]
+
+    with pgbouncer(server_url, "transaction") as place:
+        url = through(place, database_url)
+        assert [batch[0].to_pylist() for batch in adbc.fetch(url, ["SELECT 1 AS n"])] == [[1]]
+        monkeypatch.setattr(adbc, "OPENING", 0.0)  # it holds for the opening alone
+        monkeypatch.setattr(Backend, "state", noted)
+        outcomes: list[object] = []
+
+        def read() -> None:
+            try:
+                outcomes.extend(batch[0][0].as_py() for batch in adbc.fetch(url, ["SELECT 7 AS n FROM pg_sleep(1)"]))
+            except Exception as error:
+                outcomes.append(type(error))
+
+        reader = threading.Thread(target=read)
+        with ExitStack() as at_work:
+            for _ in range(POOL):
+                at_work.enter_context(psycopg.connect(url)).execute("SELECT 1")
+            reader.start()
+            wait_for(lambda: len(probed) >= (2 if patience else 1), "the pooler was asked", timeout=30)
+        reader.join(60)
+        adbc.close_all()
+    assert outcomes == ([7] if patience else [DatabaseUnavailable])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from psycopg import sql
@@ -74,13 +73,6 @@ def select_view(view: str, columns: Sequence[str], conditions: Sequence[Conditio
             sql.SQL(" AND ").join([sql.SQL("true"), *(_condition(*condition) for condition in conditions)]),
         )
     )
-
-
-@cache
-def pooled(url: str) -> bool:
-    """Whether a connection pooler is in between; asked once for each process."""
-    with translated(), BoundedConnection.connect(url, application_name="custody-probe") as connection:
-        return connection.pooled
 
 
 def check_schema(url: str) -> None:

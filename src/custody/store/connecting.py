@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import resources
-from typing import Any, LiteralString, Self, cast
+from typing import Any, LiteralString, NamedTuple, Self, cast
 
 import psycopg
 from psycopg import IsolationLevel
@@ -50,14 +50,14 @@ class Silent(psycopg.OperationalError):
     """The server does not answer. Its connection is closed."""
 
 
-class _Waiting:
+class Waiting:
     """One wait for an answer, from when nothing came for the first time."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
         self.look = self.since + SILENCE
-        self.idle = 0
         self.cancelled = False
+        self._idle = 0
 
     @property
     def so_far(self) -> float:
@@ -66,7 +66,46 @@ class _Waiting:
     def something_came(self) -> None:
         """Whoever sends a long answer over a slow line is not silent."""
         self.look = time.monotonic() + SILENCE
-        self.idle = 0
+        self._idle = 0
+
+    def goes_on(self, backend: Backend) -> bool:
+        """Asks the server about the backend: whether its answer may still come."""
+        state = backend.state(self.so_far)
+        # idle: what was sent has not arrived, or its answer was lost; seen once, it may just be on its way
+        self._idle = self._idle + 1 if state is not None and state.startswith("idle") else 0
+        self.look = time.monotonic() + SILENCE
+        return state is not None and state != GONE and self._idle < 2
+
+    def silent(self) -> Silent:
+        return Silent(f"it has not answered for {self.so_far:.0f} s")
+
+
+class Backend(NamedTuple):
+    """Whose answer is waited for."""
+
+    url: str
+    """Of its very server."""
+    pid: int | None
+    """None while it is not known."""
+    pooled: bool
+
+    def state(self, waited: float) -> str | None:
+        """What it is doing, as another connection sees it; empty if that cannot be told; None if the server answers
+        nobody."""
+        try:
+            with _Limited.connect(self.url, connect_timeout=PROBE, autocommit=True) as other:
+                other.answer_within = PROBE
+                found = other.execute(
+                    "SELECT coalesce(state, '') FROM pg_stat_activity WHERE pid = %s", [self.pid], prepare=False
+                ).fetchone()
+        except Silent:
+            return "" if self.pooled and waited < POOLER_SILENCE else None
+        except psycopg.Error as error:
+            # a refusal (too many connections) is an answer too
+            return "" if error.sqlstate is not None or _BY_THE_SERVER.search(str(error)) else None
+        if self.pooled or self.pid is None:
+            return ""
+        return GONE if found is None else str(found[0])
 
 
 class _Limited(psycopg.Connection[Any]):
@@ -83,7 +122,7 @@ class _Limited(psycopg.Connection[Any]):
             ready = yield next(gen)
             while ready:
                 ready = yield gen.send(ready)
-            waiting = _Waiting()
+            waiting = Waiting()
             while True:
                 if ready:
                     waiting.something_came()
@@ -93,13 +132,13 @@ class _Limited(psycopg.Connection[Any]):
         except StopIteration as done:
             return done.value
 
-    def _nothing_yet(self, waiting: _Waiting) -> None:
+    def _nothing_yet(self, waiting: Waiting) -> None:
         if self.answer_within is not None and waiting.so_far > self.answer_within:
             raise self._give_up(waiting)
 
-    def _give_up(self, waiting: _Waiting) -> Silent:
+    def _give_up(self, waiting: Waiting) -> Silent:
         self.pgconn.finish()
-        return Silent(f"it has not answered for {waiting.so_far:.0f} s")
+        return waiting.silent()
 
 
 class BoundedConnection(_Limited):
@@ -180,52 +219,28 @@ class BoundedConnection(_Limited):
         finally:
             self.answer_within = usual
 
-    def _nothing_yet(self, waiting: _Waiting) -> None:
+    def _nothing_yet(self, waiting: Waiting) -> None:
         if self.pooled and self.limit is not None and waiting.so_far > self.limit and not waiting.cancelled:
             waiting.cancelled = True  # no session has a statement timeout here
             with suppress(psycopg.Error):  # then the client gives up a little later
                 self.cancel_safe(timeout=PROBE)
             return
         super()._nothing_yet(waiting)
-        if time.monotonic() > waiting.look:
-            state = self._probe(waiting)
-            # idle: what was sent has not arrived, or its answer was lost; seen once, it may just be on its way
-            waiting.idle = waiting.idle + 1 if state is not None and state.startswith("idle") else 0
-            if state is None or state == GONE or waiting.idle > 1:
-                raise self._give_up(waiting)
-            waiting.look = time.monotonic() + SILENCE
+        if time.monotonic() > waiting.look and not waiting.goes_on(self.backend):
+            raise self._give_up(waiting)
 
-    def _probe(self, waiting: _Waiting) -> str | None:
-        """What the backend is doing, as another connection sees it; empty if that cannot be told; None if the server
-        answers nobody."""
-        try:
-            with _Limited.connect(self._same_server(), autocommit=True) as other:
-                other.answer_within = PROBE
-                found = other.execute(
-                    "SELECT coalesce(state, '') FROM pg_stat_activity WHERE pid = %s",
-                    [self.info.backend_pid],
-                    prepare=False,
-                ).fetchone()
-        except Silent:
-            return "" if self.pooled and waiting.so_far < POOLER_SILENCE else None
-        except psycopg.Error as error:
-            # a refusal (too many connections) is an answer too
-            return "" if error.sqlstate is not None or _BY_THE_SERVER.search(str(error)) else None
-        if self.pooled:
-            return ""
-        return GONE if found is None else str(found[0])
-
-    def _same_server(self) -> str:
-        """A URL for the very server of this connection. Several hosts, or a name with several addresses, may lead to
-        another server by now, which knows nothing of the backend."""
-        return make_conninfo(
+    @property
+    def backend(self) -> Backend:
+        """At the very server of this connection. Several hosts, or a name with several addresses, may lead to another
+        server by now, which knows nothing of the backend."""
+        here = make_conninfo(
             self._url,
             host=self.info.host,
             hostaddr=self.info.hostaddr or None,
             port=self.info.port,
             target_session_attrs="any",
-            connect_timeout=PROBE,
         )
+        return Backend(here, self.info.backend_pid, self.pooled)
 
 
 class _UtcLoader(Loader):
