@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench mutants requirements clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench mutants requirements tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ mutants: install ## Remove one fence at a time from the SQL and see whether a te
 
 requirements: install ## Write docs/requirements.md anew from the marks on the tests
 	@$(BIN)/python scripts/requirements.py
+
+tables: install ## Write the tables of the docs anew that are made of the code
+	@$(BIN)/python scripts/tables.py
 
 clean: ## Remove .venv, builds and caches (never .custody, which holds data)
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

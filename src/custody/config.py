@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from custody.errors import InvalidConfig
-from custody.policy import Backoff, Exponential, Policy, did_you_mean, seconds
+from custody.errors import InvalidConfig, did_you_mean
+from custody.policy import Backoff, Exponential, Policy, seconds
 
 _DELIVERY = {
     "visibilityTimeout": "CUSTODY_VISIBILITY_TIMEOUT",

@@ -76,6 +76,7 @@ CustodyError
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Self
 
@@ -588,3 +589,9 @@ def _tree(root: type[CustodyError]) -> Iterator[type[CustodyError]]:
 def by_code() -> dict[str, type[CustodyError]]:
     """Every error class by its code: what turns a refusal of the database into the error of that name."""
     return {error.code: error for error in _tree(CustodyError) if "code" in vars(error)}
+
+
+def did_you_mean(key: str, known: list[str]) -> str:
+    """A remedy for an unknown name."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."

@@ -13,15 +13,13 @@ from uuid import UUID
 import msgspec
 
 from custody.model import Message, Topic, Waiting
-from custody.policy import Backoff, Policy, seconds
+from custody.setting import Settings
 
 
 def plain(value: Any) -> Any:
     """A value as JSON: times in ISO 8601, durations in seconds, bytes as `payload_base64`."""
-    if isinstance(value, Policy):
-        return {**_fields(value), "backoff": {"kind": value.backoff.kind, **plain(value.backoff)}}
-    if isinstance(value, Backoff):
-        return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Settings):
+        return value.plain()
     if isinstance(value, Message | Waiting):
         found = {name: plain(getattr(value, name)) for name in value.__struct_fields__ if name != "payload"}
         if isinstance(value.payload, bytes):
@@ -44,24 +42,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-DURATIONS = {
-    "visibility_timeout",
-    "handler_timeout",
-    "initial",
-    "cap",
-    "window",
-    "probe_after",
-    "time",
-    "segment_time",
-}
-
-
-def _seconds(name: str, value: Any) -> Any:
-    return seconds(value) if name in DURATIONS and value is not None else plain(value)
-
-
 def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: _seconds(f.name, getattr(value, f.name)) for f in fields(value)}
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def to_json(document: object) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from custody.errors import InvalidArgument, InvalidPolicy
+from msgspec import Meta
+
+from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
+from custody.setting import READERS, Settings, settings_of
 
 Duration = str | int | float | timedelta
 """`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""
@@ -62,61 +64,59 @@ def require_zone(time: datetime | None) -> None:
         raise InvalidArgument(f"the time {time} has no time zone", "Use datetime.now(UTC) or the like.")
 
 
-def did_you_mean(key: str, known: list[str]) -> str:
-    """A remedy for an unknown name."""
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
+READERS[Duration] = lambda given: timedelta(seconds=seconds(given))
 
-
-def refuse_unknown(given: Mapping[str, Any], known: list[str], what: str) -> None:
-    for key in given:
-        if key not in known:
-            raise InvalidPolicy(f"{key!r} is not a setting of {what}", did_you_mean(str(key), known))
-
-
-def _between(name: str, value: object, least: float, most: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is a number between {least} and {most}.")
+Wait = Annotated[Duration, Meta(ge=0, description="How long the first wait is.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backoff:
+class Backoff(Settings):
     """How long a failed message waits before its next attempt. A jitter of 0.2 takes up to 20 % off at random."""
 
-    initial: Duration
-    cap: Duration = "30s"
-    jitter: float = 0.0
+    initial: Wait
+    cap: Annotated[Duration, Meta(ge=0, description="The longest wait.")] = "30s"
+    jitter: Annotated[float, Meta(ge=0, le=1, description="Up to this share is taken off at random.")] = 0.0
 
     kind = "constant"
     factor = 1.0
+    remedy = "Exponential, Linear or Constant"
+    refusal = InvalidPolicy
 
-    def __post_init__(self) -> None:
-        seconds(self.initial)
-        seconds(self.cap)
-        _between("jitter", self.jitter, 0, 1)
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
+        """From plain values; their `kind` says which class it is."""
+        if cls is not Backoff:
+            return super().from_mapping(given)
+        settings = dict(given)
+        kind = settings.pop("kind", "exponential")
+        if not isinstance(kind, str) or kind not in BACKOFFS:
+            raise InvalidPolicy(f"{kind!r} is not a kind of backoff", did_you_mean(str(kind), list(BACKOFFS)))
+        return BACKOFFS[kind].from_mapping(settings)  # type: ignore[return-value]  # one of its subclasses
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": self.kind, **super().plain()}
 
     def columns(self) -> dict[str, Any]:
-        return {
-            "backoff_kind": self.kind,
-            "backoff_initial": f"{seconds(self.initial)} s",
-            "backoff_multiplier": self.factor,
-            "backoff_cap": f"{seconds(self.cap)} s",
-            "backoff_jitter": self.jitter,
-        }
+        found = {f"backoff_{name}": value for name, value in super().columns().items()}
+        return {"backoff_kind": self.kind, "backoff_multiplier": self.factor, **found}
+
+    @classmethod
+    def from_columns(cls, row: Mapping[str, Any]) -> Self:
+        kind = BACKOFFS[row["backoff_kind"]]
+        return kind(**{setting.name: row[f"backoff_{setting.name}"] for setting in settings_of(kind)})  # type: ignore[return-value]  # one of its subclasses
 
 
 @dataclass(frozen=True)
 class Exponential(Backoff):
     """initial, initial × multiplier, initial × multiplier², … up to the cap."""
 
-    initial: Duration = "100ms"
-    multiplier: float = field(default=2.0, kw_only=True)
+    initial: Wait = "100ms"
+    multiplier: Annotated[float, Meta(ge=1, le=1000, description="Each wait is so many times the one before.")] = field(
+        default=2.0, kw_only=True
+    )
 
     kind = "exponential"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _between("multiplier", self.multiplier, 1, 1000)
+    what = "the exponential backoff"
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # a class constant of the others
@@ -127,21 +127,24 @@ class Exponential(Backoff):
 class Linear(Backoff):
     """initial, 2 × initial, 3 × initial, … up to the cap."""
 
-    initial: Duration = "1s"
+    initial: Wait = "1s"
 
     kind = "linear"
+    what = "the linear backoff"
 
 
 @dataclass(frozen=True)
 class Constant(Backoff):
-    """Always the same."""
+    """Always the same; a cap that is shorter does not cut it."""
 
-    initial: Duration = "1s"
+    initial: Wait = "1s"
 
     kind = "constant"
+    what = "the constant backoff"
 
-    def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "backoff_cap": f"{max(seconds(self.cap), seconds(self.initial))} s"}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "cap", max(self.cap, self.initial))
 
 
 BACKOFFS: dict[str, type[Exponential] | type[Linear] | type[Constant]] = {
@@ -152,156 +155,90 @@ BACKOFFS: dict[str, type[Exponential] | type[Linear] | type[Constant]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breaker:
+class Breaker(Settings):
     """A circuit breaker: opens when this share of the last outcomes failed; then one message is tried every so often.
 
     While it is open nothing is charged, so that an outage downstream does not turn a backlog into dead letters.
     """
 
-    failure_rate: float = 0.5
-    min_outcomes: int = 20
-    window: Duration = "10s"
-    probe_after: Duration = "5s"
+    failure_rate: Annotated[
+        float, Meta(ge=0.01, le=1, description="It opens when this share failed.", extra={"column": "breaker_rate"})
+    ] = 0.5
+    min_outcomes: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Of so many outcomes.", extra={"column": "breaker_outcomes"})
+    ] = 20
+    window: Annotated[Duration, Meta(ge=0.001, description="Within this time.", extra={"column": "breaker_window"})] = (
+        "10s"
+    )
+    probe_after: Annotated[
+        Duration, Meta(ge=0.001, description="A message is tried every so often.", extra={"column": "breaker_probe"})
+    ] = "5s"
 
-    def __post_init__(self) -> None:
-        _between("failure_rate", self.failure_rate, 0.01, 1)
-        _between("min_outcomes", self.min_outcomes, 1, 1_000_000)
-        if not isinstance(self.min_outcomes, int):
-            raise InvalidPolicy(f"min_outcomes cannot be {self.min_outcomes!r}", "It is a whole number.")
-        if seconds(self.window) == 0 or seconds(self.probe_after) == 0:
-            raise InvalidPolicy("the window and probe_after of a breaker must be longer than zero")
-
-    def columns(self) -> dict[str, Any]:
-        return {
-            "breaker_rate": self.failure_rate,
-            "breaker_outcomes": self.min_outcomes,
-            "breaker_window": f"{seconds(self.window)} s",
-            "breaker_probe": f"{seconds(self.probe_after)} s",
-        }
-
-
-_MOST = {"max_attempts": 2**31 - 1, "max_in_flight": 2**62, "max_ack_holes": 2**62, "max_parked": 2**62}
-"""The largest value of each, for the sake of the columns they are stored in."""
+    what = "a breaker"
+    remedy = "a Breaker, or None"
+    refusal = InvalidPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Settings):
     """The rules of one group. Caps hold for each partition; None means no cap."""
 
-    ordering: Literal["none", "key"] = "none"
-    max_attempts: int = 3
-    backoff: Backoff = Exponential("100ms")
-    visibility_timeout: Duration = "30s"
-    handler_timeout: Duration | None = "5m"
-    on_dead: Literal["release", "hold"] = "release"
-    dead_letter: Literal["keep", "topic"] = "keep"
-    max_in_flight: int | None = None
-    max_ack_holes: int | None = 10_000
-    max_parked: int | None = None
-    breaker: Breaker | None = None
-    fairness: Literal["key", "tenant"] | None = None
-    """Keys, or tenants, are served in turn: one that floods a partition does not hold up the others."""
-    tenant_separator: str = ":"
-    """The tenant is the part of the key before the first of these."""
+    ordering: Annotated[
+        Literal["none", "key"],
+        Meta(description="key: messages of one key are handled in their order, whatever fails."),
+    ] = "none"
+    max_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1, description="Failures after which a message is dead.")] = 3
+    backoff: Annotated[
+        Backoff, Meta(description="How long a failed message waits: exponential, linear or constant.")
+    ] = Exponential("100ms")
+    visibility_timeout: Annotated[
+        Duration,
+        Meta(ge=0.001, description="How long a lease lasts; three times the p99 of your handler is a good value."),
+    ] = "30s"
+    handler_timeout: Annotated[
+        Duration | None, Meta(ge=0.001, description="A handler that takes longer has failed.")
+    ] = "5m"
+    on_dead: Annotated[
+        Literal["release", "hold"], Meta(description="hold: the key of a dead message waits for an operator.")
+    ] = "release"
+    dead_letter: Annotated[
+        Literal["keep", "topic"], Meta(description="topic: a dead message also leaves a copy in TOPIC-dlq.")
+    ] = "keep"
+    max_in_flight: Annotated[
+        int | None, Meta(ge=1, le=2**62, description="Fresh messages stop at this many leased messages.")
+    ] = None
+    max_ack_holes: Annotated[
+        int | None,
+        Meta(ge=1, le=2**62, description="Fresh messages stop at this many gaps among resolved offsets."),
+    ] = 10_000
+    max_parked: Annotated[
+        int | None, Meta(ge=1, le=2**62, description="Fresh messages stop at this many that wait behind blocked keys.")
+    ] = None
+    breaker: Annotated[
+        Breaker | None, Meta(description="A circuit breaker, which stops a group while most of its messages fail.")
+    ] = None
+    fairness: Annotated[
+        Literal["key", "tenant"] | None,
+        Meta(description="Keys, or tenants, are served in turn, however much one publishes. It needs ordering by key."),
+    ] = None
+    tenant_separator: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=200,
+            pattern=r"^[^\u0000]+$",
+            description="The tenant is the part of a key before the first of these.",
+        ),
+    ] = ":"
+
+    what = "a policy"
+    refusal = InvalidPolicy
 
     def __post_init__(self) -> None:
-        _one_of("ordering", self.ordering, ("none", "key"))
-        _one_of("on_dead", self.on_dead, ("release", "hold"))
-        _one_of("dead_letter", self.dead_letter, ("keep", "topic"))
-        if not isinstance(self.backoff, Backoff):
-            raise InvalidPolicy(f"backoff cannot be {self.backoff!r}", "Use Exponential, Linear or Constant.")
+        super().__post_init__()
         if self.on_dead == "hold" and self.ordering != "key":
             raise InvalidPolicy('on_dead="hold" holds a key and needs ordering="key"')
-        if self.fairness is not None:
-            _one_of("fairness", self.fairness, ("key", "tenant"))
-            if self.ordering != "key":
-                raise InvalidPolicy(
-                    "fairness parks messages behind their key, in order",
-                    'Set ordering="key" too, or leave fairness out.',
-                )
-        separator: object = self.tenant_separator
-        if not isinstance(separator, str) or not separator or "\0" in separator:
-            raise InvalidPolicy(f"tenant_separator cannot be {separator!r}", "It is a text such as ':'.")
-        if self.breaker is not None and not isinstance(self.breaker, Breaker):
-            raise InvalidPolicy(f"breaker cannot be {self.breaker!r}", "Use a Breaker, or None.")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is None and name != "max_attempts":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is a whole number from 1 to {most:,}.")
-        for name in ("visibility_timeout", "handler_timeout"):
-            value = getattr(self, name)
-            if (value is not None or name == "visibility_timeout") and seconds(value) < 0.001:
-                raise InvalidPolicy(f"{name} cannot be {value!r}", "It is at least a millisecond.")
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """From plain values, as they come from JSON or YAML: `backoff` is a mapping with a `kind`."""
-        refuse_unknown(given, [f.name for f in fields(cls)], "a policy")
-        values = dict(given)
-        backoff = values.get("backoff")
-        if isinstance(backoff, Mapping):
-            settings = dict(backoff)
-            kind = settings.pop("kind", "exponential")
-            if not isinstance(kind, str) or kind not in BACKOFFS:
-                raise InvalidPolicy(f"{kind!r} is not a kind of backoff", did_you_mean(str(kind), list(BACKOFFS)))
-            refuse_unknown(settings, [f.name for f in fields(BACKOFFS[kind])], f"the {kind} backoff")
-            values["backoff"] = BACKOFFS[kind](**settings)
-        breaker = values.get("breaker")
-        if isinstance(breaker, Mapping):
-            refuse_unknown(breaker, [f.name for f in fields(Breaker)], "a breaker")
-            values["breaker"] = Breaker(**breaker)
-        return cls(**values)
-
-    def columns(self) -> dict[str, Any]:
-        """The policy as the columns of its group."""
-        return {
-            "ordering": self.ordering,
-            "max_attempts": self.max_attempts,
-            **self.backoff.columns(),
-            "visibility_timeout": f"{seconds(self.visibility_timeout)} s",
-            "handler_timeout": None if self.handler_timeout is None else f"{seconds(self.handler_timeout)} s",
-            "on_dead": self.on_dead,
-            "dead_letter": self.dead_letter,
-            "max_in_flight": self.max_in_flight,
-            "max_ack_holes": self.max_ack_holes,
-            "max_parked": self.max_parked,
-            "fairness": self.fairness,
-            "tenant_separator": self.tenant_separator,
-            **({"breaker_rate": None} if self.breaker is None else self.breaker.columns()),
-        }
-
-    @classmethod
-    def from_columns(cls, row: Mapping[str, Any]) -> Self:
-        """The policy of a group's row."""
-        common = {"initial": row["backoff_initial"], "cap": row["backoff_cap"], "jitter": row["backoff_jitter"]}
-        if row["backoff_kind"] == "exponential":
-            common["multiplier"] = row["backoff_multiplier"]
-        return cls(
-            ordering=row["ordering"],
-            max_attempts=row["max_attempts"],
-            backoff=BACKOFFS[row["backoff_kind"]](**common),
-            visibility_timeout=row["visibility_timeout"],
-            handler_timeout=row["handler_timeout"],
-            on_dead=row["on_dead"],
-            dead_letter=row["dead_letter"],
-            max_in_flight=row["max_in_flight"],
-            max_ack_holes=row["max_ack_holes"],
-            max_parked=row["max_parked"],
-            fairness=row["fairness"],
-            tenant_separator=row["tenant_separator"],
-            breaker=None
-            if row["breaker_rate"] is None
-            else Breaker(
-                failure_rate=row["breaker_rate"],
-                min_outcomes=row["breaker_outcomes"],
-                window=row["breaker_window"],
-                probe_after=row["breaker_probe"],
-            ),
-        )
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidPolicy(f"{name} cannot be {value!r}", f"It is one of: {', '.join(allowed)}.")
+        if self.fairness is not None and self.ordering != "key":
+            raise InvalidPolicy(
+                "fairness parks messages behind their key, in order", 'Set ordering="key" too, or leave fairness out.'
+            )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
 
 from custody.errors import InvalidArgument
 from custody.policy import Duration, seconds
+from custody.setting import READERS, Settings, settings_of
 
 Size = str | int
 """`"512MB"`, `"10GB"`, or a number of bytes."""
@@ -33,6 +36,9 @@ def size_in_bytes(size: Size) -> int:
     return value
 
 
+READERS[Size] = size_in_bytes
+
+
 def keep_time(name: str, time: Duration | None) -> float | None:
     """A time to keep something, in seconds; None if there is none."""
     if time is None:
@@ -43,43 +49,43 @@ def keep_time(name: str, time: Duration | None) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retention:
+class Retention(Settings):
     """What a topic keeps: the last `time`, and no more than `size`. Whole segments go, oldest first.
 
     A segment ends when it is `segment_time` old or `segment_size` large: a tenth of what is kept, if not given.
     Nothing that a group has not resolved goes, unless `drop_unresolved`; dead letters are kept aside in any case.
     """
 
-    time: Duration | None = None
-    size: Size | None = None
-    segment_time: Duration | None = None
-    segment_size: Size | None = None
-    drop_unresolved: bool = False
+    time: Annotated[
+        Duration | None,
+        Meta(ge=0.001, description="Keep messages that long: 7d.", extra={"column": "retention_time"}),
+    ] = None
+    size: Annotated[
+        Size | None, Meta(description="Keep no more than that: 10GB.", extra={"column": "retention_bytes"})
+    ] = None
+    segment_time: Annotated[
+        Duration | None, Meta(ge=0.001, description="End a segment after that time (default: a tenth).")
+    ] = None
+    segment_size: Annotated[
+        Size | None,
+        Meta(description="End a segment at that size (default: a tenth).", extra={"column": "segment_bytes"}),
+    ] = None
+    drop_unresolved: Annotated[bool, Meta(description="Let retention pass what groups have not resolved.")] = False
+
+    what = "a retention"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.time is None and self.size is None:
             raise InvalidArgument("a retention needs a time or a size", "Without a retention everything is kept.")
-        self.columns()
 
     def columns(self) -> dict[str, Any]:
         """The retention as arguments of `custody.set_retention`."""
-        times = {"time": keep_time("time", self.time), "segment_time": keep_time("segment_time", self.segment_time)}
-        return {
-            **{name: None if value is None else f"{value} s" for name, value in times.items()},
-            "bytes": None if self.size is None else size_in_bytes(self.size),
-            "segment_bytes": None if self.segment_size is None else size_in_bytes(self.segment_size),
-            "drop_unresolved": self.drop_unresolved,
-        }
+        return {name.removeprefix("retention_"): value for name, value in super().columns().items()}
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Self | None:
         """The retention of a topic's row."""
         if row["retention_time"] is None and row["retention_bytes"] is None:
             return None
-        return cls(
-            time=row["retention_time"],
-            size=row["retention_bytes"],
-            segment_time=row["segment_time"],
-            segment_size=row["segment_bytes"],
-            drop_unresolved=row["drop_unresolved"],
-        )
+        return cls(**{setting.name: row[setting.column] for setting in settings_of(cls)})

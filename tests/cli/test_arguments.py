@@ -46,7 +46,7 @@ def test_breakers(text: str, expected: object) -> None:
         (arguments.breaker, "0.5:windwo=1s"),
         (arguments.time, "tomorrow"),
         (arguments.time, "12"),
-        (arguments.cap, "many"),
+        (arguments.number, "many"),
         (arguments.header, "no-value"),
         (arguments.header, "=x"),
         (arguments.duration, "-1s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_file_sets_the_delivery_defaults(tmp_path: Path) -> None:
     write(tmp_path, FILE)
     policy = load({}, tmp_path).policy
     assert policy.max_attempts == 7
-    assert policy.visibility_timeout == "45s"
+    assert policy.visibility_timeout == timedelta(seconds=45)
     assert policy.backoff == Exponential("250ms", cap="1m", multiplier=3)
 
 

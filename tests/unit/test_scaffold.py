@@ -63,6 +63,15 @@ def test_the_address_of_a_registry_would_be_noticed(line: str) -> None:
     assert REGISTRY_ADDRESS.search(line) or REGISTRY_OPTION.search(line)
 
 
+def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
+    pages = [page for page in (ROOT / "docs").glob("*.md") if "<!-- made of: " in page.read_text(encoding="utf-8")]
+    assert pages, "there are such tables"
+    result = subprocess.run(
+        [sys.executable, ROOT / "scripts/tables.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_requirements_page_is_fresh() -> None:
     result = requirements_script("--check")
     assert result.returncode == 0, result.stderr

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from custody.errors import CustodyError
-from custody.policy import BACKOFFS, Backoff, Breaker, did_you_mean, seconds
+from custody.errors import CustodyError, did_you_mean
+from custody.policy import BACKOFFS, Backoff, Breaker, seconds
 from custody.retention import size_in_bytes
 from custody.routing import Binding
+from custody.setting import Settings, settings_of
 
 Start = str | int | datetime
 T = TypeVar("T")
@@ -80,12 +80,13 @@ def start(text: str) -> Start:
         raise typer.BadParameter(f"{text!r} is not earliest, latest, an offset or a time") from error
 
 
-def _settings(parts: Iterable[str], known: dict[str, Callable[[str], Any]], what: str) -> dict[str, Any]:
+def _settings(parts: Iterable[str], kind: type[Settings]) -> dict[str, Any]:
+    known = {setting.name: setting.kind if setting.kind in (int, float) else str for setting in settings_of(kind)}
     found = {}
     for part in parts:
         name, equals, value = part.partition("=")
         if name not in known or not equals:
-            raise typer.BadParameter(f"{what} has no setting {part!r}. {did_you_mean(name, list(known))}")
+            raise typer.BadParameter(f"{kind.what} has no setting {part!r}. {did_you_mean(name, list(known))}")
         try:
             found[name] = known[name](value)
         except ValueError as error:
@@ -100,9 +101,7 @@ def backoff(text: str) -> Backoff:
     if kind not in BACKOFFS:
         raise typer.BadParameter(f"{kind!r} is not a kind of backoff. {did_you_mean(kind, list(BACKOFFS))}")
     initial: dict[str, Any] = {"initial": rest.pop(0)} if rest and "=" not in rest[0] else {}
-    numbers: dict[str, Callable[[str], Any]] = {"jitter": float, "multiplier": float}
-    known = {f.name: numbers.get(f.name, str) for f in dataclasses.fields(BACKOFFS[kind])}
-    return BACKOFFS[kind](**initial, **_settings(rest, known, f"the {kind} backoff"))
+    return BACKOFFS[kind](**initial, **_settings(rest, BACKOFFS[kind]))
 
 
 @_usage
@@ -112,13 +111,7 @@ def breaker(text: str) -> Breaker | None:
         return Breaker() if text == "on" else None
     rate, *rest = text.split(":")
     first = [f"failure_rate={rate}"] if "=" not in rate else [rate]
-    known: dict[str, Callable[[str], Any]] = {
-        "failure_rate": float,
-        "min_outcomes": int,
-        "window": str,
-        "probe_after": str,
-    }
-    return Breaker(**_settings([*first, *rest], known, "a breaker"))
+    return Breaker(**_settings([*first, *rest], Breaker))
 
 
 @_usage
@@ -128,10 +121,8 @@ def pattern(text: str) -> str:
     return text
 
 
-def cap(text: str) -> int | str:
-    """A number, or `none` for no cap."""
-    if text == "none":
-        return text
+def number(text: str) -> int:
+    """A whole number."""
     if not text.isdigit():
         raise typer.BadParameter(f"{text!r} is not a number, and not none")
     return int(text)

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from custody.errors import InvalidPayload
+from custody.errors import InvalidPayload, did_you_mean
 from custody.lanes import Priority
 from custody.model import Outgoing
-from custody.policy import did_you_mean
 
 ENVELOPE = [
     *("payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from custody.errors import CustodyError, PipelineRefused
-from custody.policy import did_you_mean
+from custody.errors import CustodyError, PipelineRefused, did_you_mean
 
 if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from custody.model import Group, Message
-from custody.plain import DURATIONS, plain
+from custody.policy import Backoff, Policy
+from custody.setting import Settings, settings_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,24 +118,14 @@ def policy(group: Group) -> dict[str, object]:
     """A group's policy, one line for each setting."""
     if group.policy is None:
         return {}
-    found = plain(group.policy)
-    settings = {name: _setting(value) for name, value in found.items() if name not in ("backoff", "breaker")}
-    settings["backoff"] = _listed(found["backoff"])
-    settings["breaker"] = None if found["breaker"] is None else _listed(found["breaker"])
-    if found["fairness"] != "tenant":
-        del settings["tenant_separator"]
-    settings["fairness"] = found["fairness"] or "none"
-    for name in ("visibility_timeout", "handler_timeout"):
-        settings[name] = span(found[name])
-    return settings
+    return {setting.name: _shown(getattr(group.policy, setting.name)) for setting in settings_of(Policy)}
 
 
-def _setting(value: object) -> object:
-    return "no cap" if value is None else value
-
-
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {span(value) if name in DURATIONS else value}" if name != "kind" else str(value)
-        for name, value in settings.items()
-    )
+def _shown(value: object) -> object:
+    """A setting for people."""
+    if isinstance(value, Settings):
+        parts = [f"{one.name} {_shown(getattr(value, one.name))}" for one in settings_of(type(value))]
+        return ", ".join([value.kind, *parts] if isinstance(value, Backoff) else parts)
+    if isinstance(value, timedelta):
+        return span(value)
+    return "none" if value is None else value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from custody.cli import arguments, render, upkeep
 from custody.cli.arguments import Topic, Yes
 from custody.cli.door import counted, door_of
-from custody.cli.upkeep import DropUnresolved, RetentionSize, RetentionTime, SegmentSize, SegmentTime
 from custody.lanes import priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
@@ -40,6 +39,7 @@ def list_topics(ctx: typer.Context) -> None:
 
 
 @app.command()
+@upkeep.retention_options
 def create(
     ctx: typer.Context,
     topic: Topic,
@@ -58,15 +58,12 @@ def create(
             help="With --priorities: what waits for longer goes first (else after 1m).",
         ),
     ] = None,
-    retention_time: RetentionTime = None,
-    retention_size: RetentionSize = None,
-    segment_time: SegmentTime = None,
-    segment_size: SegmentSize = None,
-    drop_unresolved: DropUnresolved = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Create a topic."""
     door = door_of(ctx)
-    retention = upkeep.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
+    retention = upkeep.retention_of(given)
     with door.connect() as c:
         made = c.create_topic(
             topic,
@@ -122,19 +119,17 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
 
 
 @app.command()
+@upkeep.retention_options
 def retain(
     ctx: typer.Context,
     topic: Topic,
-    retention_time: RetentionTime = None,
-    retention_size: RetentionSize = None,
-    segment_time: SegmentTime = None,
-    segment_size: SegmentSize = None,
-    drop_unresolved: DropUnresolved = False,
     everything: Annotated[bool, typer.Option("--everything", help="Keep everything from now on.")] = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Say how much of a topic is kept, by time and size. Whole segments go, oldest first."""
     door = door_of(ctx)
-    retention = upkeep.retention_of(retention_time, retention_size, segment_time, segment_size, drop_unresolved)
+    retention = upkeep.retention_of(given)
     if everything == (retention is not None):
         raise typer.BadParameter("say what to keep: --retention-time or --retention-size, or --everything")
     with door.connect() as c:

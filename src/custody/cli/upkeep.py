@@ -9,6 +9,7 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.door import Door, counted, door_of
+from custody.cli.settings import RETENTION, options
 from custody.model import JournalPart, Segment, Upkeep
 from custody.policy import seconds
 from custody.retention import Retention, size_in_bytes
@@ -18,34 +19,14 @@ if TYPE_CHECKING:
 
 _DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
 _SIZE = {"parser": arguments.size, "metavar": "SIZE"}
-RetentionTime = Annotated[Any, typer.Option(help="Keep messages that long: 7d.", **_DURATION)]
-RetentionSize = Annotated[Any, typer.Option(help="Keep no more than that: 10GB.", **_SIZE)]
-SegmentTime = Annotated[Any, typer.Option(help="End a segment after that time (default: a tenth).", **_DURATION)]
-SegmentSize = Annotated[Any, typer.Option(help="End a segment at that size (default: a tenth).", **_SIZE)]
-DropUnresolved = Annotated[
-    bool, typer.Option("--drop-unresolved", help="Let retention pass what groups have not resolved.")
-]
+retention_options = options(Retention, names=RETENTION, none=False)
 
 
-def retention_of(
-    retention_time: str | None,
-    retention_size: str | None,
-    segment_time: str | None,
-    segment_size: str | None,
-    drop_unresolved: bool,
-) -> Retention | None:
+def retention_of(given: dict[str, Any]) -> Retention | None:
     """The retention that the options say; None if they say nothing."""
-    if retention_time is None and retention_size is None:
-        if segment_time is not None or segment_size is not None or drop_unresolved:
-            raise typer.BadParameter("a retention needs --retention-time or --retention-size")
-        return None
-    return Retention(
-        time=retention_time,
-        size=retention_size,
-        segment_time=segment_time,
-        segment_size=segment_size,
-        drop_unresolved=drop_unresolved,
-    )
+    if given and "time" not in given and "size" not in given:
+        raise typer.BadParameter("a retention needs --retention-time or --retention-size")
+    return Retention(**given) if given else None
 
 
 def described(retention: Retention | None) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 from custody import coalesced, insights, redrive
 from custody.engine.base import Base
-from custody.errors import InvalidArgument
+from custody.errors import InvalidArgument, did_you_mean
 from custody.insights import GroupFigures, HandlingTime, Server, TopicFigures
 from custody.model import BlockedKey, DeadLetter, HistoryEntry, Replayed, Rewound, Stats
 from custody.outbox.events import Figures as OutboxFigures
-from custody.policy import Duration, did_you_mean, seconds
+from custody.policy import Duration, seconds
 from custody.redrive import DeadFilter
 
 

@@ -16,8 +16,7 @@ CHARGED_FROM = 3  # outages, in which an event did not arrive and after which an
 
 def delay(backoff: Backoff, failures: int, dice: Callable[[], float] = random.random) -> float:
     """Seconds to wait after so many failures (from 1 on)."""
-    settings = backoff.columns()
-    initial, cap = seconds(backoff.initial), float(str(settings["backoff_cap"]).removesuffix(" s"))
+    initial, cap = seconds(backoff.initial), seconds(backoff.cap)
     if backoff.kind == "linear":
         wait = initial * failures
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
-from custody.errors import InvalidArgument, PublisherUnavailable
-from custody.policy import did_you_mean
+from custody.errors import InvalidArgument, PublisherUnavailable, did_you_mean
 from custody.relay.addresses import Networks
 from custody.relay.elsewhere import CustodyPublisher
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher

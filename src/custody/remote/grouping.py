@@ -12,7 +12,7 @@ from custody.model import Group, Message
 from custody.policy import Policy
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.remote.values import LARGEST, require_partition, same_policy
+from custody.remote.values import LARGEST, require_partition
 from custody.routing import Binding, bindings_of
 from custody.wire.answers import ChangedOut
 from custody.wire.messages import MessageOut
@@ -38,7 +38,7 @@ class RemoteGrouping(RemoteBase, Grouping):
         """As the direct connection. Without a policy it has this client's defaults, or else those of the server."""
         if bare and policy is not None:
             raise InvalidArgument("a bare group has no policy")
-        if policy is None and not bare and not same_policy(self._defaults, Policy()):
+        if policy is None and not bare and self._defaults != Policy():
             policy = self._defaults
         require_start(start)
         if isinstance(start, int):
@@ -60,7 +60,7 @@ class RemoteGrouping(RemoteBase, Grouping):
         except GroupExists:
             if tries.unknown:  # an attempt of ours may have made it
                 made = self.group(topic, group)
-                asked = policy is None or same_policy(made.policy, policy)
+                asked = policy is None or made.policy == policy
                 if asked and (made.bare, made.bindings) == (bare, bound):
                     return made
             raise

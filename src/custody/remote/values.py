@@ -12,7 +12,6 @@ from custody.codec import encode_event, encode_message
 from custody.delays import require_time
 from custody.errors import PartitionNotFound
 from custody.model import Outgoing
-from custody.policy import Policy
 from custody.retention import Retention
 from custody.routing import ROUTING_KEY
 from custody.wire.fields import Duration
@@ -88,11 +87,6 @@ def require_partition(partition: int | None) -> None:
     """Refuses what can be no partition: in a path or a body it would be taken for a mistake of the client's."""
     if partition is not None and not 0 <= partition < 2**31:
         raise PartitionNotFound(f"there is no partition {partition}")
-
-
-def same_policy(one: Policy | None, other: Policy | None) -> bool:
-    """Whether two mean the same, however their durations are written."""
-    return (one and one.columns()) == (other and other.columns())
 
 
 def fits(kept: Retention | None, asked: Retention | None) -> bool:

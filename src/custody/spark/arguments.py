@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from custody.engine.grouping import Start, require_start
-from custody.errors import InvalidArgument, InvalidPolicy
-from custody.policy import Policy, did_you_mean
+from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
+from custody.policy import Policy
 from custody.routing import Binding, bindings_of
 from custody.spark.outside.sinks import Outside
 

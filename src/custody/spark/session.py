@@ -13,8 +13,7 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from custody.errors import InvalidArgument, InvalidConfig
-from custody.policy import did_you_mean
+from custody.errors import InvalidArgument, InvalidConfig, did_you_mean
 from custody.spark.environment import java
 from custody.spark.environment.own_session import require_classic
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Self
 
 from msgspec import Meta
@@ -12,7 +11,6 @@ from custody import policy
 from custody.bounds import SMALL
 from custody.errors import InvalidArgument
 from custody.model import NAME
-from custody.plain import DURATIONS
 from custody.retention import size_in_bytes
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
@@ -69,17 +67,6 @@ def write(value: Any) -> Any:
     if isinstance(value, Size):
         return int(value)
     raise NotImplementedError(f"fields cannot be of the kind {type(value)}")
-
-
-def timed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of an answer with durations as the database itself would give them: as timedeltas."""
-    return {name: _timed(name, value) for name, value in given.items()}
-
-
-def _timed(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return timed(value)
-    return timedelta(seconds=value) if name in DURATIONS and value is not None else value
 
 
 def schema(kind: type) -> dict[str, Any]:

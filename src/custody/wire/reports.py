@@ -11,21 +11,15 @@ from msgspec import Struct
 from custody.model import Group, Journal, JournalPart, Topic
 from custody.retention import Retention
 from custody.routing import Binding
-from custody.wire.fields import timed
 from custody.wire.policies import PolicyOut
+from custody.wire.settings import answered
 
 
-class RetentionOut(Struct, kw_only=True):
+class RetentionOut(answered(Retention), Struct):  # type: ignore[misc]  # its fields are those of the retention
     """What a topic keeps: the last so many seconds, and no more than so many bytes."""
 
-    time: float | None
-    size: int | None
-    segment_time: float | None
-    segment_size: int | None
-    drop_unresolved: bool
-
     def value(self) -> Retention:
-        return Retention(**timed(msgspec.to_builtins(self)))
+        return Retention(**msgspec.to_builtins(self))
 
 
 class TopicOut(Struct, kw_only=True):

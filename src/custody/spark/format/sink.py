@@ -36,10 +36,9 @@ from pyspark.sql.types import (
 )
 
 from custody import arrow, codec, sinks
-from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost
+from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost, did_you_mean
 from custody.model import Outgoing
 from custody.pipelines import Placed, Sink
-from custody.policy import did_you_mean
 from custody.spark.format.options import boolean
 from custody.tasks import Stage
 

@@ -23,13 +23,13 @@ from pyspark import TaskContext, cloudpickle
 
 from custody import codec, delays
 from custody.claim import redelivery_headers
-from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound
+from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound, did_you_mean
 from custody.handlers import require_finished
 from custody.lanes import priority_of
 from custody.model import Message, Outgoing
 from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Sink
-from custody.policy import did_you_mean, seconds_or_none
+from custody.policy import seconds_or_none
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from custody import codec
-from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound
+from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound, did_you_mean
 from custody.outcomes import Kind, Outcome
-from custody.policy import Duration, did_you_mean, seconds_or_none
+from custody.policy import Duration, seconds_or_none
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 from custody.tasks import Stage
 

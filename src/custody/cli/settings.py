@@ -1,0 +1,104 @@
+"""Options that are made of settings: of the policy of a group, and of the retention of a topic."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import typer
+
+from custody.cli import arguments
+from custody.policy import Backoff, Breaker, Duration
+from custody.retention import Size
+from custody.setting import Setting, Settings, settings_of
+
+NONE = "none"
+"""What a user writes to take a cap or a time-out away."""
+RETENTION = {"time": "retention_time", "size": "retention_size"}
+"""Options that say what they are about, which their settings need not."""
+Command = Callable[..., None]
+
+
+def options(
+    kind: type[Settings],
+    *,
+    panel: str | None = None,
+    without: tuple[str, ...] = (),
+    names: dict[str, str] | None = None,
+    none: bool = True,
+) -> Callable[[Command], Command]:
+    """Gives a command an option for each setting, and the command what was given of them, as `given`.
+
+    `names` are those of options that are not called like their settings; with `none` a setting can be taken away.
+    """
+    found = {(names or {}).get(one.name, one.name): one for one in settings_of(kind) if one.name not in without}
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {}
+            for name, setting in found.items():
+                value = values.pop(name)
+                if value is not None and value is not False:
+                    given[setting.name] = None if setting.optional and value == NONE else value
+            command(**values, given=given)
+
+        signature = inspect.signature(command, eval_str=True)
+        kept = [one for one in signature.parameters.values() if one.name != "given"]
+        made = [_parameter(name, setting, panel, none=none) for name, setting in found.items()]
+        run.__signature__ = signature.replace(parameters=[*kept, *made])  # type: ignore[attr-defined]  # for typer
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, setting: Setting, panel: str | None, *, none: bool) -> inspect.Parameter:
+    kind, how = _shape(setting, none=none and setting.optional)
+    text = f"{setting.help} {_EXAMPLES.get(setting.kind, '')}".strip()
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, **how)
+    annotation = Annotated[kind, option]  # type: ignore[valid-type]  # a variable
+    default = False if setting.kind is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def usage(setting: Setting, name: str, *, none: bool) -> str:
+    """How the option is written."""
+    _, how = _shape(setting, none=none and setting.optional)
+    choices = (*((NONE,) if none and setting.optional else ()), *setting.choices)
+    written = how.get("metavar") or ("|".join(choices) if setting.choices else "" if setting.kind is bool else "N")
+    return f"--{name.replace('_', '-')} {written}".strip()
+
+
+def _shape(setting: Setting, *, none: bool) -> tuple[Any, dict[str, Any]]:
+    """What typer takes, and how it is parsed and named."""
+    if setting.choices:
+        choices = (NONE, *setting.choices) if none else setting.choices
+        return Literal[choices] | None, {}
+    if setting.kind is bool:
+        return bool, {}
+    if setting.kind is int and not setting.optional:
+        return int | None, {"min": setting.meta.ge}
+    parse, metavar = _PARSED[setting.kind]
+    if none and setting.nested is None:
+        parse, metavar = _or_none(parse), f"{metavar}|{NONE}"
+    return Any, {"parser": parse, "metavar": metavar}
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: text if text == NONE else parse(text)
+
+
+_PARSED: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (arguments.number, "N"),
+    str: (str, "TEXT"),
+    Duration: (arguments.duration, "DURATION"),
+    Size: (arguments.size, "SIZE"),
+    Backoff: (arguments.backoff, "KIND[:INITIAL[:NAME=VALUE…]]"),
+    Breaker: (lambda text: arguments.breaker(text) or NONE, "on|off|RATE[:NAME=VALUE…]"),
+}
+_EXAMPLES: dict[Any, str] = {
+    Backoff: "For example exponential:2s:cap=5m:multiplier=2:jitter=0.1, linear:1s or constant:500ms.",
+    Breaker: "0.5:min_outcomes=20:window=10s:probe_after=5s opens at a failure rate of 50 %.",
+}
