@@ -74,7 +74,7 @@ def audit(
                         result.violations.append(
                             f"entry {number}: {key}@{offset} while {key}@{earlier} is {journal.messages[earlier].state}"
                         )
-        state, _ = JOURNAL.get(kind, (None, None))
+        state = JOURNAL[kind].target
         for offset in offsets:
             key = keys.get(offset)
             if kind == "claim":

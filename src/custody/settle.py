@@ -119,9 +119,11 @@ def lease_lost(lease_id: UUID | None, lost: Sequence[int]) -> LeaseLost:
     return LeaseLost(f"lease {lease_id} {what}", REMEDY, lost=lost)
 
 
-def storable(error: object, longest: int = LONGEST_ERROR) -> str | None:
+def storable(error: object) -> str | None:
     """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
-    return None if error is None else str(error).replace("\0", "\ufffd").encode(errors="replace").decode()[:longest]
+    if error is None:
+        return None
+    return str(error).replace("\0", "\ufffd").encode(errors="replace").decode()[:LONGEST_ERROR]
 
 
 def listed(offsets: Sequence[int]) -> str:

@@ -24,6 +24,20 @@ class Attempts(NamedTuple):
     last_error: str | None
 
 
+Source = tuple[str, int, int]
+"""Where messages are: the source, its first offset, and the one after its last."""
+
+
+def reads_of(sources: Sequence[Source], ranges: Ranges) -> list[tuple[str, str]]:
+    """What to read for these ranges of offsets: each source that has some, with its part of them as a multirange."""
+    found = []
+    for source, first, last in sources:
+        cut = [f"[{max(a, first)},{min(b, last)})" for a, b in ranges if a < last and b > first]
+        if cut:
+            found.append((source, "{" + ",".join(cut) + "}"))
+    return found
+
+
 @dataclass(frozen=True)
 class TaskClaim:
     """A claim as its tasks know it: by the database, the group and its number. They need no epoch to read and note."""
@@ -35,8 +49,8 @@ class TaskClaim:
     def _call(self, function: str, **arguments: object) -> list[Row]:
         return staging.call(self.url, function, group_id=self.group_id, claim=self.number, **arguments)
 
-    def reads(self, partition: int) -> list[tuple[str, int, int]]:
-        """Where the claim's messages of a partition are: (source, first offset, after the last)."""
+    def reads(self, partition: int) -> list[Source]:
+        """Where the claim's messages of a partition are."""
         return [(source, first, last) for source, first, last in self._call("claim_reads", partition=partition)]
 
     def ranges(self, partition: int) -> Ranges:

@@ -14,6 +14,7 @@ from tests.conftest import Clock
 import custody
 from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Relay
+from custody.settle import LONGEST_ERROR
 from custody.store.postgres import run_function
 
 pytestmark = pytest.mark.core
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.core
 @pytest.mark.req("O5")
 @pytest.mark.parametrize(
     ("text", "kept"),
-    [("a\0b", "a\ufffdb"), ("a\ud800b", "a?b"), ("a" * 20_000, "a" * (10_000 - len("RuntimeError: ")))],
+    [("a\0b", "a\ufffdb"), ("a\ud800b", "a?b"), ("a" * 20_000, "a" * (LONGEST_ERROR - len("RuntimeError: ")))],
     ids=["zero byte", "lone surrogate", "long"],
 )
 def test_the_text_of_an_error_never_loses_an_outcome(

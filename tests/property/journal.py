@@ -6,10 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from custody.lifecycle import JOURNAL, Actor, MessageState
-
-BY_OPERATOR = frozenset({"redrive", "rewind", "skip", "discard", "replay", "free", "drop"})
-"""The kinds of entries that an operator causes, or a retention of his; everything else is a worker's."""
+from custody.lifecycle import JOURNAL, MessageState
 
 
 @dataclass(frozen=True)
@@ -48,24 +45,20 @@ class Journal:
             if entry.number <= self.last:
                 raise ValueError(f"entry {entry.number} after {self.last}: the journal is folded in order")
             self.last = entry.number
-            if entry.kind in JOURNAL:
-                self._apply(entry)
+            self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
-        target, count = JOURNAL[entry.kind]
-        actor = Actor.OPERATOR if entry.kind in BY_OPERATOR else Actor.WORKER
-        if entry.kind == "pass":
-            actor = Actor.BINDING
+        kind = JOURNAL[entry.kind]
         for offset in entry.offsets():
             message = self.messages[offset]
-            if target is not None and entry.kind != "start":
+            if kind.target is not None and entry.kind != "start":
                 # a rewind over what is ready already only takes its attempts away
                 stays = entry.kind == "rewind" and message.state is MessageState.READY
-                if not stays and not message.state.can_become(target, actor):
+                if not stays and not message.state.can_become(kind.target, kind.actor):
                     raise IllegalMove(f"entry {entry.number}: {entry.kind} of {offset}, which is {message.state}")
-            message.state = target or message.state
-            if count is not None:
-                message.attempts = message.attempts + count if count else 0
+            message.state = kind.target or message.state
+            if kind.attempts is not None:
+                message.attempts = message.attempts + kind.attempts if kind.attempts else 0
             if message.attempts < 0:
                 raise IllegalMove(f"entry {entry.number}: {entry.kind} gives {offset} {message.attempts} attempts")
 

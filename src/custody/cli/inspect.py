@@ -12,6 +12,7 @@ from custody.cli import arguments, render
 from custody.cli.arguments import Topic
 from custody.cli.door import Door, door_of
 from custody.errors import OffsetOutOfRange
+from custody.lifecycle import JOURNAL
 from custody.model import HistoryEntry, Message, Stats
 from custody.plain import plain
 from custody.policy import seconds
@@ -20,28 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from custody import Custody
-
-WORDS = {
-    "start": "before the group's start: counts as done",
-    "claim": "claimed",
-    "pass": "passed over: the group is not bound to it",
-    "ack": "done",
-    "nack": "failed",
-    "dead": "dead",
-    "later": "put off",
-    "release": "given back",
-    "expire": "lease expired",
-    "extend": "lease extended",
-    "park": "waits behind its key",
-    "redrive": "redriven: ready with a fresh budget",
-    "rewind": "rewound: to be delivered again",
-    "skip": "skipped: counts as done",
-    "free": "its key was let go on",
-    "discard": "discarded",
-    "commit": "done by the group's position",
-    "drop": "given up by retention: counts as done",
-    "forgotten": "older history is gone",
-}
 
 
 def trace(
@@ -103,7 +82,7 @@ def _since(before: datetime | None, at: datetime) -> str:
 
 
 def _sentence(entry: HistoryEntry) -> str:
-    words = WORDS.get(entry.kind, entry.kind)
+    words = JOURNAL[entry.kind].words if entry.kind in JOURNAL else "older history is gone"
     if entry.attempt is not None and entry.kind in ("claim", "nack", "dead"):
         words += f", attempt {entry.attempt}"
     if entry.worker is not None:

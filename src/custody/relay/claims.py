@@ -21,8 +21,6 @@ from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
-LONGEST_ERROR = 10_000  # characters
-
 
 class Found(NamedTuple):
     """What a claim has found: a batch of what is due, if anything is; the id to go on behind, None at the end; and
@@ -130,7 +128,7 @@ class OutboxClaims:
             claim=batch.claim,
             ids=[result.event.id for result in held],
             outcomes=[_written(result) for result in held],
-            errors=[storable(result.error, LONGEST_ERROR) for result in held] if failed else None,
+            errors=[storable(result.error) for result in held] if failed else None,
             delays=[self._delay(result) for result in held] if failed else None,
             max_attempts=self.max_attempts,
             max_age=self.max_age,

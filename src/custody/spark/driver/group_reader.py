@@ -23,10 +23,10 @@ from pyspark.sql.types import StructType
 
 import custody
 from custody import arrow
-from custody.pipelines import Driver, Pass, Ranges
+from custody.pipelines import Driver, Pass
 from custody.spark.driver.pacing import Pace
 from custody.spark.driver.splitting import Piece, shares
-from custody.tasks import TaskClaim
+from custody.tasks import TaskClaim, reads_of
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
 _ARROW = pa.schema(
@@ -177,8 +177,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from _references(partition.value, piece)
                 continue
             sources = TaskClaim(self._url, self._claims.group_id, partition.value).reads(piece.partition)
-            reads = [(source, text) for source, first, last in sources if (text := _within(piece.ranges, first, last))]
-            for batch in arrow.offsets(self._url, reads, share=(piece.share, piece.of)):
+            for batch in arrow.offsets(self._url, reads_of(sources, piece.ranges), share=(piece.share, piece.of)):
                 yield _batch(partition.value, piece, batch["offset"])
 
 
@@ -225,12 +224,6 @@ def references(claim: int, messages: Sequence[tuple[int, int]]) -> pa.Table:
         ],
         schema=_ARROW,
     )
-
-
-def _within(ranges: Ranges, first: int, last: int) -> str | None:
-    """The part of the ranges between two offsets, as a multirange."""
-    cut = [(max(a, first), min(b, last)) for a, b in ranges if a < last and b > first]
-    return "{" + ",".join(f"[{a},{b})" for a, b in cut) + "}" if cut else None
 
 
 @cache

@@ -19,7 +19,7 @@ from custody.pipelines import Ranges
 from custody.spark.faults import SecondTry
 from custody.spark.tasks.job import Job
 from custody.spark.tasks.schema import decoder
-from custody.tasks import Attempts
+from custody.tasks import Attempts, Source, reads_of
 
 EVENTS = (
     "_claim bigint, _partition int, _offset bigint, _key string, _kind string, _payload binary, "
@@ -42,7 +42,7 @@ class Events(NamedTuple):
 class _Place:
     """What a task knows of the claim's messages of one partition."""
 
-    reads: list[tuple[str, int, int]]
+    reads: list[Source]
     attempts: list[Attempts]
     ranges: Ranges | None = None
 
@@ -71,7 +71,7 @@ class Reader:
     def _piece(self, claim: int, partition: int, offsets: np.ndarray, share: tuple[int, int]) -> Iterator[Events]:
         place = self._place(claim, partition)
         stretches = _stretches(offsets) if share[1] == 1 else self._shared(claim, partition, place, offsets)
-        reads = [(source, text) for source, first, last in place.reads if (text := _multirange(stretches, first, last))]
+        reads = reads_of(place.reads, stretches)
         found = 0
         for batch in arrow.events(self.job.url, reads, share=None if share[1] == 1 else share):
             found += batch.num_rows
@@ -166,11 +166,6 @@ def _stretches(offsets: np.ndarray) -> Ranges:
     firsts = offsets[np.concatenate(([0], cuts + 1))].tolist()
     lasts = offsets[np.concatenate((cuts, [len(offsets) - 1]))].tolist()
     return tuple((first, last + 1) for first, last in zip(firsts, lasts, strict=True))
-
-
-def _multirange(stretches: Ranges, first: int, last: int) -> str | None:
-    cut = [(max(a, first), min(b, last)) for a, b in stretches if a < last and b > first]
-    return "{" + ",".join(f"[{a},{b})" for a, b in cut) + "}" if cut else None
 
 
 def _before(offsets: np.ndarray, attempts: list[Attempts]) -> np.ndarray:

@@ -14,7 +14,6 @@ from custody.pipelines import Placed, Sink, Work
 from custody.settle import storable
 from custody.tasks import TaskClaim
 
-LONGEST_ERROR = 8000
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
     "attempt bigint, topic_id int, messages bigint, of int, cause string"
@@ -96,7 +95,7 @@ class Report:
                 "partition": partition,
                 "offset": offset,
                 "outcome": outcome.kind,
-                "error": storable(outcome.error, LONGEST_ERROR),
+                "error": storable(outcome.error),
                 "delay": delay,
                 "cause": cause,
             }
