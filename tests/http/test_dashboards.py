@@ -95,6 +95,28 @@ def test_every_metric_and_label_that_is_asked_for_exists(told: Used) -> None:
             assert not missing, f"{where}: {metric} has no label {missing}"
 
 
+def documented() -> Used:
+    """The metrics in the tables of the docs, with their labels. `_x` stands for a metric of the same kind."""
+    found: Used = {}
+    page = (DEPLOY.parent / "docs/observability.md").read_text(encoding="utf-8")
+    for names, labels in re.findall(r"^\| (`custody_.*?) \| (.*?) ?\|", page, re.MULTILINE):
+        first, *others = re.findall(r"`(_?\w+)`", names)
+        kind = "_".join(first.split("_")[:2])
+        for name in (first, *(kind + other if other.startswith("_") else other for other in others)):
+            found[name] = set(labels.split(", ")) - {""}
+    return found
+
+
+def test_the_docs_have_every_metric_with_its_labels(told: Used) -> None:
+    sampled = re.compile(r"_(bucket|sum|count)$")
+    real: Used = defaultdict(set)
+    for name, labels in told.items():
+        if name.startswith("custody_"):
+            real[sampled.sub("", name)] |= labels - {"le"}
+    real["custody_build_info"].clear()  # its only label is what it says
+    assert documented() == real
+
+
 def test_what_an_expression_uses_is_found() -> None:
     asked = 'sum by (le, route) (rate(a_bucket{status=~"5..", x!="b and c"}[5m])) / max(b_total) > 0.5 and c == 0'
     assert used_by(asked) == {

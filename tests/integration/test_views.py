@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -33,6 +35,21 @@ def rows(db: psycopg.Connection[Any], view: str, order: str = "topic") -> list[d
 def in_the_past(clock: Clock) -> None:
     """Views go by the server's clock: what is leased then has expired for them."""
     clock.time = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.req("V6")
+def test_the_docs_have_every_view_with_its_columns(db: psycopg.Connection[Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs/sql.md").read_text(encoding="utf-8")
+    described = {
+        view: re.findall(r"`(\w+)`", columns)
+        for view, columns in re.findall(r"^\| `(\w+)` \| each .*? \| (.*) \|$", page, re.MULTILINE)
+    }
+    real = db.execute(
+        "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns "
+        "WHERE table_schema = 'custody' AND table_name = ANY (%s) GROUP BY 1",
+        [[*VIEWS, "outbox_events"]],
+    ).fetchall()
+    assert described == dict(real)
 
 
 @pytest.mark.req("V6")

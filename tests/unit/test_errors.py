@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +74,17 @@ def test_the_text_is_the_message_and_then_the_remedy() -> None:
 def test_an_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(LeaseLost("gone", "Do not act on it.", lost=[1, 2])))
     assert (str(error), error.lost) == ("gone. Do not act on it.", (1, 2))
+
+
+@pytest.mark.req("G20")
+def test_the_docs_have_every_status_and_put_each_code_under_its_own() -> None:
+    page = (Path(__file__).parents[2] / "docs/http.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:\d{3}(?:, )?)+)(.*)$", page, re.MULTILINE)
+    known = by_code()
+    described = set()
+    for numbers, text in rows:
+        statuses = {int(number) for number in re.findall(r"\d+", numbers)}
+        described |= statuses
+        for code in set(re.findall(r"`(\w+)`", text)) & known.keys():
+            assert known[code].status in statuses, code
+    assert {kind.status for kind in CLASSES} <= described
