@@ -18,7 +18,7 @@ Duration = str | int | float | timedelta
 """`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST = 100 * 365 * 86400.0  # what can be added to any sensible time without leaving the calendar
+LONGEST = 100 * 365 * 86400.0  # what can be added to any sensible time without leaving the calendar
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*\Z")
 
 
@@ -38,7 +38,7 @@ def seconds(duration: Duration) -> float:
             value = math.nan if isinstance(duration, bool) else float(duration)
         except (TypeError, ValueError, OverflowError):
             value = math.nan
-    if not 0 <= value <= _LONGEST:
+    if not 0 <= value <= LONGEST:
         raise InvalidArgument(
             f"{duration!r} is not a duration",
             'Give seconds, a timedelta, or a text such as "30s": from zero to a hundred years.',

@@ -18,7 +18,7 @@ Size = str | int
 
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|TB)?\s*\Z", re.IGNORECASE)
-_LARGEST = 2**62
+LARGEST = 2**62
 
 
 def size_in_bytes(size: Size) -> int:
@@ -28,10 +28,10 @@ def size_in_bytes(size: Size) -> int:
     if isinstance(given, str):
         match = _SIZE.match(given)
         if match is not None:
-            value = int(min(float(match[1]) * _UNITS[(match[2] or "B").upper()], 2.0 * _LARGEST))
+            value = int(min(float(match[1]) * _UNITS[(match[2] or "B").upper()], 2.0 * LARGEST))
     elif isinstance(given, int) and not isinstance(given, bool):
         value = given
-    if not 0 < value <= _LARGEST:
+    if not 0 < value <= LARGEST:
         raise InvalidArgument(f"{size!r} is not a size", 'Write bytes, or a number with a unit: "512MB", "10GB".')
     return value
 

@@ -16,7 +16,7 @@ from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 
 LONGEST_ERROR = 8_000
-"""So many characters of an error are kept, by `custody.settle` too."""
+"""So many characters of an error are kept; `custody.kept_error` has the same number."""
 REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
 
 

@@ -16,6 +16,7 @@ from tests.integration.stream import GROUP, TOPIC, drain, everything, offsets, s
 from custody import Breaker, Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Policy
 from custody.errors import InvalidArgument, OrderConflict
 from custody.model import Settled
+from custody.settle import LONGEST_ERROR
 
 pytestmark = pytest.mark.core
 
@@ -385,14 +386,15 @@ def test_without_order_anything_may_be_settled_first(c: Custody) -> None:
     assert lease.ack().settled == 1
 
 
-def test_an_error_is_kept_whatever_it_contains(c: Custody) -> None:
+def test_an_error_is_kept_whatever_it_contains(c: Custody, db: psycopg.Connection) -> None:
     start(c, 3, Policy(max_attempts=1))
     for text in ("a\0b", "half \ud83e", "long" * 5000):
         assert c.claim(TOPIC, GROUP).nack(error=text).dead
     errors = [letter.last_error for letter in c.dead(TOPIC, GROUP)]
     assert errors[:2] == ["a\ufffdb", "half ?"]
     assert errors[2] is not None
-    assert 4000 < len(errors[2]) <= 8000
+    assert len(errors[2]) == LONGEST_ERROR
+    assert db.execute("SELECT length(custody.kept_error(repeat('x', 20000)))").fetchone() == (LONGEST_ERROR,)
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])

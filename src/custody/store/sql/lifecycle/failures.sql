@@ -1,5 +1,11 @@
 -- What a failure does to a message: a case that waits for its next attempt, or a dead one.
 
+-- What is kept of an error: as many characters as LONGEST_ERROR of settle.py says.
+CREATE FUNCTION custody.kept_error(p_error text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT left(p_error, 8000)
+$$;
+
 CREATE FUNCTION custody.backoff(p_group custody.groups, p_failures int) RETURNS interval
 LANGUAGE sql VOLATILE AS $$
     SELECT make_interval(secs => (1 - (p_group).backoff_jitter * random()) * least(

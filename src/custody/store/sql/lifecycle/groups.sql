@@ -1,39 +1,59 @@
 -- Groups: their policy, where they start, pause and resume.
 
--- Refuses a policy in another form, and names what is wrong with it. p_whole: what a group cannot be without has to be
--- there.
-CREATE FUNCTION custody.require_policy(p_policy jsonb, p_whole boolean) RETURNS void
+-- The columns of a group that are its policy: all but its name, its bindings and its state. They have the defaults and
+-- the bounds of the settings.
+CREATE FUNCTION custody.policy_columns() RETURNS TABLE (name text, needed boolean)
+LANGUAGE sql STABLE AS $$
+    SELECT attname::text, attnotnull FROM pg_attribute
+    WHERE attrelid = 'custody.groups'::regclass AND attnum > 0 AND NOT attisdropped
+      AND attname <> ALL ('{group_id, topic_id, name, bare, bindings, matcher, binding_no, breaker_state, breaker_since,
+                            breaker_reason, probe_at, probe_lease, paused_at, paused_reason, created_at}')
+    ORDER BY attnum
+$$;
+
+-- Refuses a policy in another form, and names what is wrong with it.
+CREATE FUNCTION custody.require_policy(p_policy jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    c_needed constant text[] := ARRAY['ordering', 'max_attempts', 'backoff_kind', 'backoff_initial',
-                                      'backoff_multiplier', 'backoff_cap',
-        'backoff_jitter', 'visibility_timeout', 'on_dead'];
-    c_known  constant text[] := c_needed
-        || ARRAY['handler_timeout', 'dead_letter', 'max_in_flight', 'max_ack_holes', 'max_parked', 'breaker_rate',
-                 'breaker_outcomes', 'breaker_window', 'breaker_probe', 'fairness', 'tenant_separator'];
-    v_wrong  text;
+    v_wrong text;
 BEGIN
     IF p_policy IS NULL OR jsonb_typeof(p_policy) <> 'object' THEN
         PERFORM custody.refuse('invalid_policy', 'a policy is an object', 'For example {"max_attempts": 3}.');
     END IF;
-    SELECT string_agg(k, ', ' ORDER BY k) INTO v_wrong FROM jsonb_object_keys(p_policy) k WHERE k <> ALL (c_known);
+    SELECT string_agg(k, ', ' ORDER BY k) INTO v_wrong
+    FROM jsonb_object_keys(p_policy) k WHERE k NOT IN (SELECT name FROM custody.policy_columns());
     IF v_wrong IS NOT NULL THEN
         PERFORM custody.refuse('invalid_policy', format('a policy has no %s', v_wrong),
-            'It has ' || array_to_string(c_known, ', ') || '.');
+            format('It has %s.', (SELECT string_agg(name, ', ') FROM custody.policy_columns())));
     END IF;
-    SELECT string_agg(n.name, ', ' ORDER BY n.place) INTO v_wrong
-    FROM unnest(c_needed) WITH ORDINALITY n (name, place)
-    WHERE CASE WHEN p_policy ? n.name THEN p_policy->n.name = 'null' ELSE p_whole END;
+    SELECT string_agg(name, ', ') INTO v_wrong
+    FROM custody.policy_columns() WHERE needed AND p_policy -> name = 'null';
     IF v_wrong IS NOT NULL THEN
         PERFORM custody.refuse('invalid_policy', format('the policy has no value for %s', v_wrong),
-            'Give one for each of them.');
+            'Give one, or leave it out.');
     END IF;
 END $$;
 
+-- Writes what the policy names and leaves the rest.
+CREATE FUNCTION custody.set_policy(p_group custody.groups, p_policy jsonb) RETURNS custody.groups
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_columns text := (SELECT string_agg(quote_ident(k), ', ') FROM jsonb_object_keys(p_policy) k);
+BEGIN
+    IF v_columns IS NOT NULL THEN
+        EXECUTE format('UPDATE custody.groups SET (%1$s) = '
+                       '(SELECT %1$s FROM jsonb_populate_record(NULL::custody.groups, $1)) '
+                       'WHERE group_id = $2 RETURNING *', v_columns)
+        INTO p_group USING p_policy, p_group.group_id;
+    END IF;
+    PERFORM custody.require_one_look(p_group);
+    RETURN p_group;
+END $$;
+
 CREATE FUNCTION custody.create_group(
-    p_topic text, p_group text, p_policy jsonb, p_start text DEFAULT 'earliest', p_start_offset bigint DEFAULT NULL,
-    p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false, p_bindings jsonb DEFAULT NULL,
-    p_now timestamptz DEFAULT NULL
+    p_topic text, p_group text, p_policy jsonb DEFAULT '{}', p_start text DEFAULT 'earliest',
+    p_start_offset bigint DEFAULT NULL, p_start_time timestamptz DEFAULT NULL, p_bare boolean DEFAULT false,
+    p_bindings jsonb DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS custody.groups
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -48,7 +68,7 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', format('%L cannot be the name of a group', p_group),
             'Use 1 to 200 letters, digits, dots, dashes and underscores, starting with a letter, digit or underscore.');
     END IF;
-    PERFORM custody.require_policy(p_policy, NOT p_bare);
+    PERFORM custody.require_policy(p_policy);
     v_bound := custody.compile_bindings(p_bindings);
     IF p_bare AND v_bound.bindings IS NOT NULL THEN
         PERFORM custody.refuse('invalid_argument', 'a bare group cannot be bound: it is a cursor over every message',
@@ -57,27 +77,20 @@ BEGIN
     -- retention takes this lock too: no segment goes while a group is being placed on it
     v_topic := custody.lock_topic(p_topic);
     v_now := coalesce(p_now, clock_timestamp());
-    INSERT INTO custody.groups (
-        topic_id, name, bare, ordering, max_attempts, backoff_kind, backoff_initial, backoff_multiplier, backoff_cap,
-        backoff_jitter, visibility_timeout, handler_timeout, on_dead, dead_letter, max_in_flight, max_ack_holes,
-        max_parked, breaker_rate, breaker_outcomes, breaker_window, breaker_probe, fairness, tenant_separator, bindings,
-        matcher, created_at)
-    SELECT v_topic.topic_id, p_group, p_bare, x.ordering, x.max_attempts, x.backoff_kind, x.backoff_initial,
-           x.backoff_multiplier, x.backoff_cap, x.backoff_jitter, x.visibility_timeout, x.handler_timeout, x.on_dead,
-           CASE WHEN p_bare THEN 'keep' ELSE coalesce(x.dead_letter, 'keep') END, x.max_in_flight,
-           x.max_ack_holes, x.max_parked, x.breaker_rate, coalesce(x.breaker_outcomes, 20),
-           coalesce(x.breaker_window, '10 s'), coalesce(x.breaker_probe, '5 s'), x.fairness,
-           coalesce(x.tenant_separator, ':'), v_bound.bindings, v_bound.matcher, v_now
-    FROM jsonb_populate_record(NULL::custody.groups, p_policy) x
+    INSERT INTO custody.groups (topic_id, name, bare, bindings, matcher, created_at)
+    VALUES (v_topic.topic_id, p_group, p_bare, v_bound.bindings, v_bound.matcher, v_now)
     ON CONFLICT (topic_id, name) DO NOTHING
     RETURNING * INTO v_group;
     IF NOT FOUND THEN
         PERFORM custody.refuse('group_exists', format('topic %L has a group %L already', p_topic, p_group),
             'Use it, change its policy (update_group), or choose another name.');
-    ELSIF v_group.dead_letter = 'topic' THEN
+    END IF;
+    IF NOT p_bare THEN
+        v_group := custody.set_policy(v_group, p_policy);
+    END IF;
+    IF v_group.dead_letter = 'topic' THEN
         PERFORM custody.dead_letter_topic(v_topic, v_now);
     END IF;
-    PERFORM custody.require_one_look(v_group);
     FOR v_head IN SELECT * FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition LOOP
         v_start := CASE p_start
             WHEN 'earliest' THEN v_head.first_offset
@@ -120,7 +133,7 @@ DECLARE
     v_now   timestamptz;
     v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
 BEGIN
-    PERFORM custody.require_policy(p_policy, false);
+    PERFORM custody.require_policy(p_policy);
     IF p_policy ? 'ordering' AND p_policy ->> 'ordering' <> v_group.ordering THEN
         PERFORM custody.refuse('invalid_argument', 'the ordering of a group cannot be changed',
             'Create a second group with the other ordering.');
@@ -133,18 +146,7 @@ BEGIN
         PERFORM custody.group_named(p_topic, p_group);
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
-    UPDATE custody.groups g SET
-        max_attempts = x.max_attempts, backoff_kind = x.backoff_kind, backoff_initial = x.backoff_initial,
-        backoff_multiplier = x.backoff_multiplier, backoff_cap = x.backoff_cap, backoff_jitter = x.backoff_jitter,
-        visibility_timeout = x.visibility_timeout, handler_timeout = x.handler_timeout, on_dead = x.on_dead,
-        dead_letter = x.dead_letter, max_in_flight = x.max_in_flight, max_ack_holes = x.max_ack_holes,
-        max_parked = x.max_parked,
-        breaker_rate = x.breaker_rate, breaker_outcomes = x.breaker_outcomes, breaker_window = x.breaker_window,
-        breaker_probe = x.breaker_probe, fairness = x.fairness, tenant_separator = x.tenant_separator
-    FROM jsonb_populate_record(v_group, p_policy) x
-    WHERE g.group_id = v_group.group_id
-    RETURNING g.* INTO v_group;
-    PERFORM custody.require_one_look(v_group);
+    v_group := custody.set_policy(v_group, p_policy);
     IF v_group.breaker_rate IS NULL AND v_group.breaker_state <> 'closed' THEN
         PERFORM custody.set_breaker(v_group, 'closed', NULL, v_now);
         SELECT * INTO v_group FROM custody.groups WHERE group_id = v_group.group_id;

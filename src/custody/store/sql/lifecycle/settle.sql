@@ -120,7 +120,7 @@ BEGIN
         UNION ALL
         SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
                CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
-        FROM (SELECT o, left(e, 8000) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e)
+        FROM (SELECT o, custody.kept_error(e) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e)
         WHERE v_set.failed @> o AND o <> ALL (v_dead)
     ) j
     WHERE NOT isempty(j.offsets);

@@ -95,7 +95,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_failures custody.failure[];
 BEGIN
-    SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), left(m.e, 8000),
+    SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), custody.kept_error(m.e),
                          make_interval(secs => m.d),
                          CASE m.x WHEN 'dead' THEN 'terminal' WHEN 'reject' THEN 'rejected' END)::custody.failure)
     INTO v_failures
@@ -116,8 +116,8 @@ LANGUAGE sql AS $$
         group_id, partition, "offset", key, state, attempts, failures, run_at, first_delivery, last_error, worker,
         updated_at)
     SELECT (p_group).group_id, (p_head).partition, m.o, k.key, 'waiting', greatest(p.attempt - 1, 0), 0,
-           p_now + coalesce(make_interval(secs => m.d), (p_group).backoff_initial), p.first_delivery, left(m.e, 8000),
-           p_worker, p_now
+           p_now + coalesce(make_interval(secs => m.d), (p_group).backoff_initial), p.first_delivery,
+           custody.kept_error(m.e), p_worker, p_now
     FROM unnest(p_offsets, p_errors, p_delays) m (o, e, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
     JOIN unnest(p_parts) p ON p.held @> m.o

@@ -6,27 +6,28 @@ CREATE TABLE custody.groups (
     name               text NOT NULL CHECK (name ~ '^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$'),
     bare               boolean NOT NULL DEFAULT false,      -- offsets only, without a lifecycle
 
-    -- The policy.
-    ordering           text NOT NULL CHECK (ordering IN ('none', 'key')),
+    -- The policy: the settings of custody.Policy, with their defaults and bounds. Durations end at 100 years.
+    ordering           text NOT NULL DEFAULT 'none' CHECK (ordering IN ('none', 'key')),
     fairness           text CHECK (fairness IN ('key', 'tenant')),
-    tenant_separator   text NOT NULL DEFAULT ':' CHECK (tenant_separator <> ''),
-    max_attempts       int NOT NULL CHECK (max_attempts >= 1),
-    backoff_kind       text NOT NULL CHECK (backoff_kind IN ('exponential', 'linear', 'constant')),
-    backoff_initial    interval NOT NULL CHECK (backoff_initial >= '0'),
-    backoff_multiplier double precision NOT NULL CHECK (backoff_multiplier >= 1),
-    backoff_cap        interval NOT NULL CHECK (backoff_cap >= '0'),
-    backoff_jitter     double precision NOT NULL CHECK (backoff_jitter BETWEEN 0 AND 1),
-    visibility_timeout interval NOT NULL CHECK (visibility_timeout > '0'),
-    handler_timeout    interval CHECK (handler_timeout > '0'),
-    on_dead            text NOT NULL CHECK (on_dead IN ('release', 'hold')),
+    tenant_separator   text NOT NULL DEFAULT ':' CHECK (length(tenant_separator) BETWEEN 1 AND 200),
+    max_attempts       int NOT NULL DEFAULT 3 CHECK (max_attempts >= 1),
+    backoff_kind       text NOT NULL DEFAULT 'exponential'
+                       CHECK (backoff_kind IN ('exponential', 'linear', 'constant')),
+    backoff_initial    interval NOT NULL DEFAULT '100 ms' CHECK (backoff_initial BETWEEN '0' AND '36500 days'),
+    backoff_multiplier double precision NOT NULL DEFAULT 2 CHECK (backoff_multiplier BETWEEN 1 AND 1000),
+    backoff_cap        interval NOT NULL DEFAULT '30 s' CHECK (backoff_cap BETWEEN '0' AND '36500 days'),
+    backoff_jitter     double precision NOT NULL DEFAULT 0 CHECK (backoff_jitter BETWEEN 0 AND 1),
+    visibility_timeout interval NOT NULL DEFAULT '30 s' CHECK (visibility_timeout BETWEEN '1 ms' AND '36500 days'),
+    handler_timeout    interval DEFAULT '5 min' CHECK (handler_timeout BETWEEN '1 ms' AND '36500 days'),
+    on_dead            text NOT NULL DEFAULT 'release' CHECK (on_dead IN ('release', 'hold')),
     dead_letter        text NOT NULL DEFAULT 'keep' CHECK (dead_letter IN ('keep', 'topic')),  -- topic: to <topic>-dlq
-    max_in_flight      bigint CHECK (max_in_flight >= 1),
-    max_ack_holes      bigint CHECK (max_ack_holes >= 1),
-    max_parked         bigint CHECK (max_parked >= 1),
-    breaker_rate       double precision CHECK (breaker_rate > 0 AND breaker_rate <= 1),     -- null: no circuit breaker
-    breaker_outcomes   int NOT NULL DEFAULT 20 CHECK (breaker_outcomes >= 1),
-    breaker_window     interval NOT NULL DEFAULT '10 s' CHECK (breaker_window > '0'),
-    breaker_probe      interval NOT NULL DEFAULT '5 s' CHECK (breaker_probe > '0'),
+    max_in_flight      bigint CHECK (max_in_flight BETWEEN 1 AND 1::bigint << 62),
+    max_ack_holes      bigint DEFAULT 10000 CHECK (max_ack_holes BETWEEN 1 AND 1::bigint << 62),
+    max_parked         bigint CHECK (max_parked BETWEEN 1 AND 1::bigint << 62),
+    breaker_rate       double precision CHECK (breaker_rate BETWEEN 0.01 AND 1),      -- null: no circuit breaker
+    breaker_outcomes   int NOT NULL DEFAULT 20 CHECK (breaker_outcomes BETWEEN 1 AND 1000000),
+    breaker_window     interval NOT NULL DEFAULT '10 s' CHECK (breaker_window BETWEEN '1 ms' AND '36500 days'),
+    breaker_probe      interval NOT NULL DEFAULT '5 s' CHECK (breaker_probe BETWEEN '1 ms' AND '36500 days'),
 
     -- Which messages of the topic the group is bound to; null: all. The matcher is the compiled form of the bindings.
     bindings           jsonb CHECK (NOT bare OR bindings IS NULL),
@@ -43,7 +44,7 @@ CREATE TABLE custody.groups (
     paused_reason      text,
     created_at         timestamptz NOT NULL,
     UNIQUE (topic_id, name),
-    CHECK (fairness IS NULL OR ordering = 'key')
+    CHECK (ordering = 'key' OR (fairness IS NULL AND on_dead = 'release'))
 );
 
 -- The cursor row is the lock under which a group's partition is claimed.

@@ -7,10 +7,10 @@ CREATE TABLE custody.topics (
     partitions       int NOT NULL CHECK (partitions BETWEEN 1 AND 4096),
     max_depth        bigint CHECK (max_depth > 0),
     starvation_limit interval CHECK (starvation_limit > '0'),   -- not null: the topic has priorities
-    retention_time   interval CHECK (retention_time > '0'),     -- both null: messages are kept for ever
-    retention_bytes  bigint CHECK (retention_bytes > 0),
-    segment_time     interval CHECK (segment_time > '0'),       -- a segment is sealed at this age or this size
-    segment_bytes    bigint CHECK (segment_bytes > 0),
+    retention_time   interval CHECK (retention_time BETWEEN '1 ms' AND '36500 days'),   -- both null: all is kept
+    retention_bytes  bigint CHECK (retention_bytes BETWEEN 1 AND 1::bigint << 62),
+    segment_time     interval CHECK (segment_time BETWEEN '1 ms' AND '36500 days'),       -- sealed at this age or size
+    segment_bytes    bigint CHECK (segment_bytes BETWEEN 1 AND 1::bigint << 62),
     drop_unresolved  boolean NOT NULL DEFAULT false,
     created_at       timestamptz NOT NULL,
     -- With priorities each partition of the user is five in the log: a lane for each priority.
