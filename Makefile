@@ -10,6 +10,8 @@ ARGS ?=
 # For an empty environment.
 PATH ?= /usr/local/bin:/usr/bin:/bin
 export PATH
+# Tests start hundreds of Python processes: without bytecode each would compile all of Custody again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first interpreter that is new enough; make PYTHON=… names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))

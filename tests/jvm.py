@@ -20,6 +20,7 @@ from custody.spark.environment import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 TRAINING = Path(__file__).parent / "spark" / "training.py"
+STARTUP = Path(__file__).parent / "spark" / "startup"
 PAYS = 50
 """Tests with Spark from which on the archive saves more than it costs to make it."""
 
@@ -30,6 +31,8 @@ def quicken(archive: Path | None = None) -> None:
     shared = "" if archive is None else f" -XX:SharedArchiveFile={archive} -Xlog:cds*=off"
     os.environ["SPARK_SUBMIT_OPTS"] = FLAGS + shared
     os.environ["SPARK_LAUNCHER_OPTS"] = FLAGS
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(STARTUP))]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *others])
 
 
 def variables() -> dict[str, str]:
