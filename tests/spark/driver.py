@@ -10,114 +10,38 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
-import psycopg
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark import holding, verdict
+from tests.spark import holding, steps, verdict
 from tests.spark.verdict import GROUP, ROW, SET, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
-from custody.pipelines import Committed, Drive, Work
 from custody.spark import Files, Pipeline, fail_when
-from custody.spark.driver.batch_jobs import BatchJobs
-from custody.spark.driver.driving import Driving
-from custody.spark.outside.hadoop import Hadoop
 from custody.spark.session import session
-from custody.store.postgres import Database, run_function
 
 
 def say(**what: Any) -> None:
     print(json.dumps(what, default=str), flush=True)
 
 
-class Steps:
-    """The steps of a batch, and what is to be done at the n-th time that one is reached."""
-
-    def __init__(self, orders: list[tuple[str, int, str]]) -> None:
-        self._orders = {(step, number): deed for step, number, deed in orders}
-        self._reached: Counter[str] = Counter()
-
-    def reached(self, step: str) -> None:
-        self._reached[step] += 1
-        deed = self._orders.get((step, self._reached[step]))
-        if deed is not None:
-            say(at=step, deed=deed)
-        if deed == "kill":
-            kill()
-        elif deed == "kill python":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif deed == "kill java":
-            gateway = SparkContext._gateway
-            assert gateway is not None
-            os.kill(gateway.proc.pid, signal.SIGKILL)
-        elif deed == "wait":
-            sys.stdin.readline()
-
-    def due(self, step: str) -> bool:
-        return (step, self._reached[step] + 1) in self._orders
-
-
-def kill() -> NoReturn:
-    """kill -9 of this process, its JVM and its source at once."""
-    os.killpg(0, signal.SIGKILL)
-    raise AssertionError("killed")
-
-
-def watch(steps: Steps) -> None:
-    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
-    (before the commit), moved (the first of them) and shown."""
-    run, commit, batch = BatchJobs.work, Drive.commit, Driving._batch
-    stage, move, show = Files.stage, Hadoop.move, Files.show
-
-    def working(self: BatchJobs, *args: Any, **kwargs: Any) -> Any:
-        done = run(self, *args, **kwargs)
-        if done is not None:
-            steps.reached("staged")
-        return done
-
-    def committing(self: Drive, number: int, work: Work, **kwargs: Any) -> Committed:
-        if steps.due("uncommitted"):
-            self = Drive(Uncommitted(self._db), self.driver)
-        committed = commit(self, number, work, **kwargs)
-        steps.reached("uncommitted")
-        steps.reached("committed")
-        return committed
-
-    def running(self: Driving, *args: Any) -> None:
-        steps.reached("logged")
-        batch(self, *args)
-        steps.reached("returned")
-
-    def staging(self: Files, *args: Any) -> None:
-        stage(self, *args)
-        steps.reached("written")
-
-    def moving(self: Hadoop, *args: str) -> None:
-        move(self, *args)
-        steps.reached("moved")
-
-    def showing(self: Files, *args: Any) -> None:
-        show(self, *args)
-        steps.reached("shown")
-
-    BatchJobs.work, Drive.commit, Driving._batch = working, committing, running  # type: ignore[method-assign]
-    Files.stage, Hadoop.move, Files.show = staging, moving, showing  # type: ignore[method-assign]
-
-
-class Uncommitted(Database):
-    """Leaves what it calls in an open transaction."""
-
-    def __init__(self, db: Database) -> None:
-        self._connection = psycopg.connect(db.url)
-
-    def call(self, function: str, /, *, on: Any = None, **arguments: Any) -> list[Any]:
-        return run_function(self._connection, function, arguments)
+def do(step: str, deed: str) -> None:
+    """What the orders say for a step."""
+    say(at=step, deed=deed)
+    if deed == "kill":  # this process, its JVM and its source at once
+        os.killpg(0, signal.SIGKILL)
+    elif deed == "kill python":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif deed == "kill java":
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        os.kill(gateway.proc.pid, signal.SIGKILL)
+    elif deed == "wait":
+        sys.stdin.readline()
 
 
 def screen(message: custody.Message) -> object:
@@ -166,7 +90,7 @@ def main() -> int:
 def run(spark: SparkSession, orders: dict[str, Any]) -> int:
     """One run of the pipeline."""
     if orders["steps"]:
-        watch(Steps(orders["steps"]))
+        steps.watch(steps.Steps(orders["steps"], do))
     framed, hold = orders["style"] == "frame", orders["hold"]
     files = [] if orders["files"] is None else [Files(orders["files"], schema=None if framed else ROW)]
     pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema="seq int" if framed else None)

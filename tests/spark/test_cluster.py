@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 import custody
 from custody.spark.outside.cached_rows import LOST
 
-pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.chaos, pytest.mark.timeout(600)]
 
 SPECULATION = {
     "spark.speculation": "true",

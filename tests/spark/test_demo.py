@@ -1,4 +1,4 @@
-"""The demo checks itself: once as a stranger runs it, and then with its evidence spoilt, which it must notice."""
+"""The demo checks itself: its evidence is spoilt, which it must notice; and it runs as a stranger runs it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 from rich.console import Console
+from tests.spark.steps import Steps, watch
 
 import custody
-from custody.demo import Plan, run
+from custody.demo import Plan, run, show, stock
 from custody.demo.verdict import Killed, checks
+from custody.pipelines import Drive
 
-SMALL = Plan(skus=60, changes=40, poison=2)
 # what is done to the evidence, and the check that must then fail; in an order in which none spoils the next
 HARMS = {
     "UPDATE demo_stock SET quantity = quantity + 1 WHERE sku = 'SKU-9'": "every SKU has the right stock",
@@ -35,38 +37,65 @@ HARMS = {
 
 
 @pytest.mark.req("S8", "K9")
-def test_the_demo_ends_with_a_verdict_that_holds_and_notices_what_is_wrong(tmp_path: Path) -> None:
-    output = io.StringIO()
-    found = run(Console(file=output, width=120), SMALL, home=tmp_path)
-    assert all(check.good for check in found), output.getvalue()
-    assert "The story of stock-changes/" in output.getvalue()
-    assert "✗" not in output.getvalue()
-    with custody.connect(home=tmp_path / "home") as c, psycopg.connect(c.database_url, autocommit=True) as connection:
-        row = connection.execute(
-            "SELECT min(epoch), max(epoch) FROM custody.pipeline_batches JOIN custody.groups g USING (group_id) "
-            "WHERE g.name = 'stock'"
-        ).fetchone()
-        assert row is not None
+def test_the_verdict_notices_what_is_wrong(
+    database_url: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the pipelines of the demo in this process, whose driver fails in the middle of its second batch."""
+
+    def fail(step: str, _: str) -> None:
+        raise OSError(f"the driver fails, and its claim is {step}")
+
+    watch(Steps([("logged", 2, "fail")], fail), monkeypatch.setattr)
+    monkeypatch.setattr(Drive, "release", lambda _: 0)  # a killed driver gives nothing back
+    plan = Plan(skus=12, changes=10, poison=2)
+    with custody.connect(database_url) as c, psycopg.connect(database_url, autocommit=True) as connection:
+        show.publish(c, plan)
+        for pipeline in stock.pipelines(database_url):
+            pipeline.run(c, spark=spark, drain="60s", max_per_batch=60)
+        first, last = epochs(connection)
         taken = connection.execute(
             "SELECT min(claim) FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id) "
             "WHERE g.name = 'stock' AND epoch = %s",
-            [row[1]],
+            [last],
         ).fetchone()
         assert taken is not None
-        killed = Killed(epoch=row[0], claim=taken[0], messages=0)
-        assert failed(c, killed) == set()
-        assert failed(c, None) == {"what the killed driver had claimed was finished by the next one"}
+        killed = Killed(epoch=first, claim=taken[0], messages=0)
+        assert failed(c, plan, killed) == set()
+        assert failed(c, plan, None) == {"what the killed driver had claimed was finished by the next one"}
         expected: set[str] = set()
         for harm, noticed in HARMS.items():
             connection.execute(harm.encode())
             expected.add(noticed)
-            assert expected <= failed(c, killed), noticed
+            assert expected <= failed(c, plan, killed), noticed
         c.publish("stock-applied", {"sku": "SKU-9", "number": 4, "units": "1"}, key="SKU-9")
-        assert "the topic downstream has each done change once" in failed(c, killed)
+        assert "the topic downstream has each done change once" in failed(c, plan, killed)
 
 
-def failed(c: custody.Custody, killed: Killed | None) -> set[str]:
-    return {check.what for check in checks(c, SMALL, killed) if not check.good}
+def epochs(connection: psycopg.Connection) -> tuple[int, int]:
+    """The first and the last that committed a batch of stock changes."""
+    row = connection.execute(
+        "SELECT min(epoch), max(epoch) FROM custody.pipeline_batches JOIN custody.groups g USING (group_id) "
+        "WHERE g.name = 'stock'"
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def failed(c: custody.Custody, plan: Plan, killed: Killed | None) -> set[str]:
+    return {check.what for check in checks(c, plan, killed) if not check.good}
+
+
+@pytest.mark.chaos
+@pytest.mark.req("S8", "K9")
+def test_the_demo_kills_a_driver_and_ends_with_a_verdict_that_holds(tmp_path: Path) -> None:
+    output = io.StringIO()
+    found = run(Console(file=output, width=120), Plan(skus=60, changes=40, poison=2), home=tmp_path)
+    assert all(check.good for check in found), output.getvalue()
+    assert "The story of stock-changes/" in output.getvalue()
+    assert "✗" not in output.getvalue()
+    with custody.connect(home=tmp_path / "home") as c, psycopg.connect(c.database_url, autocommit=True) as connection:
+        first, last = epochs(connection)
+    assert first < last
 
 
 @pytest.mark.slow

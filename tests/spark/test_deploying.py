@@ -172,6 +172,7 @@ def _command_lines() -> Iterator[str]:
                 yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
+@pytest.mark.chaos
 def test_a_file_by_the_command_line_and_its_password_nowhere(
     spark_cluster: Cluster, without_custody: Path, file: Path, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.chaos
 def test_a_handler_that_hangs_is_killed_and_its_message_alone_is_charged(
     c: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_handler_that_hangs_is_killed_and_its_message_alone_is_charged(
     assert any(re.search(where, line) for line in said), said
 
 
+@pytest.mark.chaos
 def test_a_frame_that_hangs_is_cancelled_and_its_row_is_found(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, 4)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=policy("2s"), schema="n int")
@@ -118,6 +120,7 @@ def test_a_frame_that_hangs_is_cancelled_and_its_row_is_found(c: custody.Custody
     assert summary.failed == 1, "no other message was charged"
 
 
+@pytest.mark.chaos
 def test_a_stop_cancels_a_task_that_hangs_and_charges_nothing(
     c: custody.Custody, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_stop_cancels_a_task_that_hangs_and_charges_nothing(
     wait_for(lambda: not alive(pid), "the Python process is still there")
 
 
+@pytest.mark.chaos
 def test_a_second_signal_waits_for_nothing(c: custody.Custody, spark: SparkSession, tmp_path: Path) -> None:
     publish(c, 20)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=policy(None))
@@ -192,6 +196,7 @@ def test_a_trial_ends_too(c: custody.Custody, spark: SparkSession) -> None:
     assert "took longer than" in (trials[1].error or "")
 
 
+@pytest.mark.chaos
 def test_a_frame_that_is_stopped_is_not_divided(c: custody.Custody, spark: SparkSession, tmp_path: Path) -> None:
     publish(c, 4)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=policy(None), schema="n int")

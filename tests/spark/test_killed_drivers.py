@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 import custody
 from custody.store import embedded
 
-pytestmark = [pytest.mark.req("S4"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.req("S4"), pytest.mark.chaos, pytest.mark.timeout(600)]
 
 STEPS = [
     "claimed",

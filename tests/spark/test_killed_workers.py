@@ -43,6 +43,7 @@ def happens(marks: Path, name: str, times: int) -> bool:
     return False
 
 
+@pytest.mark.chaos
 def test_what_a_dead_attempt_staged_is_not_published(
     live: custody.Custody, db: psycopg.Connection, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_checkpoint_that_spark_refuses_is_done_without(
     assert verdict(live).open == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("killers", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_message_that_kills_its_worker_goes_dead_alone(
     live: custody.Custody, spark: SparkSession, tmp_path: Path, killers: int
@@ -116,6 +118,7 @@ def test_a_message_that_kills_its_worker_goes_dead_alone(
     assert {letter.payload["seq"] for letter in letters} == {4}
 
 
+@pytest.mark.chaos
 def test_a_message_that_kills_its_worker_once_is_charged_once(
     live: custody.Custody, spark: SparkSession, tmp_path: Path
 ) -> None:

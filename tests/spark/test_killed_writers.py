@@ -13,7 +13,7 @@ from tests.spark.verdict import in_files, in_topic, prepare, publish, verdict
 
 import custody
 
-pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.chaos, pytest.mark.timeout(600)]
 
 STEPS = ["written", "uncommitted", "committed", "moved", "shown", "returned", "written java", "moved python"]
 """Written: the files are staged. Moved: one of them is shown, and the others are not."""

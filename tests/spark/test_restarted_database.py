@@ -18,7 +18,7 @@ import custody
 from custody.spark import Pipeline, PipelineSummary
 from custody.store import embedded
 
-pytestmark = [pytest.mark.req("S3", "S4"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.req("S3", "S4"), pytest.mark.chaos, pytest.mark.timeout(300)]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
 

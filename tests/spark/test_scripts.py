@@ -74,6 +74,7 @@ def test_modules_beside_a_script_reach_local_executors(database_url: str, tmp_pa
         assert outputs(c) == [2 * n + 1 for n in range(20)]
 
 
+@pytest.mark.chaos
 def test_modules_beside_a_script_reach_a_cluster(spark_cluster: Cluster, database_url: str, tmp_path: Path) -> None:
     script = written(tmp_path, spark_cluster.url)
     with custody.connect(database_url) as c:
@@ -106,6 +107,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.chaos
 def test_a_script_that_is_killed_leaves_no_process_and_no_directory(database_url: str, tmp_path: Path) -> None:
     script = written(tmp_path, "local[2,4]")
     script.write_text(HANGS)

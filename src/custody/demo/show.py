@@ -42,7 +42,8 @@ def run(console: Console, plan: Plan | None = None, *, home: Path | None = None)
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> list[Check]:
+def publish(c: custody.Custody, plan: Plan) -> None:
+    """Makes the tables, topics and groups, and publishes the changes."""
     with psycopg.connect(c.database_url, autocommit=True) as connection:
         connection.execute(SCHEMA)
     for topic in (CHANGES, LEVELS, LEDGER):
@@ -50,6 +51,10 @@ def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> 
     for pipeline in pipelines(c.database_url):
         prepare(pipeline, c)
     c.publish_many(CHANGES, plan.messages())
+
+
+def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> list[Check]:
+    publish(c, plan)
     console.print(
         f"[bold]{plan.published:,}[/] changes of {plan.skus} SKUs are in the log: ADD 100, then REMOVE 1, many times. "
         "Two pipelines on Spark work on them: one applies each change to a table with CHECK (quantity >= 0) and "
