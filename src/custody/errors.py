@@ -85,7 +85,10 @@ class CustodyError(Exception):
     """Something went wrong in Custody."""
 
     code: ClassVar[str] = "custody_error"
-    status: ClassVar[int] = 500
+    status: int = 500
+    """Of the HTTP answer that tells of it."""
+    retry_after: float | None = None
+    """For so many seconds whoever refused wants to be left alone, if that was said."""
 
     def __init__(self, message: str | None = None, remedy: str = "") -> None:
         self.message = message or (type(self).__doc__ or "").strip()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,12 +19,21 @@ import psycopg
 import pytest
 from tests.http.conftest import served
 from tests.outbox.conftest import rounds
+from tests.outbox.test_webhook import answering
 from tests.outbox.web_service import Service
 
 import custody
 from custody import codec
-from custody.errors import PublisherUnavailable, PublishRefused
-from custody.relay import CustodyPublisher, Publisher, Relay, StdoutPublisher, WebhookPublisher, elsewhere, registry
+from custody.errors import CustodyError, PublisherUnavailable, PublishFailed, PublishRefused
+from custody.relay import (
+    CustodyPublisher,
+    Publisher,
+    Relay,
+    StdoutPublisher,
+    WebhookPublisher,
+    custody_publisher,
+    registry,
+)
 from custody.testing.publishers import Arrived, PublisherContract, event
 
 pytestmark = pytest.mark.req("O9")
@@ -366,7 +376,7 @@ def test_a_database_that_only_reads_is_an_outage(c: custody.Custody, db: psycopg
 def test_a_database_that_keeps_the_relay_waiting_is_an_outage(
     target: custody.Custody, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "TIMEOUT", 0.2)
+    monkeypatch.setattr(custody_publisher, "TIMEOUT", 0.2)
     publisher = CustodyPublisher(target.database_url)
     with db.transaction():
         db.execute("LOCK TABLE custody.outbox_received")
@@ -408,7 +418,7 @@ def test_a_topic_that_a_server_does_not_have_is_an_outage(c: custody.Custody) ->
         with pytest.raises(PublisherUnavailable, match="topic_not_found"):
             publisher.publish(event("elsewhere:orders", 1))
         c.create_topic("orders")
-        with pytest.raises(PublishRefused, match="invalid_argument"):
+        with pytest.raises(PublishRefused, match="NUL character"):
             publisher.publish(event("elsewhere:orders", 1, ordering_key="a\0b"))
         publisher.publish(event("elsewhere:orders", 1))
         assert c.topic("orders").message_count == 1
@@ -427,7 +437,7 @@ def test_an_event_that_a_server_cannot_read_dies_alone(alone_url: str, target: c
         relay.close()
         found = mine.execute("SELECT status, coalesce(last_error, '') FROM custody.outbox ORDER BY id").fetchall()
     assert [status for status, _ in found] == ["PUBLISHED", "DEAD", "PUBLISHED"]
-    assert "invalid_json" in found[1][1]
+    assert "invalid_payload" in found[1][1]
     assert sorted(m.payload for m in everything(target)) == [1, 3]
 
 
@@ -437,6 +447,7 @@ def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
     """Whoever writes events chooses destinations: a server of theirs must not be sent the relay's key."""
     monkeypatch.setenv("CUSTODY_API_KEY", "s3cret")
     url = service.url.partition("/hook")[0]
+    service.default, service.body = 200, b'{"count": 1}'
     CustodyPublisher(allow_networks=["127.0.0.1"]).publish(event(f"custody+{url}#orders", 1))
     CustodyPublisher(url, allow_networks=["127.0.0.1"]).publish(event(f"custody+{url}/other#orders", 1))
     CustodyPublisher(url).publish(event("warehouse:orders", 1))
@@ -444,6 +455,64 @@ def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
     CustodyPublisher(url.replace("://", "://mine@")).publish(event("warehouse:orders", 1))
     keys = [headers.get("Authorization") for _, _, headers, _ in service.requests]
     assert keys == [None, None, "Bearer s3cret", "Bearer given", "Bearer mine"]
+
+
+@pytest.mark.req("O6", "O12")
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "busy"),
+    [
+        (429, b"too many", PublisherUnavailable, True),
+        (429, b'{"error": {"code": "queue_full", "message": "full", "request_id": "1"}}', PublisherUnavailable, True),
+        (503, b"", PublisherUnavailable, False),
+        (403, b'{"error": {"code": "forbidden", "message": "no", "request_id": "1"}}', PublisherUnavailable, False),
+        (302, b"", PublisherUnavailable, False),
+        (500, b'{"error": {"code": "internal_error", "message": "oh", "request_id": "1"}}', PublishFailed, False),
+        (413, b'{"error": {"code": "too_large", "message": "large", "request_id": "1"}}', PublishRefused, False),
+    ],
+)
+def test_what_a_server_answers_tells_an_outage_from_a_failure_and_a_refusal(
+    service: Service, status: int, body: bytes, expected: type[CustodyError], busy: bool
+) -> None:
+    service.default, service.body, service.headers = status, body, {"Retry-After": "7200"}
+    publisher = CustodyPublisher(service.url.partition("/hook")[0])
+    with pytest.raises(CustodyError) as raised:
+        publisher.publish(event("elsewhere:orders", 1))
+    publisher.close()
+    assert type(raised.value) is expected
+    assert len(service.requests) == 1, "how often it is tried is for the relay to decide"
+    assert getattr(raised.value, "busy", False) is busy
+    if expected is not PublishRefused:
+        assert raised.value.retry_after == 3600, "so long at most, whatever the server says"
+
+
+def test_the_time_of_a_request_to_a_server_is_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends a byte now and then would hold a thread for ever. The second request uses the first one's
+    connection, and has as much time again."""
+    monkeypatch.setattr(custody_publisher, "TIMEOUT", 1.0)
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        ended.wait(0.7)
+        connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"count": 1}')
+        connection.recv(65536)
+        ended.wait(0.7)
+        connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"count": 1}')
+        connection.recv(65536)
+        for byte in b"HTTP/1.1 200 OK\r\n" * 10:
+            connection.sendall(bytes([byte]))
+            if ended.wait(0.1):
+                return
+
+    with answering(drip) as url:
+        publisher = CustodyPublisher(url)
+        for _ in range(2):
+            publisher.publish(event("elsewhere:orders", 1))
+        began = time.monotonic()
+        with pytest.raises(PublisherUnavailable, match="Timeout"):
+            publisher.publish(event("elsewhere:orders", 1))
+        assert time.monotonic() - began < 8
+        ended.set()
+        publisher.close()
 
 
 def test_a_password_of_the_relay_goes_to_no_server_that_an_event_names(

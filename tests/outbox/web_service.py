@@ -17,6 +17,7 @@ class Service:
         self.answers: list[int] = []
         self.default = 204
         self.headers: dict[str, str] = {}  # of each answer
+        self.body = b""  # of each answer
         guard = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,6 +31,7 @@ class Service:
                 for name, value in service.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
+                self.wfile.write(service.body)
 
             do_POST = do_PUT = answer  # the names that http.server calls
 

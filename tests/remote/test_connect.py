@@ -33,7 +33,7 @@ from custody.errors import (
     PublisherUnavailable,
 )
 from custody.http import Server, Settings
-from custody.relay.elsewhere import CustodyPublisher
+from custody.relay import CustodyPublisher
 from custody.remote import RemoteCustody
 from custody.testing.publishers import event
 

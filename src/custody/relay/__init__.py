@@ -1,6 +1,6 @@
 """The relay: takes the events of an outbox to their destinations, at least once, in the order of their keys."""
 
-from custody.relay.elsewhere import CustodyPublisher
+from custody.relay.custody_publisher import CustodyPublisher
 from custody.relay.loop import Relay, RelaySummary
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher, signature

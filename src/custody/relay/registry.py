@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 from custody.errors import InvalidArgument, PublisherUnavailable, did_you_mean
 from custody.relay.addresses import Networks
-from custody.relay.elsewhere import CustodyPublisher
+from custody.relay.custody_publisher import CustodyPublisher
 from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher
 

@@ -16,8 +16,8 @@ from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed,
 from custody.outbox.events import shown
 from custody.policy import Duration, seconds
 from custody.relay.addresses import ALLOWING, Forbidden, Networks
+from custody.relay.deadline import connected, retry_after
 from custody.relay.publisher import Claimed, Publisher
-from custody.relay.within import connected, retry_after
 
 CONTENT_TYPES = {"j": "application/json", "t": "text/plain; charset=utf-8", "b": "application/octet-stream"}
 UNAVAILABLE = (429, 502, 503, 504)

@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlencode
@@ -69,7 +69,16 @@ class Tries:
 class Transport:
     """Requests to one server. Safe for use by many threads."""
 
-    def __init__(self, address: Address, *, ca: str | Path | None, retry_for: float, pool_size: int) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        ca: str | Path | None,
+        retry_for: float,
+        pool_size: int,
+        pool: Callable[..., Any] | None = None,
+    ) -> None:
+        """`pool` makes another pool of connections than urllib3's `PoolManager` of the same options."""
         try:
             import urllib3
         except ImportError as error:  # pragma: no cover - an installation without it
@@ -82,7 +91,8 @@ class Transport:
         self._options: dict[str, Any] = {"maxsize": max(pool_size, KEPT), "retries": False}
         if address.secure:
             self._options["ssl_context"] = _trusting(ca)
-        self._pool = urllib3.PoolManager(**self._options)
+        self._make_pool = pool or urllib3.PoolManager
+        self._pool = self._make_pool(**self._options)
         tell_of_forks(self)
 
     def forked(self) -> None:
@@ -91,7 +101,7 @@ class Transport:
         self._closed = threading.Event()
         if closed:
             self._closed.set()
-        self._pool = self._http.PoolManager(**self._options)
+        self._pool = self._make_pool(**self._options)
 
     def close(self) -> None:
         self._closed.set()
@@ -168,7 +178,10 @@ class Transport:
             tries.unknown = True
             raise self._unreachable(error) from error
         if not 200 <= response.status < 300:
-            self._refuse(method, response.status, response.data, tries, self._asked_for(response.headers))
+            pause = self._asked_for(response.headers)
+            refusal = self._refusal(method, response.status, response.data, tries, pause)
+            refusal.status, refusal.retry_after = response.status, pause or None
+            raise refusal
         return self._read(method, response.data, answer, tries)
 
     def _headers(self, worker: str) -> dict[str, str]:
@@ -200,8 +213,8 @@ class Transport:
         except self._http.exceptions.InvalidHeader:
             return 0.0
 
-    def _refuse(self, method: str, status: int, data: bytes, tries: Tries, pause: float) -> NoReturn:
-        """Raises the error that an answer tells of, as the verb itself would.
+    def _refusal(self, method: str, status: int, data: bytes, tries: Tries, pause: float) -> CustodyError:
+        """The error that an answer tells of, as the verb itself would raise it.
 
         Only what is known to be a refusal is one: after anything else the call may have taken effect.
         """
@@ -212,22 +225,22 @@ class Transport:
             who = "Is it a Custody server?"
             if status in _NOT_PASSED_ON:
                 tries.pause = pause
-                raise DatabaseUnavailable(said, who) from None
+                return DatabaseUnavailable(said, who)
             if status >= 500 or status in _NO_REFUSAL:
-                raise self._open(method, said, tries) from None
-            raise CustodyError(said, who) from None
+                return self._open(method, said, tries)
+            return CustodyError(said, who)
         kind, remedy = _ERRORS.get(problem.code, CustodyError), problem.remedy or ""
         if kind is CustodyError and status >= 500:
-            raise self._open(method, f"{said} ({problem.code}): {problem.message}", tries, remedy)
+            return self._open(method, f"{said} ({problem.code}): {problem.message}", tries, remedy)
         if issubclass(kind, DatabaseUnavailable):
             tries.unknown = True
         if issubclass(kind, LeaseLost):
-            raise kind(problem.message, remedy, lost=problem.lost or ())
+            return kind(problem.message, remedy, lost=problem.lost or ())
         if issubclass(kind, InvalidArgument) and problem.path:
             field = problem.path.removeprefix("$.")
             named = problem.message if field in problem.message else f"{field}: {problem.message}"
-            raise kind(named, remedy, path=problem.path)
-        raise kind(problem.message, remedy)
+            return kind(named, remedy, path=problem.path)
+        return kind(problem.message, remedy)
 
     def _open(self, method: str, said: str, tries: Tries, remedy: str = "") -> DatabaseUnavailable:
         """After an answer that does not tell what became of the call."""
@@ -246,9 +259,11 @@ class Transport:
 def _give_up(error: CustodyError, tries: Tries) -> NoReturn:
     """What is raised after the last attempt: if any of them may have taken effect, that it is unknown."""
     if tries.unknown and "unknown" not in error.message:
-        raise DatabaseUnavailable(
+        unknown = DatabaseUnavailable(
             f"{error.message.rstrip('.')}. Whether the call took effect is unknown", error.remedy
-        ) from error
+        )
+        unknown.status, unknown.retry_after = error.status, error.retry_after
+        raise unknown from error
     raise error
 
 

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
 
-import msgspec
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from custody import config
 from custody.address import Address, is_remote
+from custody.codec import decode_raw
+from custody.engine import Custody
 from custody.errors import (
+    CustodyError,
     DatabaseUnavailable,
-    InsecureKey,
     InvalidArgument,
-    NotFound,
+    InvalidConfig,
     PublisherUnavailable,
+    PublishFailed,
     PublishRefused,
-    QueueFull,
-    SchemaMismatch,
-    Transient,
+    TooLarge,
 )
+from custody.model import Outgoing
 from custody.outbox.events import shown
 from custody.relay.addresses import ALLOWING, Forbidden, Networks, permitted
-from custody.relay.opened import Opened
-from custody.relay.over_http import TIMEOUT, Served
 from custody.relay.publisher import Claimed, Publisher
+from custody.relay.recently_used import RecentlyUsed
+from custody.remote import RemoteCustody
+from custody.remote.transport import Transport
 from custody.store import migrate
 from custody.store.postgres import Database, without_own_passwords
+
+WORKER = "relay"
+TIMEOUT = 30.0
+MAX_RETRY_AFTER = 3600.0
 
 _PREFIX = "custody+"
 
@@ -58,31 +66,29 @@ class CustodyPublisher(Publisher):
         source: str | None = None,
         allow_networks: Iterable[str] | Networks = (),
     ) -> None:
+        if url is not None and is_remote(url):
+            Address.of(url, allow_insecure=True)  # refuses what is no URL; whether a key may be sent is asked later
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
         self._allow_insecure, self._source = allow_insecure, config.load().source if source is None else source
-        self._databases: Opened[Database] = Opened(self._open, Database.close)
-        self._servers: Opened[Served] = Opened(self._address, lambda _: None)
+        self._targets: RecentlyUsed[Custody] = RecentlyUsed(self._open, lambda target: target.close())
 
     def publish(self, event: Claimed) -> None:
         self.publish_many([event])
 
     def publish_many(self, events: Sequence[Claimed]) -> None:
         url, topic = self._target(events[0].destination)
-        if is_remote(url):
-            self._servers.get(url).receive(topic, events, [_named(event) for event in events], self._source)
-            return
         try:
-            _receive(self._databases.get(url), topic, events, self._source)
-        except (Transient, SchemaMismatch, NotFound) as error:
+            target = self._targets.get(url)
+            target.receive_events(topic, [_received(event) for event in events], source=self._source)
+        except CustodyError as error:
             if isinstance(error, DatabaseUnavailable) and url != self._url:
-                self._databases.drop(url)  # its addresses were looked up when it was opened
-            # a topic that is not there is a matter for the operator, not a reason to give up the events
-            raise PublisherUnavailable(f"the other database: {error}", busy=isinstance(error, QueueFull)) from error
+                self._targets.drop(url)  # its addresses were looked up when it was opened
+            raise _failure(error) from error
         except Forbidden as error:
             raise PublishRefused(str(error), ALLOWING) from error
         except OSError as error:
-            raise PublisherUnavailable(f"the other database: {error}") from error
+            raise PublisherUnavailable(f"the other Custody: {error}") from error
 
     def _target(self, destination: str) -> tuple[str, str]:
         if destination.startswith(_PREFIX):
@@ -97,7 +103,10 @@ class CustodyPublisher(Publisher):
             )
         return url, topic
 
-    def _open(self, url: str) -> Database:
+    def _open(self, url: str) -> Custody:
+        return self._open_server(url) if is_remote(url) else self._open_database(url)
+
+    def _open_database(self, url: str) -> Custody:
         found = Database(
             url if url == self._url else self._pinned(without_own_passwords(url)),
             pool_size=self._pool_size,
@@ -109,7 +118,22 @@ class CustodyPublisher(Publisher):
         except BaseException:
             found.close()
             raise
-        return found
+        return Custody(found, worker=WORKER)
+
+    def _open_server(self, url: str) -> Custody:
+        settings = config.load()
+        own = (self._api_key or settings.api_key) if url == self._url else None
+        networks = None if url == self._url else self._networks
+
+        def pool(**options: Any) -> Any:
+            from custody.relay.client_pool import ClientPool  # urllib3 is needed for servers only
+
+            return ClientPool(TIMEOUT, networks, **options)
+
+        address = Address.of(url, otherwise=own, allow_insecure=self._allow_insecure or settings.allow_insecure)
+        # one attempt: when the next one is made is the relay's business
+        transport = Transport(address, ca=settings.ca, retry_for=0.0, pool_size=self._pool_size, pool=pool)
+        return RemoteCustody(transport, worker=WORKER)
 
     def _pinned(self, url: str) -> str:
         """A URL of a server that an event names, with the addresses that it may have: libpq asks for them no more. A
@@ -130,46 +154,27 @@ class CustodyPublisher(Publisher):
         names, addresses, numbers = (",".join(column) for column in zip(*found, strict=True))
         return make_conninfo(url, host=names, hostaddr=addresses, port=numbers)
 
-    def _address(self, url: str) -> Served:
-        settings = config.load()
-        own = (self._api_key or settings.api_key) if url == self._url else None
-        networks = None if url == self._url else self._networks
-        try:
-            address = Address.of(url, otherwise=own, allow_insecure=self._allow_insecure or settings.allow_insecure)
-        except InsecureKey as error:  # a matter for the operator, not a reason to give up the events
-            raise PublisherUnavailable(str(error)) from error
-        return Served(address, ca=settings.ca, networks=networks)
-
     def close(self) -> None:
-        self._databases.close()
+        self._targets.close()
 
 
-def _receive(database: Database, topic: str, events: Sequence[Claimed], source: str) -> None:
-    """Brings the events, all of them or none. What is wrong with one of them would be so again."""
-    try:
-        database.call(
-            "outbox_receive",
-            topic=topic,
-            events=[event.event_id for event in events],
-            replays=[event.replays for event in events],
-            keys=[event.key for event in events],
-            kinds=[event.kind for event in events],
-            payloads=[event.data for event in events],
-            headers=[_headers(event) for event in events],
-            source=source,
-        )
-    except InvalidArgument as error:
-        raise PublishRefused(f"the other database: {error}") from error
-
-
-def _headers(event: Claimed) -> str:
-    return msgspec.json.encode(_named(event)).decode()
-
-
-def _named(event: Claimed) -> dict[str, str]:
-    """The headers of the message: those of the event, and which one it is."""
-    return {
+def _received(event: Claimed) -> tuple[UUID, int, Outgoing]:
+    """The event as a message, whose headers tell which event it was."""
+    headers = {
         **event.headers,
         "x-custody-event-id": str(event.event_id),
         "x-custody-event-type": event.event_type,
     }
+    return event.event_id, event.replays, Outgoing(decode_raw(event.kind, event.data), key=event.key, headers=headers)
+
+
+def _failure(error: CustodyError) -> CustodyError:
+    """What the relay is told. A topic that is not there, a key without the right or one that must not be sent is a
+    matter for the operator, and no reason to give up the events."""
+    text = f"the other Custody: {error.code}: {error}"
+    if isinstance(error, InvalidArgument | TooLarge) and not isinstance(error, InvalidConfig):
+        return PublishRefused(text)  # the same event would meet it again
+    wait = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
+    if error.status == 500:
+        return PublishFailed(text, retry_after=wait)
+    return PublisherUnavailable(text, busy=error.status == 429, retry_after=wait)

@@ -1,4 +1,4 @@
-"""What was opened for an address and is used again."""
+"""Connections by address that are kept for the next use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.waiting import wait_for
 
-from custody.relay.opened import Opened
+from custody.relay.recently_used import RecentlyUsed
 
 
 def test_the_last_ones_are_kept_and_the_others_closed() -> None:
@@ -18,7 +18,7 @@ def test_the_last_ones_are_kept_and_the_others_closed() -> None:
         made.append(address)
         return address.upper()
 
-    opened = Opened(open_, closed.append, most=2)
+    opened = RecentlyUsed(open_, closed.append, most=2)
     for address in "abacb":
         assert opened.get(address) == address.upper()
     assert made == ["a", "b", "c", "b"]
@@ -36,7 +36,7 @@ def test_who_opens_one_holds_up_nobody_who_wants_another() -> None:
             assert leave.wait(20)
         return address
 
-    opened = Opened(open_, lambda _: None)
+    opened = RecentlyUsed(open_, lambda _: None)
     thread = threading.Thread(target=opened.get, args=["slow"])
     thread.start()
     assert entered.wait(20)
@@ -53,7 +53,7 @@ def test_what_two_opened_at_once_is_kept_once() -> None:
         both.wait(20)
         return object()
 
-    opened: Opened[object] = Opened(open_, closed.append)
+    opened: RecentlyUsed[object] = RecentlyUsed(open_, closed.append)
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(opened.get("a"))) for _ in range(2)]
     for thread in threads:
@@ -73,7 +73,7 @@ def test_what_could_not_be_opened_is_tried_again() -> None:
             raise answers.pop()
         return address
 
-    opened = Opened(open_, lambda _: None)
+    opened = RecentlyUsed(open_, lambda _: None)
     with pytest.raises(OSError, match="not now"):
         opened.get("a")
     assert opened.get("a") == "a"
@@ -82,7 +82,7 @@ def test_what_could_not_be_opened_is_tried_again() -> None:
 def test_what_is_dropped_is_closed_and_opened_anew() -> None:
     made = iter(range(10))
     closed: list[int] = []
-    opened: Opened[int] = Opened(lambda _: next(made), closed.append)
+    opened: RecentlyUsed[int] = RecentlyUsed(lambda _: next(made), closed.append)
     assert opened.get("a") == opened.get("a") == 0
     opened.drop("a")
     opened.drop("a")

@@ -1,4 +1,4 @@
-"""What was opened for an address and is used again: as many as were used last, for events may name any number."""
+"""Connections by address, kept for the next use: as many as were used last, for events may name any number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 32
 T = TypeVar("T")
 
 
-class Opened(Generic[T]):
+class RecentlyUsed(Generic[T]):
     """Opens on the first use. Who opens one holds up nobody who wants another; used by several threads."""
 
     def __init__(self, open: Callable[[str], T], close: Callable[[T], None], *, most: int = MOST) -> None:

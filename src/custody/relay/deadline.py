@@ -21,18 +21,17 @@ def connected(
 ) -> http.client.HTTPConnection:
     """A connection to `host` (and its port), with TLS if there is a context. Raises OSError if it fails, and
     `Forbidden` if `networks` permit none of its addresses."""
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     made: Any = http.client.HTTPSConnection(host, context=context) if context else http.client.HTTPConnection(host)
-    opened = _opened(made.host, made.port, until, networks)
+    opened = open_socket(made.host, made.port, deadline, networks)
     try:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
-            opened.settimeout(_left(until))
+            opened.settimeout(_left(deadline))
             opened = context.wrap_socket(opened, server_hostname=made.host)
     except BaseException:
         opened.close()
         raise
-    made.sock = _Timed(opened, until)
+    made.sock = DeadlineSocket(opened, deadline)
     connection: http.client.HTTPConnection = made
     return connection
 
@@ -47,7 +46,7 @@ def retry_after(headers: http.client.HTTPMessage, now: float, most: float) -> fl
     return min(max(wait, 0.0), most)
 
 
-def _opened(host: str, port: int, until: float, networks: Networks | None) -> socket.socket:
+def open_socket(host: str, port: int, deadline: float, networks: Networks | None) -> socket.socket:
     """By the first address that answers; each has its share of the time. What was judged is what is connected to."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if networks is not None:
@@ -56,8 +55,9 @@ def _opened(host: str, port: int, until: float, networks: Networks | None) -> so
     for place, (family, kind, protocol, _, address) in enumerate(found):
         opened = socket.socket(family, kind, protocol)
         try:
-            opened.settimeout(_left(until) / (len(found) - place))
+            opened.settimeout(_left(deadline) / (len(found) - place))
             opened.connect(address)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             opened.close()
             failure = error
@@ -69,46 +69,47 @@ def _opened(host: str, port: int, until: float, networks: Networks | None) -> so
     raise failure or OSError(f"{host} has no address")
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left
 
 
-class _Timed:
-    """As much of a socket as http.client uses."""
+class DeadlineSocket:
+    """A socket for http.client. What it sends and reads ends by the deadline."""
 
-    def __init__(self, opened: socket.socket, until: float) -> None:
-        self._socket, self._until = opened, until
-        self._answer: _Reader | None = None
+    def __init__(self, opened: socket.socket, deadline: float) -> None:
+        self._socket, self.deadline = opened, deadline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
     def sendall(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
-            self._socket.settimeout(_left(self._until))
+            self.limit()
             rest = rest[self._socket.send(rest) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        self._answer = _Reader(self._socket, self._until)
-        return io.BufferedReader(self._answer)
+        return io.BufferedReader(_Reader(self, self._socket.makefile("rb", buffering=0)))
 
-    def close(self) -> None:
-        if self._answer is None:  # else it is closed with the answer, which may still be read
-            self._socket.close()
+    def limit(self) -> None:
+        """The next operation has what is left of the time."""
+        self._socket.settimeout(_left(self.deadline))
 
 
 class _Reader(io.RawIOBase):
-    def __init__(self, opened: socket.socket, until: float) -> None:
-        self._socket, self._until = opened, until
+    def __init__(self, limited: DeadlineSocket, raw: socket.SocketIO) -> None:
+        self._limited, self._raw = limited, raw
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        self._socket.settimeout(_left(self._until))
-        return self._socket.recv_into(buffer)
+    def readinto(self, buffer: Any) -> int | None:
+        self._limited.limit()
+        return self._raw.readinto(buffer)
 
     def close(self) -> None:
         super().close()
-        self._socket.close()
+        self._raw.close()
