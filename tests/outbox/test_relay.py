@@ -18,7 +18,7 @@ from custody.errors import InvalidArgument, PublisherUnavailable, PublishRefused
 from custody.outbox import EventState, Outbox
 from custody.relay import Claimed, Publisher, Relay, loop
 from custody.relay.batch import Batch
-from custody.relay.running import Running
+from custody.relay.in_flight import InFlightBatches
 from custody.store.postgres import run_function
 
 pytestmark = pytest.mark.core
@@ -433,7 +433,7 @@ def test_a_batch_that_is_claimed_ahead_overtakes_nothing_of_its_keys(
         wait_for(lambda: event.id in allowed, "it may not go")
         seen.append((event.ordering_key, event.payload))
 
-    class AheadFirst(Running):
+    class AheadFirst(InFlightBatches):
         overtaken = 0
 
         def begin(self, batch: Batch, **given: Any) -> None:
@@ -449,7 +449,7 @@ def test_a_batch_that_is_claimed_ahead_overtakes_nothing_of_its_keys(
                 allowed.update(event.id for batch in self._batches for event in batch.events)
             return super().attend(seconds)
 
-    monkeypatch.setattr(loop, "Running", AheadFirst)
+    monkeypatch.setattr(loop, "InFlightBatches", AheadFirst)
     relay = Relay(outbox_url, {"test": publish}, batch=4, poll="10ms")
     assert relay.drain("30s").published == 60
     for key in "ab":

@@ -23,9 +23,9 @@ from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
 from custody.relay.claims import OutboxClaims
+from custody.relay.in_flight import InFlightBatches
 from custody.relay.outages import Outages
 from custody.relay.registry import Publishers, Registry
-from custody.relay.running import Running
 from custody.relay.threads import Threads
 from custody.store import standalone
 from custody.store.postgres import Database
@@ -129,19 +129,19 @@ class Relay:
             clock=clock,
         )
         self._threads = Threads(concurrency)
-        self._running = Running(self._claims, self.outages, self._threads, most=batch)
+        self._in_flight = InFlightBatches(self._claims, self.outages, self._threads, most=batch)
 
     def stop(self) -> None:
         """Ends the relay gracefully: what is being published is finished and settled, the rest is given back."""
         self._stopping.set()
-        self._running.wake()
+        self._in_flight.wake()
 
     def close(self) -> None:
         """For who calls `run_once` by hand; `run` and `drain` do it themselves. What is being published is finished."""
         self._stopping.set()
         self._threads.close()
         with suppress(CustodyError):
-            self._running.last_words()
+            self._in_flight.last_words()
         self._registry.close()
         self._db.close()
 
@@ -168,13 +168,13 @@ class Relay:
         pause = 0.1
         warned: set[str] = set()
         try:
-            while self._running or not self._stopping.is_set():
+            while self._in_flight or not self._stopping.is_set():
                 if until is not None and time.monotonic() >= until:
                     self._stopping.set()
                 try:
                     # who stops only ends what has begun: looking could fail for as long as the database is away
                     wait = self._poll if self._stopping.is_set() else self._look()
-                    if wait > 0 and not self._running:
+                    if wait > 0 and not self._in_flight:
                         self._warn_unserved(warned)
                         if ended():
                             break
@@ -184,7 +184,7 @@ class Relay:
                     wait, pause = pause, min(pause * 2, 5.0)
                 if until is not None and not self._stopping.is_set():
                     wait = min(wait, max(0.0, until - time.monotonic()))
-                if self._running.attend(wait):
+                if self._in_flight.attend(wait):
                     self._look_at = self._claim_at = 0.0
         finally:
             self.close()
@@ -193,14 +193,14 @@ class Relay:
     def run_once(self) -> int:
         """One round: topics of this database, destinations that were down, and one batch. Returns how many events."""
         handled = self._move() + self._probe()
-        while self._running:
-            self._running.attend(self._poll)
+        while self._in_flight:
+            self._in_flight.attend(self._poll)
         self._restart_at = 0.0
         begun = self._claim()
         while begun == 0 and self._further:
             begun = self._claim()
-        while self._running:
-            self._running.attend(self._poll)
+        while self._in_flight:
+            self._in_flight.attend(self._poll)
         return handled + begun
 
     def _look(self) -> float:
@@ -209,14 +209,14 @@ class Relay:
         if now < self._look_at:
             return self._look_at - now
         begun = self._move() + self._probe()
-        if self._running.room and now >= self._claim_at:
+        if self._in_flight.room and now >= self._claim_at:
             begun += self._claim()
             if begun == 0 and self._further:
                 return 0.0
-            self._claim_at = time.monotonic() + self._took / LOOKING if begun == 0 and self._running else 0.0
+            self._claim_at = time.monotonic() + self._took / LOOKING if begun == 0 and self._in_flight else 0.0
         if begun:
             return 0.0
-        wait = max(self._poll, AT_LEAST) if self._running else self._poll
+        wait = max(self._poll, AT_LEAST) if self._in_flight else self._poll
         self._look_at = now + wait
         return wait
 
@@ -225,26 +225,26 @@ class Relay:
         began = time.monotonic()
         if not self._further and began >= self._restart_at:
             self._after, self._from_start = 0, True  # retries lie behind what was scanned
-        batch, scanned = self._claimed(self._batch, after=self._after, excepted=self._running.excepted)
+        batch, scanned = self._claimed(self._batch, after=self._after, excepted=self._in_flight.excepted)
         self._searched += time.monotonic() - began
-        waits = batch is None and self._running.ahead  # for the batch before: it lies here, and is next
+        waits = batch is None and self._in_flight.ahead  # for the batch before: it lies here, and is next
         if scanned is not None and not waits:
             self._after = scanned
         self._further = batch is None and scanned is not None and not waits
-        if not self._further or self._running.held_back:
+        if not self._further or self._in_flight.held_back:
             self._search_ended()
-        if self._running.held_back:  # looked for from the beginning, when nothing else is in hand
+        if self._in_flight.held_back:  # looked for from the beginning, when nothing else is in hand
             self._further, self._restart_at = False, 0.0
         if batch is None:
             return 0
-        self._running.begin(batch)
+        self._in_flight.begin(batch)
         return len(batch.events)
 
     def _claimed(self, most: int, **which: Any) -> tuple[Batch | None, int | None]:
         """A batch, if there is one, and the id to go on behind. If an event is to be tried alone, nothing more is begun
         until what is in hand has ended."""
-        found = self._claims.claim(most, alone=not self._running, **which)
-        self._running.held_back = found.held_back
+        found = self._claims.claim(most, alone=not self._in_flight, **which)
+        self._in_flight.held_back = found.held_back
         return found.batch, found.scanned
 
     def _search_ended(self) -> None:
@@ -263,7 +263,7 @@ class Relay:
 
     def _probe(self) -> int:
         """Begins to try destinations that were down, each with one event. Returns how many."""
-        return sum(map(self._probe_one, self._running.unprobed))
+        return sum(map(self._probe_one, self._in_flight.unprobed))
 
     def _probe_one(self, destination: str) -> int:
         """With an event behind the last one, so that none is tried for ever. If there is none to be had now, others
@@ -272,11 +272,11 @@ class Relay:
         for first, end in ((last, None), (0, last)) if last else ((0, None),):
             after: int | None = first
             while after is not None and (end is None or after < end):
-                if not self._meanwhile() or self._running.closed:
+                if not self._meanwhile() or self._in_flight.closed:
                     return 0
                 batch, after = self._claimed(1, after=after, only=[destination])
                 if batch is not None:
-                    self._running.begin(batch, probe=destination)
+                    self._in_flight.begin(batch, probe=destination)
                     return 1
         if self._db.call("outbox_waits", destination=destination)[0][0]:
             self.outages.later(destination)
@@ -287,7 +287,7 @@ class Relay:
     def _meanwhile(self) -> bool:
         """Between two steps of something that may take long: attends to the batches, whose claims would expire. False
         if the relay stops."""
-        if self._running.attend(0):
+        if self._in_flight.attend(0):
             self._claim_at = 0.0
         return not self._stopping.is_set()
 

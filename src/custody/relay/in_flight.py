@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 QUICK = 0.5  # seconds: a batch that takes longer is slow, and what has been published of it is settled meanwhile
 
 
-class Running:
+class InFlightBatches:
     """Only the relay's own thread calls it, `wake` excepted."""
 
     def __init__(self, claims: OutboxClaims, outages: Outages, threads: Threads, *, most: int) -> None:
