@@ -15,7 +15,7 @@ from custody.errors import LeaseLost
 from custody.model import Message, Settled
 from custody.policy import Duration, interval
 from custody.settle import Settler
-from custody.store.joining import joined
+from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
 
 Which = Message | Iterable[Message]
@@ -101,7 +101,7 @@ class Lease:
         return self._settling(connection).later(self.lease_id, offsets_of(messages), after=after)
 
     def _settling(self, connection: Any) -> Settler:
-        return self._settler if connection is None else replace(self._settler, connection=joined(connection))
+        return self._settler if connection is None else replace(self._settler, connection=driver_connection(connection))
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.

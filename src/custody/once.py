@@ -13,7 +13,7 @@ from psycopg import errors as pg_errors
 from custody.errors import InvalidArgument
 from custody.model import Message
 from custody.policy import Duration, seconds
-from custody.store.joining import joined
+from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Connection, translated
 
 _TABLE = """
@@ -36,7 +36,7 @@ def once(connection: Any, group: str, message: Message) -> bool:
         raise InvalidArgument(
             "the message does not say of which topic it is (topic_uid)", "Pass a message that Custody has delivered."
         )
-    on = joined(connection)
+    on = driver_connection(connection)
     with translated():
         _require_table(on)
         row = on.execute(
@@ -50,7 +50,7 @@ def once(connection: Any, group: str, message: Message) -> bool:
 def forget_once(connection: Any, *, older_than: Duration, group: str | None = None) -> int:
     """Removes old records, of one group or of all, and says how many. A message that is redelivered later counts as
     new."""
-    on = joined(connection)
+    on = driver_connection(connection)
     with translated():
         _require_table(on)
         return on.execute(

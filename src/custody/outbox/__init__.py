@@ -16,7 +16,7 @@ from custody.model import Payload
 from custody.outbox.events import Event, EventState, Figures
 from custody.outbox.operating import Outbox
 from custody.policy import require_zone
-from custody.store.joining import joined
+from custody.store.driver_connection import driver_connection
 from custody.store.postgres import run_function, translated
 from custody.store.standalone import install
 from custody.tracing import carried
@@ -48,7 +48,7 @@ def write(
     require_zone(available_at)
     kind, data = encode(payload)
     encoded = encode_headers(carried(headers))
-    on = joined(connection)
+    on = driver_connection(connection)
     arguments = {
         "event_type": event_type,
         "kind": kind.decode(),
@@ -70,6 +70,6 @@ def lock(connection: Any, ordering_keys: Collection[str]) -> None:
     that writes several keys: two that do so never wait each for the other (a deadlock), whatever their keys."""
     for key in ordering_keys:
         require_key(key)
-    on = joined(connection)
+    on = driver_connection(connection)
     with translated():
         run_function(on, "outbox_lock", {"keys": list(ordering_keys)})

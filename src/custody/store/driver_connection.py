@@ -10,7 +10,7 @@ from custody.errors import InvalidArgument
 from custody.store.postgres import Connection
 
 
-def joined(connection: Any) -> Connection:
+def driver_connection(connection: Any) -> Connection:
     """The connection of psycopg in whose transaction the caller is: its own, or that of a SQLAlchemy connection or
     session. Whoever gave it commits it."""
     if isinstance(connection, psycopg.Connection):
