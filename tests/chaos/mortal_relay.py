@@ -21,7 +21,7 @@ import psycopg
 
 import custody
 from custody.errors import PublisherUnavailable, PublishFailed
-from custody.relay import Claimed, CustodyPublisher, Publisher, Relay, loop
+from custody.relay import ClaimedEvent, CustodyPublisher, Publisher, Relay, loop
 from custody.relay.claims import OutboxClaims
 
 
@@ -48,7 +48,7 @@ class Ledger(Publisher):
         self._local = threading.local()
         self._dice = random.Random(name)
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self._moments.reached("claimed")
         chance = self._dice.random()
         if chance < 0.02:
@@ -71,7 +71,7 @@ class Deadly(Ledger):
         super().__init__(url, name, Moments("never", 0))
         self._event, self._dice = event, Unfailing()
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         if event.payload == self._event:
             die()
         super().publish(event)
@@ -87,7 +87,7 @@ class Elsewhere(CustodyPublisher):
         super().__init__(url)
         self._moments, self._dice = moments, random.Random(name)
 
-    def publish_many(self, events: Sequence[Claimed]) -> None:
+    def publish_many(self, events: Sequence[ClaimedEvent]) -> None:
         self._moments.reached("claimed")
         if self._dice.random() < 0.05:
             raise PublishFailed("by chance")

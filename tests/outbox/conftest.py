@@ -15,7 +15,7 @@ from tests.outbox.web_service import Service
 
 import custody
 from custody.outbox import Outbox
-from custody.relay import Claimed, Publisher, Relay
+from custody.relay import ClaimedEvent, Publisher, Relay
 
 _numbers = itertools.count()
 
@@ -62,12 +62,12 @@ class Collector(Publisher):
     """Keeps what it was given, and fails as it is told."""
 
     def __init__(self) -> None:
-        self.events: list[Claimed] = []
-        self.calls: list[Claimed] = []
+        self.events: list[ClaimedEvent] = []
+        self.calls: list[ClaimedEvent] = []
         self.failing: dict[Any, Exception] = {}
         self.down: Exception | None = None
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self.calls.append(event)
         if self.down is not None:
             raise self.down

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.outbox import Outbox
-from custody.relay import Claimed, Relay, loop
+from custody.relay import ClaimedEvent, Relay, loop
 from custody.store.postgres import Database
 
 pytestmark = pytest.mark.core
@@ -33,7 +33,7 @@ def test_a_stop_while_the_database_is_away_ends_the_relay(database_url: str, mon
         write(mine, *range(8))
     ahead, leave = threading.Event(), threading.Event()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         if event.payload == 4:
             ahead.set()
         elif event.payload == 2:
@@ -63,7 +63,7 @@ def test_a_probe_that_hangs_costs_the_batch_ahead_nothing(
     ahead, probed, leave = threading.Event(), threading.Event(), threading.Event()
     calls: list[int] = []
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         calls.append(event.payload)
         if event.payload == 2:
             assert ahead.wait(20)

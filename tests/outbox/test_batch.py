@@ -15,7 +15,7 @@ from tests.outbox.conftest import Collector
 import custody
 from custody.errors import PublishRefused
 from custody.outbox import EventState, Outbox
-from custody.relay import Claimed, Relay, loop
+from custody.relay import ClaimedEvent, Relay, loop
 from custody.relay.claims import OutboxClaims
 
 pytestmark = pytest.mark.core
@@ -34,11 +34,11 @@ class Unspeakable(Exception):
         raise ValueError("nothing to say")
 
 
-def cancelled(_: Claimed) -> None:
+def cancelled(_: ClaimedEvent) -> None:
     raise asyncio.CancelledError
 
 
-def unspeakable(_: Claimed) -> None:
+def unspeakable(_: ClaimedEvent) -> None:
     raise Unspeakable
 
 
@@ -49,7 +49,7 @@ def unspeakable(_: Claimed) -> None:
     ids=["exit", "cancelled", "unspeakable"],
 )
 def test_whatever_a_publisher_raises_is_a_failure(
-    alone_url: str, publish: Callable[[Claimed], object], said: str
+    alone_url: str, publish: Callable[[ClaimedEvent], object], said: str
 ) -> None:
     with psycopg.connect(alone_url) as mine:
         write(mine, 1)

@@ -13,7 +13,7 @@ from tests.conftest import Clock
 
 import custody
 from custody.outbox import EventState, Outbox
-from custody.relay import Claimed, Relay
+from custody.relay import ClaimedEvent, Relay
 from custody.settle import LONGEST_ERROR
 from custody.store.postgres import run_function
 
@@ -32,7 +32,7 @@ def test_the_text_of_an_error_never_loses_an_outcome(
     event_id = custody.outbox.write(mine, event_type="e", payload=1, destination="test:")
     mine.commit()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         raise RuntimeError(text)
 
     relay = Relay(outbox_url, {"test": publish})

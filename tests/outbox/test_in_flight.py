@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import PublisherUnavailable, PublishFailed
 from custody.outbox import EventState, Outbox
-from custody.relay import Claimed, Publisher, Relay
+from custody.relay import ClaimedEvent, Publisher, Relay
 from custody.relay.claims import OutboxClaims
 
 pytestmark = pytest.mark.core
@@ -62,7 +62,7 @@ class Hanging(Publisher):
     def __init__(self) -> None:
         self.entered, self.leave = threading.Semaphore(0), threading.Event()
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self.entered.release()
         self.leave.wait(30)
         raise PublisherUnavailable("no route to host")
@@ -161,7 +161,7 @@ def test_a_long_track_leaves_the_other_keys_of_its_destination_alone(alone_url: 
     leave = threading.Event()
     write(1, 2, 3, key="long")
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         if event.payload == 1:
             assert leave.wait(30)
 
@@ -183,7 +183,7 @@ def test_a_relay_that_ends_by_an_error_begins_nothing_more_and_settles_what_it_h
     write(*range(5), key="k")
     entered, leave = threading.Event(), threading.Event()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         entered.set()
         assert leave.wait(20)
 
@@ -227,7 +227,7 @@ def test_what_an_operator_has_locked_is_settled_when_it_is_free(
     write(*range(4))
     with psycopg.connect(alone_url) as operator:
 
-        def publish(event: Claimed) -> None:
+        def publish(event: ClaimedEvent) -> None:
             if event.payload == 3:
                 operator.execute("SELECT FROM custody.outbox WHERE payload = '3' FOR UPDATE")
             collector.publish(event)
@@ -253,7 +253,7 @@ def test_a_settle_that_is_given_up_is_tried_again(
     release = threading.Event()
     with psycopg.connect(alone_url) as operator:
 
-        def publish(event: Claimed) -> None:
+        def publish(event: ClaimedEvent) -> None:
             operator.execute("LOCK TABLE custody.outbox IN SHARE MODE")
             threading.Timer(1.0, operator.rollback).start()
             release.set()
@@ -272,7 +272,7 @@ def test_an_event_that_is_killed_costs_the_rest_of_its_batch_nothing(alone_url: 
     ids = write(*range(4), key="a")
     seen: list[int] = []
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         if event.payload == 0:
             with Outbox(alone_url) as outbox:
                 outbox.kill([ids[3]])
@@ -302,7 +302,7 @@ def test_an_event_that_alone_finds_its_destination_down_holds_up_nobody(
 ) -> None:
     write(*range(5))
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         if event.payload == 0:
             raise PublisherUnavailable("502, for this one only")
 
@@ -334,7 +334,7 @@ def test_what_is_tried_in_an_outage_counts_each_attempt_and_does_not_die(
     """Only one event is left: whether it is to blame nobody can know."""
     write(1)
 
-    def publish(_: Claimed) -> None:
+    def publish(_: ClaimedEvent) -> None:
         raise PublisherUnavailable("no route to host")
 
     relay = Relay(alone_url, {"test": publish}, max_attempts=3, retry_for="0s", outage_backoff=custody.Constant("0s"))
@@ -350,7 +350,7 @@ def test_what_is_tried_in_an_outage_counts_each_attempt_and_does_not_die(
 def test_the_last_event_is_charged_for_what_only_it_is_answered(alone_url: str, write: Any, events: Any) -> None:
     write(1)
 
-    def publish(_: Claimed) -> None:
+    def publish(_: ClaimedEvent) -> None:
         raise PublisherUnavailable("503, for this one only", answered=True)
 
     relay = Relay(
@@ -377,7 +377,7 @@ class Silent(Publisher):
         self.answering: set[int] = set()
         self.calls = 0
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self.calls += 1
         if event.payload not in self.answering:
             try:
@@ -418,7 +418,7 @@ class Counting(Publisher):
         self._active: set[int] = set()
         self.with_others: dict[int, int] = {}
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         with self._guard:
             self._active.add(event.id)
             for each in self._active:

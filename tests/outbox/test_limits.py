@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import PublisherUnavailable
 from custody.outbox import EventState, Outbox
-from custody.relay import Claimed, Publisher, Relay, loop
+from custody.relay import ClaimedEvent, Publisher, Relay, loop
 from custody.relay.claims import Found, OutboxClaims
 
 pytestmark = pytest.mark.core
@@ -26,7 +26,7 @@ class Bucket(Publisher):
         self._every, self._next, self._guard = every, 0.0, threading.Lock()
         self.sent_away = 0
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         with self._guard:
             if time.monotonic() < self._next:
                 self.sent_away += 1
@@ -93,7 +93,7 @@ def test_claims_are_kept_during_a_long_look_for_an_event_to_try(
             leave.set()
         return Found(None, step if step < 20 else None, False)
 
-    def publish(_: Claimed) -> None:
+    def publish(_: ClaimedEvent) -> None:
         entered.set()
         assert leave.wait(20)
 
@@ -130,9 +130,9 @@ def test_a_backlog_that_waits_is_not_passed_again_for_each_batch(
         wait_for(lambda: time.monotonic() > until, "time stands still")
         return claim(claims, most, after=after, **given)
 
-    seen: list[Claimed] = []
+    seen: list[ClaimedEvent] = []
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         seen.append(event)
         if len(seen) == 40:
             relay.stop()

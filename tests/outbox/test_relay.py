@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishRefused, SchemaMissing
 from custody.outbox import EventState, Outbox
-from custody.relay import Claimed, Publisher, Relay, loop
+from custody.relay import ClaimedEvent, Publisher, Relay, loop
 from custody.relay.batch import Batch
 from custody.relay.in_flight import InFlightBatches
 from custody.store.postgres import run_function
@@ -181,7 +181,7 @@ def test_one_destination_that_is_down_leaves_the_others_alone(relay: Relay, writ
     write(2, destination="test:up")
     publish = collector.publish
 
-    def choosy(event: Claimed) -> None:
+    def choosy(event: ClaimedEvent) -> None:
         if event.address == "down":
             raise PublisherUnavailable("down")
         publish(event)
@@ -204,7 +204,7 @@ def test_a_relay_that_lost_its_claim_finalises_nothing(
     other = Relay(outbox_url, {"test": second}, name="two", clock=clock)
 
     class Slow(Publisher):
-        def publish(self, event: Claimed) -> None:
+        def publish(self, event: ClaimedEvent) -> None:
             clock.move(31)
             other.run_once()
 
@@ -313,7 +313,7 @@ def test_several_relays_share_the_events_and_keep_the_order(outbox_url: str, min
     order: list[int] = []
     guard = threading.Lock()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         with guard:
             order.append(event.payload)
 
@@ -337,7 +337,7 @@ def test_a_stop_finishes_what_has_begun_and_gives_back_the_rest(
     mine.commit()
     entered, leave = threading.Event(), threading.Event()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         entered.set()
         assert leave.wait(20)
 
@@ -390,7 +390,7 @@ def test_a_batch_that_is_stuck_costs_the_next_one_nothing(
     mine.commit()
     leave = threading.Event()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         if event.payload in (2, 5):
             assert leave.wait(20)
 
@@ -429,7 +429,7 @@ def test_a_batch_that_is_claimed_ahead_overtakes_nothing_of_its_keys(
     seen: list[Any] = []
     allowed: set[int] = set()
 
-    def publish(event: Claimed) -> None:
+    def publish(event: ClaimedEvent) -> None:
         wait_for(lambda: event.id in allowed, "it may not go")
         seen.append((event.ordering_key, event.payload))
 

@@ -17,7 +17,7 @@ from tests.outbox.web_service import Service
 import custody
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.outbox import Outbox
-from custody.outbox.events import shown
+from custody.outbox.events import without_secrets
 from custody.relay import CustodyPublisher, Relay, WebhookPublisher, signature
 from custody.relay.addresses import Networks
 from custody.testing.publishers import event
@@ -307,7 +307,7 @@ def test_user_and_password_of_a_url_are_sent(service: Service) -> None:
 )
 @pytest.mark.req("O12")
 def test_what_is_shown_of_a_destination_is_no_secret(destination: str, expected: str) -> None:
-    assert shown(destination) == expected
+    assert without_secrets(destination) == expected
     with pytest.raises(InvalidArgument) as refused:
         CustodyPublisher().publish(event(destination.replace("#orders", ""), 1))
     assert "secret" not in str(refused.value)

@@ -35,7 +35,7 @@ _MOVES: Mapping[EventState, frozenset[EventState]] = {
 }
 
 
-def shown(destination: str) -> str:
+def without_secrets(destination: str) -> str:
     """A destination as it may stand in logs, metrics and errors: without what may be a secret in a URL (the user and
     password, the query, and the fragment unless it is the topic of another Custody)."""
     scheme, found, rest = destination.partition("://")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from custody.outbox.events import Figures, shown
+from custody.outbox.events import Figures, without_secrets
 
 _HELP = {
     "backlog": "Events that are pending.",
@@ -30,7 +30,7 @@ def exposition(figures: Iterable[Figures], now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     found: dict[str, dict[str, float]] = {}
     for one in figures:
-        name = shown(one.destination or "")
+        name = without_secrets(one.destination or "")
         if name not in found and len(found) >= MOST:
             name = OTHER
         sums = found.setdefault(name, dict.fromkeys(_HELP, 0))

@@ -2,14 +2,14 @@
 
 from custody.relay.custody_publisher import CustodyPublisher
 from custody.relay.loop import Relay, RelaySummary
-from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
+from custody.relay.publisher import ClaimedEvent, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher, signature
 
 __all__ = [
     "Relay",
     "RelaySummary",
     "Publisher",
-    "Claimed",
+    "ClaimedEvent",
     "FunctionPublisher",
     "StdoutPublisher",
     "WebhookPublisher",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from custody.elapsed import elapsed
 from custody.errors import PublisherUnavailable, PublishFailed, PublishRefused
-from custody.relay.publisher import Claimed, Publisher
+from custody.relay.publisher import ClaimedEvent, Publisher
 from custody.relay.registry import Registry
 from custody.relay.threads import Threads, Work
 
@@ -25,7 +25,7 @@ class Result(NamedTuple):
     `answered`: whether something at the destination said that it takes nothing.
     """
 
-    event: Claimed
+    event: ClaimedEvent
     outcome: str
     error: str | None = None
     retry_after: float | None = None
@@ -50,7 +50,7 @@ class Batch:
     def __init__(
         self,
         claim: str,
-        events: Sequence[Claimed],
+        events: Sequence[ClaimedEvent],
         registry: Registry,
         *,
         deadline: float,
@@ -79,7 +79,7 @@ class Batch:
 
     def start(self, threads: Threads, heard: Heard) -> None:
         self._heard = heard
-        by_destination: dict[str, list[Claimed]] = {}
+        by_destination: dict[str, list[ClaimedEvent]] = {}
         for event in self.events:
             by_destination.setdefault(event.destination, []).append(event)
         for destination, events in by_destination.items():
@@ -95,7 +95,10 @@ class Batch:
                     threads.submit(destination, self._work(self._publish_track, publisher, track))
 
     def _work(
-        self, publish: Callable[[Publisher, Sequence[Claimed]], None], publisher: Publisher, events: Sequence[Claimed]
+        self,
+        publish: Callable[[Publisher, Sequence[ClaimedEvent]], None],
+        publisher: Publisher,
+        events: Sequence[ClaimedEvent],
     ) -> Work:
         destination = events[0].destination
 
@@ -114,12 +117,12 @@ class Batch:
         if not self.waiting:
             self.settle_at = 0.0
 
-    def _say(self, outcome: str, events: Sequence[Claimed], *what: Any) -> None:
+    def _say(self, outcome: str, events: Sequence[ClaimedEvent], *what: Any) -> None:
         """`what`: the rest of a `Result`."""
         if events:
             self._heard.put((self, [Result(event, outcome, *what) for event in events]))
 
-    def _begins(self, event: Claimed) -> bool:
+    def _begins(self, event: ClaimedEvent) -> bool:
         """Whether the event may be sent now; if not, says what becomes of it."""
         if elapsed() >= self.deadline:
             self._say("lost", [event])  # another relay may have it by now
@@ -131,7 +134,7 @@ class Batch:
             return True
         return False
 
-    def _publish_track(self, publisher: Publisher, track: Sequence[Claimed]) -> None:
+    def _publish_track(self, publisher: Publisher, track: Sequence[ClaimedEvent]) -> None:
         """In order; after the first that did not arrive the rest is given back.
 
         So it is after one that was refused, too: its key goes on when its death is written down, and not before. Else a
@@ -142,10 +145,10 @@ class Batch:
                 self._give_back(track[place + 1 :])
                 return
 
-    def _give_back(self, events: Sequence[Claimed]) -> None:
+    def _give_back(self, events: Sequence[ClaimedEvent]) -> None:
         self._say("lost" if elapsed() >= self.deadline else "released", events)
 
-    def _attempt(self, publisher: Publisher, event: Claimed) -> bool:
+    def _attempt(self, publisher: Publisher, event: ClaimedEvent) -> bool:
         """One attempt for one event. True if it has arrived."""
         try:
             publisher.publish(event)
@@ -156,7 +159,7 @@ class Batch:
         self._say("published", [event])
         return True
 
-    def _failed(self, event: Claimed, error: BaseException) -> None:
+    def _failed(self, event: ClaimedEvent, error: BaseException) -> None:
         if self._is_outage(event.destination, error) and (_busy(error) or event.id not in self._suspects):
             self._unavailable([event], error)
             return
@@ -171,14 +174,14 @@ class Batch:
             return True
         return _unanswered(error) and destination not in self._answered
 
-    def _unavailable(self, events: Sequence[Claimed], error: BaseException, *, tried: bool = True) -> None:
+    def _unavailable(self, events: Sequence[ClaimedEvent], error: BaseException, *, tried: bool = True) -> None:
         with self._guard:
             self._down.setdefault(events[0].destination, _described(error))
         outcome = "busy" if _busy(error) else "unavailable"
         answered = isinstance(error, PublisherUnavailable) and error.answered
         self._say(outcome, events, _described(error), _retry_after(error), tried, answered)
 
-    def _publish_whole(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
+    def _publish_whole(self, publisher: Publisher, events: Sequence[ClaimedEvent]) -> None:
         """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
         if not self.held.issuperset(event.id for event in events):
             self._publish_tracks(publisher, events)
@@ -200,7 +203,7 @@ class Batch:
             self._answered.add(events[0].destination)
             self._say("published", events)
 
-    def _publish_tracks(self, publisher: Publisher, events: Sequence[Claimed]) -> None:
+    def _publish_tracks(self, publisher: Publisher, events: Sequence[ClaimedEvent]) -> None:
         for track in _tracks(events):
             self._publish_track(publisher, track)
 
@@ -225,10 +228,10 @@ def _described(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _tracks(events: Sequence[Claimed]) -> list[list[Claimed]]:
+def _tracks(events: Sequence[ClaimedEvent]) -> list[list[ClaimedEvent]]:
     """The events of a key together, each other one by itself."""
-    found: list[list[Claimed]] = []
-    of_key: dict[str, list[Claimed]] = {}
+    found: list[list[ClaimedEvent]] = []
+    of_key: dict[str, list[ClaimedEvent]] = {}
     for event in events:
         if event.ordering_key is None:
             found.append([event])

@@ -14,7 +14,7 @@ from custody.errors import CustodyError, Transient
 from custody.policy import Backoff
 from custody.relay.batch import Batch, Result
 from custody.relay.outages import delay
-from custody.relay.publisher import Claimed
+from custody.relay.publisher import ClaimedEvent
 from custody.relay.registry import Registry
 from custody.settle import storable
 from custody.store.postgres import Database
@@ -164,9 +164,9 @@ def _written(result: Result) -> str:
     return result.outcome
 
 
-def _claimed(row: tuple[Any, ...]) -> Claimed:
+def _claimed(row: tuple[Any, ...]) -> ClaimedEvent:
     """An event from a row of `custody.outbox_claim`."""
-    return Claimed(
+    return ClaimedEvent(
         id=row[0],
         event_id=row[1],
         event_type=row[2],

@@ -24,9 +24,9 @@ from custody.errors import (
     TooLarge,
 )
 from custody.model import Outgoing
-from custody.outbox.events import shown
+from custody.outbox.events import without_secrets
 from custody.relay.addresses import ALLOWING, Forbidden, Networks, permitted
-from custody.relay.publisher import Claimed, Publisher
+from custody.relay.publisher import ClaimedEvent, Publisher
 from custody.relay.recently_used import RecentlyUsed
 from custody.remote import RemoteCustody
 from custody.remote.transport import Transport
@@ -73,10 +73,10 @@ class CustodyPublisher(Publisher):
         self._allow_insecure, self._source = allow_insecure, config.load().source if source is None else source
         self._targets: RecentlyUsed[Custody] = RecentlyUsed(self._open, lambda target: target.close())
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self.publish_many([event])
 
-    def publish_many(self, events: Sequence[Claimed]) -> None:
+    def publish_many(self, events: Sequence[ClaimedEvent]) -> None:
         url, topic = self._target(events[0].destination)
         try:
             target = self._targets.get(url)
@@ -98,7 +98,7 @@ class CustodyPublisher(Publisher):
         topic = self._topic or topic
         if not url or not hashed or not topic:
             raise InvalidArgument(
-                f"{shown(destination)!r} names no topic of another database",
+                f"{without_secrets(destination)!r} names no topic of another database",
                 "Write name:topic for a publisher of the relay, custody+postgresql://…#topic or custody+https://…#topic.",
             )
         return url, topic
@@ -158,7 +158,7 @@ class CustodyPublisher(Publisher):
         self._targets.close()
 
 
-def _received(event: Claimed) -> tuple[UUID, int, Outgoing]:
+def _received(event: ClaimedEvent) -> tuple[UUID, int, Outgoing]:
     """The event as a message, whose headers tell which event it was."""
     headers = {
         **event.headers,

@@ -16,7 +16,7 @@ from typing import Any
 from custody.relay.addresses import Networks, permitted
 
 
-def connected(
+def open_connection(
     host: str, seconds: float, context: ssl.SSLContext | None = None, networks: Networks | None = None
 ) -> http.client.HTTPConnection:
     """A connection to `host` (and its port), with TLS if there is a context. Raises OSError if it fails, and

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from custody.elapsed import elapsed
 from custody.errors import Transient
-from custody.outbox.events import shown
+from custody.outbox.events import without_secrets
 from custody.relay.batch import Batch, Heard, Result
 from custody.relay.claims import OutboxClaims
 from custody.relay.outages import Outages
@@ -137,14 +137,14 @@ class InFlightBatches:
         if outcome in ("unavailable", "busy"):
             if probe or event.destination not in self._outages.down:  # a batch before may have found out already
                 wait = self._outages.failed(event.destination, retry_after)
-                logger.warning("%s is down, tried again in %.1f s: %s", shown(event.destination), wait, error)
+                logger.warning("%s is down, tried again in %.1f s: %s", without_secrets(event.destination), wait, error)
             elif retry_after is not None:
                 self._outages.postpone(event.destination, retry_after)
             if len(results) == 1:
                 self._outages.tried(event.destination, event.id, suspected=outcome == "unavailable", answered=answered)
         elif outcome in ("published", "failed", "dead"):
             if probe and self._outages.over(event.destination, event.id):
-                logger.warning("%s is back", shown(event.destination))
+                logger.warning("%s is back", without_secrets(event.destination))
             for result in results:
                 self._outages.settled(result.event.id)
 

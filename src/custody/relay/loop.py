@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from custody.config import this_process
 from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.outbox import moving
-from custody.outbox.events import shown
+from custody.outbox.events import without_secrets
 from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
@@ -298,7 +298,7 @@ class Relay:
         for destination, events in self._db.call("outbox_unserved", names=self._registry.names):
             if destination not in warned:
                 warned.add(destination)
-                where = shown(destination) or "the default"
+                where = without_secrets(destination) or "the default"
                 logger.warning("%d events wait for %s, and this relay has no publisher for it", events, where)
 
     def _now(self) -> datetime | None:

@@ -22,7 +22,7 @@ from custody.codec import decode
 from custody.model import Payload
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event as a publisher gets it. `data` are the bytes that were written; `payload` is what they mean."""
 
     id: int
@@ -59,11 +59,11 @@ class Publisher:
     whole_batches = False
     """True if `publish_many` takes all events or none, in one go: then the relay calls it with all that it has."""
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         """One attempt. Returns when the event has arrived."""
         raise NotImplementedError
 
-    def publish_many(self, events: Sequence[Claimed]) -> None:
+    def publish_many(self, events: Sequence[ClaimedEvent]) -> None:
         """One attempt for all of them, in this order; if it raises none of them has arrived."""
         for event in events:
             self.publish(event)
@@ -75,10 +75,10 @@ class Publisher:
 class FunctionPublisher(Publisher):
     """Any function of one event."""
 
-    def __init__(self, function: Callable[[Claimed], object]) -> None:
+    def __init__(self, function: Callable[[ClaimedEvent], object]) -> None:
         self._function = function
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         self._function(event)
 
 
@@ -89,7 +89,7 @@ class StdoutPublisher(Publisher):
         self._stream = stream
         self._lock = threading.Lock()
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         document: dict[str, object] = {
             "event_id": event.event_id,
             "event_type": event.event_type,

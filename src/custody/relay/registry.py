@@ -8,13 +8,13 @@ from importlib.metadata import entry_points
 from custody.errors import InvalidArgument, PublisherUnavailable, did_you_mean
 from custody.relay.addresses import Networks
 from custody.relay.custody_publisher import CustodyPublisher
-from custody.relay.publisher import Claimed, FunctionPublisher, Publisher, StdoutPublisher
+from custody.relay.publisher import ClaimedEvent, FunctionPublisher, Publisher, StdoutPublisher
 from custody.relay.webhook import WebhookPublisher
 
 GROUP = "custody.publishers"
 """Packages name their publishers here: an entry point is a publisher's class, or a function that makes one."""
 
-Publishers = Mapping[str, Publisher | Callable[[Claimed], object] | str]
+Publishers = Mapping[str, Publisher | Callable[[ClaimedEvent], object] | str]
 
 _BUILT_IN: dict[str, Callable[[Networks], Publisher]] = {
     "stdout": lambda _: StdoutPublisher(),
@@ -27,7 +27,7 @@ _BUILT_IN: dict[str, Callable[[Networks], Publisher]] = {
 }
 
 
-def made(given: Publisher | Callable[[Claimed], object] | str, networks: Networks) -> Publisher:
+def make_publisher(given: Publisher | Callable[[ClaimedEvent], object] | str, networks: Networks) -> Publisher:
     """A publisher from what a user gives: one, a function of an event, the URL of a webhook, or a publisher's name.
     `networks`: where those that are made here may connect to."""
     if isinstance(given, Publisher):
@@ -60,7 +60,7 @@ class Registry:
         for name in given:
             if ":" in name:
                 raise InvalidArgument(f"{name!r} cannot be the name of a publisher", "Leave the colon out.")
-        self._found = {name: made(publisher, self._networks) for name, publisher in given.items()}
+        self._found = {name: make_publisher(publisher, self._networks) for name, publisher in given.items()}
         self._installed: set[str] = set()
         if built_in:
             ours = {name: make(self._networks) for name, make in _BUILT_IN.items() if name not in given}
@@ -77,7 +77,7 @@ class Registry:
         name = destination.partition(":")[0]
         if name not in self._found:
             try:
-                self._found[name] = made(name, self._networks)
+                self._found[name] = make_publisher(name, self._networks)
             except Exception as error:
                 raise PublisherUnavailable(f"the publisher {name} cannot be made: {error}") from error
         return self._found[name]

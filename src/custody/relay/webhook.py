@@ -13,11 +13,11 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
-from custody.outbox.events import shown
+from custody.outbox.events import without_secrets
 from custody.policy import Duration, seconds
 from custody.relay.addresses import ALLOWING, Forbidden, Networks
-from custody.relay.deadline import connected, retry_after
-from custody.relay.publisher import Claimed, Publisher
+from custody.relay.deadline import open_connection, retry_after
+from custody.relay.publisher import ClaimedEvent, Publisher
 
 CONTENT_TYPES = {"j": "application/json", "t": "text/plain; charset=utf-8", "b": "application/octet-stream"}
 UNAVAILABLE = (429, 502, 503, 504)
@@ -91,12 +91,13 @@ class WebhookPublisher(Publisher):
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._context: ssl.SSLContext | None = None
 
-    def publish(self, event: Claimed) -> None:
+    def publish(self, event: ClaimedEvent) -> None:
         url = self._url or event.destination
         target = _target(url)
         headers = self._request_headers(event, target)
         try:
-            connection = connected(target.host, self._timeout, self._tls() if target.secure else None, self._networks)
+            context = self._tls() if target.secure else None
+            connection = open_connection(target.host, self._timeout, context, self._networks)
         except Forbidden as error:
             raise self._forbidden(error) from error
         except OSError as error:
@@ -136,7 +137,7 @@ class WebhookPublisher(Publisher):
         except (OSError, http.client.HTTPException):
             return b""
 
-    def _request_headers(self, event: Claimed, target: Target) -> dict[str, str]:
+    def _request_headers(self, event: ClaimedEvent, target: Target) -> dict[str, str]:
         """Those of the event, over them those of the publisher, over them Custody's own: names in any case."""
         found = [("Content-Type", CONTENT_TYPES[event.kind])]
         found += [(name, value) for name, value in event.headers.items() if _passed_on(name.lower())]
@@ -166,7 +167,7 @@ class WebhookPublisher(Publisher):
         if status in self._refused:
             raise PublishRefused(said)
         if 300 <= status < 400 and "location" in headers:
-            said = f"{host} answered {status}, a redirect to {shown(urljoin(url, headers['location']))}"
+            said = f"{host} answered {status}, a redirect to {without_secrets(urljoin(url, headers['location']))}"
             raise PublishFailed(said, "Redirects are not followed: give the address that it points to.")
         wait = retry_after(headers, self._clock(), self._max_retry_after)
         if status in UNAVAILABLE:
@@ -195,7 +196,7 @@ def _target(url: str) -> Target:
         known = False
     if not known:
         raise InvalidArgument(
-            f"{shown(url)!r} is no URL of a webhook", "Give one that begins with http:// or https://."
+            f"{without_secrets(url)!r} is no URL of a webhook", "Give one that begins with http:// or https://."
         )
     user, _, host = parts.netloc.rpartition("@")
     given = b64encode(unquote_to_bytes(user if ":" in user else f"{user}:")).decode() if user else None

@@ -18,7 +18,7 @@ import pytest
 
 from custody.codec import encode
 from custody.errors import PublisherUnavailable
-from custody.relay import Claimed, Publisher
+from custody.relay import ClaimedEvent, Publisher
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Destination(Protocol):
         """A publisher whose destination is down; None if there is no such thing."""
 
 
-def event(destination: str, payload: Any, **given: Any) -> Claimed:
+def event(destination: str, payload: Any, **given: Any) -> ClaimedEvent:
     """An event as a relay would hand it over."""
     kind, data = encode(payload)
     values: dict[str, Any] = {"id": 1, "event_id": uuid4(), "event_type": "tested", "destination": destination}
     values |= {"kind": kind.decode(), "data": data, "created_at": datetime.now(UTC)}
-    return Claimed(**{**values, **given})
+    return ClaimedEvent(**{**values, **given})
 
 
 PAYLOADS = ({"n": 1, "text": "Grüße"}, [1, 2.5, None], "plain text, ünïcode", b"\x00\xff bytes", "", None)
