@@ -1,4 +1,4 @@
-"""The HTTP door: one message a request with and without coalescing, batches, receive and ack; how long each takes."""
+"""HTTP: one message a request with and without coalescing, batches, receive and ack; how long each takes."""
 
 from __future__ import annotations
 

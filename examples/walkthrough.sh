@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The HTTP door with curl alone: publish, receive, ack, nack, dead letters, replay, extend, in flight, idempotent
+# The HTTP interface with curl alone: publish, receive, ack, nack, dead letters, replay, extend, in flight, idempotent
 # publishing, transactions. Start a server first (custody serve), then run this; CUSTODY_URL names another one.
 set -euo pipefail
 

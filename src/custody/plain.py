@@ -1,4 +1,4 @@
-"""Values as JSON has them: what programs read of Custody has the same fields through every door."""
+"""Values as JSON has them: what programs read of Custody has the same fields through every interface."""
 
 from __future__ import annotations
 

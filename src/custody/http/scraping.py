@@ -112,7 +112,7 @@ def families(overview: Overview | None, *, most_topics: int, most_groups: int) -
     yield from (age, bound, paused, breaker)
     held = GaugeMetricFamily("custody_topic_messages", "Messages that the log holds.", labels=["topic"])
     appended = CounterMetricFamily(
-        "custody_topic_appended", "Messages that were ever appended, through any door.", labels=["topic"]
+        "custody_topic_appended", "Messages that were ever appended, through any interface.", labels=["topic"]
     )
     for topic in overview.topics[:most_topics]:
         held.add_metric([topic.topic], topic.messages)

@@ -1,4 +1,4 @@
-"""Running the door: a socket, TLS, signals, and a stop that loses nothing."""
+"""Running the server: a socket, TLS, signals, and a stop that loses nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_FILES = 100
 
 
 class Server:
-    """A door that is open on an engine. `run` serves until it is told to stop, by a signal or by `stop`."""
+    """The HTTP server of an engine. `run` serves until a signal or `stop` ends it."""
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
         self._settings = settings = with_room(settings)

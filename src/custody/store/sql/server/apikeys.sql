@@ -1,4 +1,4 @@
--- API keys of the HTTP door. The secret is made by the caller, and only its digest comes here.
+-- API keys of the HTTP interface. The secret is made by the caller, and only its digest comes here.
 
 CREATE FUNCTION custody.create_api_key(
     p_key_id text, p_name text, p_digest bytea, p_produce text[], p_consume text[], p_admin text[],
