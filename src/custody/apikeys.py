@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from custody.errors import InvalidArgument
-from custody.policy import Duration, interval, seconds
 from custody.store.postgres import Database
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -47,38 +46,13 @@ class NewKey:
     secret: str = field(repr=False)
 
 
-def create(
-    db: Database,
-    name: str,
-    *,
-    produce: Collection[str],
-    consume: Collection[str],
-    admin: Collection[str],
-    expires: Duration | None,
-    actor: str | None,
-    now: datetime | None,
-) -> NewKey:
-    """A new key with 256 random bits: no guessing leads to it, so that a plain SHA-256 is all it takes to keep it."""
-    if expires is not None and seconds(expires) < 1:
-        raise InvalidArgument(f"a key cannot expire after {expires!r}", "Give it a second at least, or no end.")
+def new_secret() -> tuple[str, str]:
+    """The id and the secret of a new key: 256 random bits, so that a plain SHA-256 is all it takes to keep it."""
     key_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    secret = f"cus_{key_id}_{secrets.token_urlsafe(32)}"
-    row = db.call_dicts(
-        "create_api_key",
-        key_id=key_id,
-        name=name,
-        digest=_digest(secret.encode()),
-        produce=_patterns(produce),
-        consume=_patterns(consume),
-        admin=_patterns(admin),
-        expires_in=interval(expires),
-        actor=actor,
-        now=now,
-    )[0]
-    return NewKey(key=_key({**row, "active": True}), secret=secret)
+    return key_id, f"cus_{key_id}_{secrets.token_urlsafe(32)}"
 
 
-def _patterns(given: Collection[str]) -> list[str]:
+def patterns(given: Collection[str]) -> list[str]:
     if isinstance(given, str):
         raise InvalidArgument(f"patterns of topics are a list, not the text {given!r}", f"Write [{given!r}].")
     for pattern in given:
@@ -90,21 +64,13 @@ def _patterns(given: Collection[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def _digest(secret: bytes) -> bytes:
+def digest_of(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def _key(row: dict[str, Any]) -> ApiKey:
+def key_of(row: dict[str, Any]) -> ApiKey:
     rights = {right: tuple(row[right]) for right in ("produce", "consume", "admin")}
     return ApiKey(**{name: value for name, value in row.items() if name != "digest"} | rights)
-
-
-def every(db: Database, *, revoked: bool, now: datetime | None) -> list[ApiKey]:
-    return [_key(row) for row in db.call_dicts("list_api_keys", revoked=revoked, now=now)]
-
-
-def revoke(db: Database, name: str, *, actor: str | None, now: datetime | None) -> bool:
-    return bool(db.call("revoke_api_key", name=name, actor=actor, now=now)[0][0])
 
 
 class Ring:
@@ -127,7 +93,7 @@ class Ring:
         """The key that is shown. It is looked up by its id, which is no secret, and compared in constant time."""
         matched = _KEY.match(shown)
         digest, key = self._keys.get(matched[1], (_NOBODYS, None)) if matched is not None else (_NOBODYS, None)
-        if hmac.compare_digest(_digest(shown), digest) and key is not None and key.active:
+        if hmac.compare_digest(digest_of(shown), digest) and key is not None and key.active:
             return key
         return None
 
@@ -135,4 +101,4 @@ class Ring:
 def ring(db: Database, *, now: datetime | None) -> Ring:
     rows = db.call_dicts("list_api_keys", revoked=False, now=now)
     revoked = not rows and bool(db.call("had_api_keys")[0][0])
-    return Ring(((row["digest"], _key(row)) for row in rows), revoked=revoked)
+    return Ring(((row["digest"], key_of(row)) for row in rows), revoked=revoked)

@@ -1,19 +1,21 @@
 """Which numbers and texts verbs take: one place for every entrance.
 
-A number of a verb is a parameter whose annotation names `int`, a text one that is a `str`. The façade and what it hands
-out check theirs before anything else happens, whichever way a call goes from there; requests over HTTP have the same
-bounds in their schema.
+A number of a verb is a parameter whose type has an `int`, a text one that is a `str`, and a time needs its zone. The
+façade and what it hands out check theirs before anything else happens, whichever way a call goes from there; requests
+over HTTP have the same bounds in their schema.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Collection
-from typing import Any
+from datetime import datetime
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from custody.errors import InvalidArgument, PartitionNotFound
+from custody.errors import InvalidArgument, PartitionNotFound, did_you_mean
+from custody.policy import require_zone
 
 SMALL = 2**31 - 1
 """The largest number of an `int` column."""
@@ -99,39 +101,83 @@ class Bounded:
         super().__init_subclass__(**rest)
         for name, verb in list(vars(cls).items()):
             if inspect.isfunction(verb) and (name == "__init__" or not name.startswith("_")):
-                setattr(cls, name, _bounded(verb))
+                setattr(cls, name, bounded(verb))
 
 
-def _check_of(annotation: str) -> Check | None:
-    """What a parameter with this annotation has to stand."""
+def hints_of(verb: Callable[..., Any]) -> dict[str, Any]:
+    """The type of each parameter that a verb can be given; of `**rest: Unpack[…]` those of its fields."""
+    found: dict[str, Any] = {}
+    for one in inspect.signature(verb).parameters.values():
+        hint = one.annotation
+        if isinstance(hint, str):
+            hint = eval(hint, inspect.unwrap(verb).__globals__)
+        if one.kind is one.VAR_KEYWORD:
+            if get_origin(hint) is not None:  # Unpack
+                found |= get_type_hints(get_args(hint)[0], include_extras=True)
+        elif hint is not one.empty:
+            found[one.name] = hint
+    return found
+
+
+def _members(hint: Any) -> set[Any]:
+    """The types of which a value may be one, without what annotates them."""
+    if get_origin(hint) is Annotated:
+        return _members(hint.__origin__)
+    if get_origin(hint) in (Union, UnionType):
+        return {kind for one in get_args(hint) for kind in _members(one)}
+    return {hint}
+
+
+def _check_of(hint: Any) -> Check | None:
+    """What a parameter of this type has to stand."""
+    kinds = _members(hint)
+    given = kinds - {NoneType}
     check: Check | None = None
-    if annotation in ("str", "str | None"):
+    if given == {str}:
         check = require_text
-    elif re.search(r"\bint\b", annotation) and "tuple" not in annotation:
-        check = require_each if re.search(r"Sequence|Mapping|Iterable|list|dict", annotation) else require
-    return _unless_none(check) if check is not None and "None" in annotation else check
+    elif given == {datetime}:
+        check = _require_zone
+    elif given == {int}:
+        check = require
+    elif any(_lists_numbers(kind) for kind in given):
+        check = require_each
+    return _unless_none(check) if check is not None and NoneType in kinds else check
+
+
+def _lists_numbers(kind: Any) -> bool:
+    """Whether it is a list of numbers, or a mapping by them."""
+    of = get_origin(kind)
+    return isinstance(of, type) and issubclass(of, Collection) and int in _members(get_args(kind)[0])
+
+
+def _require_zone(_name: str, value: Any) -> None:
+    require_zone(value)
 
 
 def _unless_none(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _bounded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = list(inspect.signature(verb).parameters.values())
-    checks = {one.name: _check_of(str(one.annotation)) for one in parameters}
-    named = {name: check for name, check in checks.items() if check is not None}
+def bounded(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, which refuses numbers, texts and times that could not be stored."""
+    hints = hints_of(verb)
+    named = {name: check for name, hint in hints.items() if (check := _check_of(hint)) is not None}
     if not named:
         return verb
-    placed = [(place, one.name) for place, one in enumerate(parameters) if one.name in named]
+    parameters = inspect.signature(verb).parameters
+    placed = [(place, name) for place, name in enumerate(parameters) if name in named]
+    chosen = hints.keys() - parameters.keys()
 
     @functools.wraps(verb)
-    def bounded(*given: Any, **rest: Any) -> Any:
+    def checked(*given: Any, **rest: Any) -> Any:
         for place, name in placed:
             if place < len(given):
                 named[name](name, given[place])
         for name, value in rest.items():
             if name in named:
                 named[name](name, value)
+            elif chosen and name not in hints:
+                raise InvalidArgument(f"{verb.__name__} has no parameter {name!r}", did_you_mean(name, sorted(hints)))
         return verb(*given, **rest)
 
-    return bounded
+    return checked

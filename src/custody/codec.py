@@ -14,6 +14,9 @@ from custody.lanes import lane_of
 from custody.model import KEY_BYTES, Outgoing, Payload
 from custody.routing import ROUTING_KEY, require_routing_key
 
+KINDS = {"json": "j", "text": "t", "bytes": "b"}
+"""The kinds of payloads by their names in views, and as they are stored."""
+
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 

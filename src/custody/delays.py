@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from custody.codec import Decoding, arrays, decode, encode_message
+from custody.codec import arrays, encode_message
 from custody.errors import InvalidArgument
-from custody.model import Delayed, Outgoing, Waiting
+from custody.model import Delayed, Outgoing
 from custody.placement import Layout, place
 from custody.policy import require_zone, seconds, seconds_or_none
 from custody.store.postgres import Database
@@ -75,23 +75,4 @@ def publish(
     return [
         Delayed(topic=topic, partition=partition, delay_id=delay_id, deliver_at=deliver_at, duplicate=duplicate)
         for partition, delay_id, deliver_at, duplicate in rows
-    ]
-
-
-def waiting(
-    db: Database, topic: str, *, key: str | None, limit: int, max_bytes: int | None, decoding: Decoding = decode
-) -> list[Waiting]:
-    rows = db.call_dicts("delayed_messages", topic=topic, key=key, limit=limit, bytes=max_bytes)
-    return [
-        Waiting(
-            topic=topic,
-            partition=row["partition"],
-            delay_id=row["delay_id"],
-            deliver_at=row["deliver_at"],
-            key=row["key"],
-            payload=decoding(row["kind"], row["payload"]),
-            headers=row["headers"] or {},
-            delayed_at=row["delayed_at"],
-        )
-        for row in rows
     ]

@@ -4,39 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any
 
 from custody.errors import DatabaseUnavailable, InvalidArgument, KeySplit
 from custody.model import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
 from custody.policy import Duration
-from custody.store.postgres import Database
 from custody.transactions import Transaction, Transactions
-
-
-def init_producer(db: Database, producer_id: str, *, now: datetime | None) -> Producer:
-    row = db.call_dicts("init_producer", producer=producer_id, now=now)[0]
-    return Producer(
-        producer_id=row["producer_id"], epoch=row["epoch"], last_sequence=row["last_sequence"], last_receipt=None
-    )
-
-
-def forget_producer(db: Database, producer_id: str, *, epoch: int | None, now: datetime | None) -> bool:
-    return bool(db.call("forget_producer", producer=producer_id, epoch=epoch, now=now)[0][0])
-
-
-def producer_state(db: Database, producer_id: str) -> Producer:
-    row = db.call_dicts("producer_state", producer=producer_id)[0]
-    receipt: Receipt | Delayed | None = None
-    if row["deliver_at"] is not None:
-        receipt = Delayed(
-            topic=row["topic"], partition=row["partition"], delay_id=row["offset"], deliver_at=row["deliver_at"]
-        )
-    elif row["offset"] is not None:
-        receipt = Receipt(row["topic"], row["partition"], row["offset"])
-    return Producer(
-        producer_id=row["producer_id"], epoch=row["epoch"], last_sequence=row["last_sequence"], last_receipt=receipt
-    )
 
 
 def producer_identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,40 +22,29 @@ REMEDY = "Somebody else may have the message now: do not act on it. Use a longer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settler(Bounded):
+class Settler(Bounded, ABC):
     """The settle verbs by lease id, for whoever has the ids: a lease, or another process."""
 
-    db: Database
     worker: str | None = None
-    clock: Callable[[], datetime] | None = None
     connection: Connection | None = None
 
-    def _now(self) -> datetime | None:
-        return None if self.clock is None else self.clock()
-
+    @abstractmethod
     def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
         """Many outcomes at once, by offset: one statement, one commit.
 
         Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest. What the
         same lease has settled so before is no loss. In a transaction of the caller it is all or nothing.
         """
-        if not outcomes:
-            return Settled(settled=0)
-        others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
-        return self._settled(
-            "settle",
-            lease_id,
-            offsets=list(others),
-            outcomes=[outcome.kind for outcome in others.values()],
-            errors=[storable(outcome.error) for outcome in others.values()],
-            delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
-            acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
-        )
+
+    @abstractmethod
+    def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime: ...
+
+    @abstractmethod
+    def _whole(self, lease_id: UUID, outcome: Outcome) -> Settled:
+        """The same outcome for all of the lease that are not settled."""
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
-        if offsets is not None:
-            return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
-        return self._settled("ack_lease", lease_id)
+        return self._all(lease_id, offsets, Outcome("ack"))
 
     def nack(
         self,
@@ -73,6 +63,36 @@ class Settler(Bounded):
     def later(self, lease_id: UUID, offsets: Sequence[int] | None = None, *, after: Duration) -> Settled:
         return self._all(lease_id, offsets, Outcome("later", delay=after))
 
+    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
+        if offsets is not None:
+            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+        return self._whole(lease_id, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectSettler(Settler):
+    """The settle verbs in the database, or in a transaction of the caller's there."""
+
+    db: Database
+    clock: Callable[[], datetime] | None = None
+
+    def _now(self) -> datetime | None:
+        return None if self.clock is None else self.clock()
+
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
+        if not outcomes:
+            return Settled(settled=0)
+        others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
+        return self._settled(
+            "settle",
+            lease_id,
+            offsets=list(others),
+            outcomes=[outcome.kind for outcome in others.values()],
+            errors=[storable(outcome.error) for outcome in others.values()],
+            delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
+            acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
+        )
+
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
         deadline, lost = self.db.call(
             "extend",
@@ -88,9 +108,9 @@ class Settler(Bounded):
         extended: datetime = deadline
         return extended
 
-    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
-        if offsets is not None:
-            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
+    def _whole(self, lease_id: UUID, outcome: Outcome) -> Settled:
+        if outcome.kind == "ack":
+            return self._settled("ack_lease", lease_id)
         return self._settled(
             "settle_lease",
             lease_id,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -27,14 +29,63 @@ FLUSH_AT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transactions(Bounded):
+class Transactions(Bounded, ABC):
     """The verbs by id, for whoever has the ids: a `Transaction`, or another process."""
 
-    db: Database
     layout_of: Callable[[str], Layout]
     forget: Callable[[str], object]
-    committed: Callable[[Iterable[str]], None]
     worker: str | None = None
+
+    @abstractmethod
+    def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
+        """Begins one, and says until when it lasts. Without an epoch it is the present one of the producer."""
+
+    @abstractmethod
+    def add_all(
+        self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
+    ) -> int:
+        """Adds messages of several topics, all of them or none, in this order, and says how many there are now.
+
+        `first` numbers them, so that a repeat adds nothing.
+        """
+
+    @abstractmethod
+    def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
+        """These offsets of a lease, or all that are not settled, are done by the commit, or it is refused."""
+
+    @abstractmethod
+    def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
+        """All of it becomes visible at once. A repeat returns the same receipts."""
+
+    @abstractmethod
+    def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
+        """Nothing of it will ever be seen. False if that was so already."""
+
+    @abstractmethod
+    def open(self) -> list[OpenTransaction]:
+        """Transactions that are neither committed nor aborted."""
+
+    def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
+        """Refuses a topic that is not there, and messages that cannot go where they say."""
+        layout = self.layout_of(topic)
+        named = [message for message in messages if message.partition is not None or message.priority is not None]
+        try:
+            place(named, layout)
+        except PLACED_WRONGLY:
+            self.forget(topic)
+            place(named, self.layout_of(topic))
+
+    def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
+        """As `add_all`, to one topic."""
+        return self.add_all(transaction_id, [(topic, message) for message in messages], first=first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectTransactions(Transactions):
+    """The verbs of transactions in the database."""
+
+    db: Database
+    committed: Callable[[Iterable[str]], None]
     clock: Callable[[], datetime] | None = None
 
     def _now(self) -> datetime | None:
@@ -50,30 +101,9 @@ class Transactions(Bounded):
         )[0]
         return row["transaction_id"], row["expires_at"]
 
-    def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
-        """Refuses a topic that is not there, and messages that cannot go where they say."""
-        layout = self.layout_of(topic)
-        named = [message for message in messages if message.partition is not None or message.priority is not None]
-        try:
-            place(named, layout)
-        except PLACED_WRONGLY:
-            self.forget(topic)
-            place(named, self.layout_of(topic))
-
-    def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
-        """Adds messages, and says how many there are now. `first` numbers them, so that a repeat adds nothing."""
-        messages = traced(messages)
-        encoded = [_encode(message) for message in messages]
-        try:
-            return self._add(transaction_id, topic, messages, encoded, first)
-        except PLACED_WRONGLY:  # the topic may have changed since we last looked
-            self.forget(topic)
-            return self._add(transaction_id, topic, messages, encoded, first)
-
     def add_all(
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
     ) -> int:
-        """Adds messages of several topics, all of them or none, in this order; else as `add`."""
         messages = traced_each(messages)
         encoded = [_encode(message) for _, message in messages]
         try:
@@ -91,9 +121,9 @@ class Transactions(Bounded):
         first: int | None,
     ) -> int:
         count, done = first or 0, 0
-        with self.db.transaction() as connection:
-            for topic, run in groupby(messages, key=lambda one: one[0]):
-                some = [message for _, message in run]
+        runs = [(topic, [one for _, one in run]) for topic, run in groupby(messages, key=lambda one: one[0])]
+        with self.db.transaction() if len(runs) > 1 else nullcontext() as connection:
+            for topic, some in runs:
                 begin = None if first is None else first + done
                 count = self._add(transaction_id, topic, some, encoded[done : done + len(some)], begin, connection)
                 done += len(some)
@@ -126,7 +156,6 @@ class Transactions(Bounded):
         return count
 
     def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
-        """These offsets of a lease, or all that are not settled, are done by the commit, or it is refused."""
         self.db.call(
             "ack_in_transaction",
             transaction=transaction_id,
@@ -136,13 +165,11 @@ class Transactions(Bounded):
         )
 
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        """All of it becomes visible at once. A repeat returns the same receipts."""
         rows = self.db.call("commit_transaction", transaction=transaction_id, worker=self.worker, now=self._now())
         self.committed({row[0] for row in rows})
         return [_receipt(*row) for row in rows]
 
     def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
-        """Nothing of it will ever be seen. False if that was so already."""
         return bool(self.db.call("abort_transaction", transaction=transaction_id, reason=reason, now=self._now())[0][0])
 
     def open(self) -> list[OpenTransaction]:

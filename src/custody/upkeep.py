@@ -12,29 +12,14 @@ from datetime import datetime
 from typing import Any
 
 from custody.errors import CustodyError, TopicNotFound
-from custody.model import JournalPart, Kept, Segment, Upkeep
-from custody.policy import Duration
-from custody.retention import Retention, Size, keep_time, size_in_bytes
-from custody.store.postgres import Connection, Database
+from custody.model import Upkeep
+from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
 EVERY = 30.0  # seconds between two rounds of a process that runs anyway
 TRIES = 3
 PAUSE = 0.05
-
-
-def set_retention(db: Database, topic: str, retention: Retention | None, *, on: Connection | None = None) -> None:
-    db.call("set_retention", on=on, topic=topic, **({} if retention is None else retention.columns()))
-
-
-def set_journal_retention(db: Database, *, time: Duration | None, size: Size | None) -> None:
-    seconds = keep_time("time", time)
-    db.call(
-        "set_journal_retention",
-        time=None if seconds is None else f"{seconds} s",
-        bytes=None if size is None else size_in_bytes(size),
-    )
 
 
 def maintain(db: Database, topic: str | None, *, now: Callable[[], datetime | None]) -> list[Upkeep]:
@@ -81,21 +66,3 @@ def keep_up(maintain: Callable[[], object], ended: threading.Event, every: float
             logger.warning("the upkeep of the log was put off: %s", error)
         except Exception:
             logger.exception("the upkeep of the log failed")
-
-
-def segments(db: Database, topic: str) -> list[Segment]:
-    return [Segment(**row) for row in db.call_dicts("describe_segments", topic=topic)]
-
-
-def kept(db: Database, topic: str) -> Kept:
-    return Kept(**db.call_dicts("kept_aside", topic=topic)[0])
-
-
-def journal_parts(db: Database) -> list[JournalPart]:
-    return [JournalPart(**row) for row in db.call_dicts("describe_journal")]
-
-
-def journal_retention(db: Database) -> tuple[Any, int | None, datetime | None]:
-    """The time and the size that the journal keeps, and until when it has been dropped."""
-    row = db.select("journal_settings", order=["one"])[0]
-    return row["retention_time"], row["retention_bytes"], row["dropped_until"]

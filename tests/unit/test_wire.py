@@ -105,7 +105,7 @@ def test_results_come_back_as_they_were() -> None:
     settled = Settled(settled=3, dead=(4,), released=(5, 6))
     assert answered(SettledOut.of(settled), SettledOut) == settled
     flight: dict[int, tuple[int, float | None]] = {0: (3, 1.5), 1: (0, None)}
-    assert answered(InFlightOut.of("orders", flight), InFlightOut) == flight
+    assert answered(InFlightOut.of(flight, topic="orders"), InFlightOut) == flight
     assert answered(RedrivenOut.of([(0, 1), (2, 3)], dry_run=True), RedrivenOut) == [(0, 1), (2, 3)]
     rewound = [Rewound(partition=0, target=5, messages=2)]
     assert answered(RewindOut.of(rewound, dry_run=False), RewindOut) == rewound

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any
 from uuid import UUID
 
 from custody.claim import Lease, lease_of
@@ -71,11 +70,3 @@ def live_lease(db: Database, topic: str, group: str, partition: int, offset: int
     """The lease that holds a message now; else `lease_lost`."""
     found: UUID = db.call("live_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
     return found
-
-
-def in_flight(
-    db: Database, topic: str, group: str | None, *, now: datetime | None
-) -> dict[int, tuple[int, float | None]]:
-    """For each partition how many messages are in flight, and since how many seconds the oldest lease."""
-    rows: list[Any] = db.call("in_flight_figures", topic=topic, group=group, now=now)
-    return {partition: (messages, age) for partition, messages, age in rows}

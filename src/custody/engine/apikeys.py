@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from custody import apikeys
-from custody.apikeys import ApiKey, NewKey
+from custody.apikeys import ApiKey, NewKey, digest_of, key_of, new_secret, patterns
 from custody.engine.base import Base
-from custody.policy import Duration
+from custody.errors import InvalidArgument
+from custody.policy import Duration, interval, seconds
 
 
 class ApiKeys(Base):
@@ -26,21 +26,25 @@ class ApiKeys(Base):
 
         Its secret is returned here and nowhere else: the database has only a digest of it.
         """
-        return apikeys.create(
-            self._db,
-            name,
-            produce=produce,
-            consume=consume,
-            admin=admin,
-            expires=expires,
-            actor=self.worker,
-            now=self._now(),
-        )
+        if expires is not None and seconds(expires) < 1:
+            raise InvalidArgument(f"a key cannot expire after {expires!r}", "Give it a second at least, or no end.")
+        key_id, secret = new_secret()
+        row = self._rows(
+            "create_api_key",
+            key_id=key_id,
+            name=name,
+            digest=digest_of(secret.encode()),
+            produce=patterns(produce),
+            consume=patterns(consume),
+            admin=patterns(admin),
+            expires_in=interval(expires),
+        )[0]
+        return NewKey(key=key_of({**row, "active": True}), secret=secret)
 
     def api_keys(self, *, revoked: bool = False) -> list[ApiKey]:
         """The keys, the newest last; with `revoked` those too that are no more."""
-        return apikeys.every(self._db, revoked=revoked, now=self._now())
+        return [key_of(row) for row in self._rows("list_api_keys", revoked=revoked)]
 
     def revoke_api_key(self, name: str) -> bool:
         """The key opens nothing any more; servers notice within seconds. False if it was revoked before."""
-        return apikeys.revoke(self._db, name, actor=self.worker, now=self._now())
+        return bool(self._value("revoke_api_key", name=name))

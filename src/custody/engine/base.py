@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
-from custody import topics
 from custody.bounds import Bounded
 from custody.codec import Decoding, decode
 from custody.config import this_process
 from custody.placement import Layout
 from custody.policy import Policy
 from custody.store.embedded import EmbeddedServer
+from custody.store.migrate import parameters_of
 from custody.store.notify import Hints
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 
 
 class Base(Bounded):
@@ -59,8 +60,21 @@ class Base(Bounded):
     def _layout_of(self, topic: str) -> Layout:
         layout = self._layouts.get(topic)
         if layout is None:
-            layout = self._layouts[topic] = topics.layout(self._db, topic)
+            _, partitions, priorities = self._db.call("layout", topic=topic)[0]
+            layout = self._layouts[topic] = Layout(partitions, priorities)
         return layout
+
+    def _rows(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[dict[str, Any]]:
+        """One SQL function, one round trip: its rows. The time and who acts are added for those that take them."""
+        return self._db.call_dicts(function, on=on, **self._injected(function), **arguments)
+
+    def _value(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> Any:
+        """The same of a function that returns one value."""
+        return self._db.call(function, on=on, **self._injected(function), **arguments)[0][0]
+
+    def _injected(self, function: str) -> dict[str, Any]:
+        known = {"now": self._now(), "actor": self.worker, "worker": self.worker}
+        return {name: known[name] for name in parameters_of(function) if name in known}
 
     def _now(self) -> datetime | None:
         return None if self._clock is None else self._clock()

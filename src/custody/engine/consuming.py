@@ -10,12 +10,12 @@ from uuid import UUID
 from custody import claim, pipelines
 from custody.claim import Lease
 from custody.engine.grouping import Grouping
-from custody.engine.keeping import Keeping
+from custody.engine.topics import Topics
 from custody.model import Settled
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Driver, Figures, Pass, PipelineState
 from custody.policy import Duration, seconds_or_none
-from custody.settle import Settler
+from custody.settle import DirectSettler, Settler
 from custody.store.notify import Listener
 from custody.store.postgres import Connection
 from custody.worker import Worker, WorkerSummary
@@ -23,7 +23,7 @@ from custody.worker.calling import Handler
 from custody.worker.signals import stopped_by_signals
 
 
-class Consuming(Grouping, Keeping):
+class Consuming(Grouping, Topics):
     """Claims and what becomes of them."""
 
     def claim(
@@ -49,7 +49,7 @@ class Consuming(Grouping, Keeping):
         )
 
     def _settler(self, connection: Connection | None = None) -> Settler:
-        return Settler(db=self._db, worker=self.worker, clock=self._clock, connection=connection)
+        return DirectSettler(db=self._db, worker=self.worker, clock=self._clock, connection=connection)
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         """Done: these offsets, or all of the lease that are not settled."""
@@ -117,13 +117,6 @@ class Consuming(Grouping, Keeping):
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
         """A worker to be run in a thread of yours and stopped by its `stop()`; the settings are those of `work`."""
         return Worker(self, topic, group, handler, **settings)
-
-    def next_due(self, topic: str, group: str) -> float | None:
-        """Seconds until something of the group is due by itself: a retry, an expiring lease, or, while the circuit
-        breaker is open, its next probe. None if nothing is, or while the group is paused.
-        """
-        due: float | None = self._db.call("next_due", topic=topic, group=group, now=self._now())[0][0]
-        return due
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""

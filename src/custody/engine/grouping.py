@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from custody import insights, log
+from custody import log
 from custody.bounds import require
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
 from custody.model import Group, Message
 from custody.policy import Policy, require_zone
 from custody.routing import Binding, bindings_of
+from custody.wire.answers import ChangedOut, DueOut
+from custody.wire.fields import Batch, Help, Offset, Partition, Reason
+from custody.wire.messages import MessageOut
+from custody.wire.reports import GroupOut
+from custody.wire.verb import verb
+
+GROUPS = "/topics/{topic}/groups"
+GROUP = GROUPS + "/{group}"
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
@@ -41,7 +50,7 @@ class Grouping(Base):
         if bare and policy is not None:
             raise InvalidArgument("a bare group has no policy")
         how, offset, time = _start(start)
-        row = self._db.call_dicts(
+        row = self._rows(
             "create_group",
             topic=topic,
             group=group,
@@ -51,26 +60,19 @@ class Grouping(Base):
             start_time=time,
             bare=bare,
             bindings=_bindings(bindings),
-            now=self._now(),
         )[0]
-        return insights.describe_group(topic, row)
+        return describe_group(topic, row)
 
     def update_group(self, topic: str, group: str, policy: Policy) -> Group:
         """Replaces the policy of a group, for everything that happens from now on. Its ordering stays."""
-        row = self._db.call_dicts(
-            "update_group", topic=topic, group=group, policy=_policy(policy), actor=self.worker, now=self._now()
-        )[0]
-        return insights.describe_group(topic, row)
+        return describe_group(topic, self._rows("update_group", topic=topic, group=group, policy=_policy(policy))[0])
 
     def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
         """Replaces all bindings of a group; without any it gets every message again.
 
         They hold for what the group has not come to yet, and after a `rewind` for the past too.
         """
-        row = self._db.call_dicts(
-            "bind", topic=topic, group=group, bindings=_bindings(bindings), actor=self.worker, now=self._now()
-        )[0]
-        return insights.describe_group(topic, row)
+        return describe_group(topic, self._rows("bind", topic=topic, group=group, bindings=_bindings(bindings))[0])
 
     def _change_group(
         self,
@@ -84,46 +86,83 @@ class Grouping(Base):
         Only what `change` makes different is written, under the lock of the group's row: others may change other fields
         at the same time.
         """
-        given = {"topic": topic, "group": group}
-        by = {**given, "actor": self.worker, "now": self._now()}
         with self._db.transaction() as connection:
-            self._db.call("lock_topic", on=connection, topic=topic)
-            row = self._db.call_dicts("group_named", on=connection, **given)[0]
+            rows = partial(self._rows, on=connection)
+            rows("lock_topic", topic=topic)
+            row = rows("group_named", topic=topic, group=group)[0]
             if bindings is not UNSET:  # the cursors come before the group's row, by the order of locks
-                self._db.call("lock_cursors", on=connection, group_id=row["group_id"])
+                rows("lock_cursors", group_id=row["group_id"])
             if change is not None:
-                policy = insights.describe_group(topic, row).policy
+                policy = describe_group(topic, row).policy
                 before = {} if policy is None else policy.columns()
                 after = change(policy).columns()
                 different = {name: value for name, value in after.items() if (name, value) not in before.items()}
                 text = msgspec.json.encode(different).decode()
-                row = self._db.call_dicts("update_group", on=connection, policy=text, **by)[0]
+                row = rows("update_group", topic=topic, group=group, policy=text)[0]
             if bindings is not UNSET:
-                row = self._db.call_dicts("bind", on=connection, bindings=_bindings(bindings), **by)[0]
-        return insights.describe_group(topic, row)
+                row = rows("bind", topic=topic, group=group, bindings=_bindings(bindings))[0]
+        return describe_group(topic, row)
 
+    @verb("DELETE", GROUP, tag="groups", right="admin", answer=None)
     def delete_group(self, topic: str, group: str) -> None:
-        self._db.call("delete_group", topic=topic, group=group)
+        """Removes a group and all it knows."""
+        # a client does not send it again after a lost answer: by then somebody may have made another one of that name
+        self._rows("delete_group", topic=topic, group=group)
 
+    @verb("GET", GROUPS, tag="groups", right="consume", answer=list[GroupOut])
     def groups(self, topic: str) -> list[Group]:
-        return insights.groups(self._db, topic)
+        """The groups of a topic."""
+        topic_id = self._rows("topic_named", topic=topic)[0]["topic_id"]
+        return [describe_group(topic, row) for row in self._db.select("groups", order=["name"], topic_id=topic_id)]
 
+    @verb("GET", GROUP, tag="groups", right="consume", answer=GroupOut)
     def group(self, topic: str, group: str) -> Group:
-        return insights.describe_group(topic, self._db.call_dicts("group_named", topic=topic, group=group)[0])
+        """One group with its policy."""
+        return describe_group(topic, self._rows("group_named", topic=topic, group=group)[0])
 
-    def pause(self, topic: str, group: str, *, reason: str | None = None) -> bool:
+    @verb(
+        "POST",
+        GROUP + "/pause",
+        tag="groups",
+        right="admin",
+        answer=ChangedOut,
+        example={"reason": "the shop is closed"},
+    )
+    def pause(self, topic: str, group: str, *, reason: Reason = None) -> bool:
         """Stops handing out messages; what is in flight can be settled. False if it was paused already."""
-        return bool(
-            self._db.call("pause", topic=topic, group=group, reason=reason, actor=self.worker, now=self._now())[0][0]
-        )
+        return bool(self._value("pause", topic=topic, group=group, reason=reason))
 
+    @verb("POST", GROUP + "/resume", tag="groups", right="admin", answer=ChangedOut)
     def resume(self, topic: str, group: str) -> bool:
         """Goes on after a pause, and closes an open circuit breaker. False if there was nothing to resume."""
-        return bool(self._db.call("resume", topic=topic, group=group, actor=self.worker, now=self._now())[0][0])
+        return bool(self._value("resume", topic=topic, group=group))
 
-    def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
+    @verb("GET", GROUP + "/due", tag="groups", right="consume", answer=DueOut)
+    def next_due(self, topic: str, group: str) -> float | None:
+        """Seconds until something of the group is due by itself: a retry, an expiring lease, or, while the circuit
+        breaker is open, its next probe. None if nothing is, or while the group is paused.
+        """
+        due: float | None = self._value("next_due", topic=topic, group=group)
+        return due
+
+    @verb(
+        "GET",
+        GROUP + "/fetch",
+        tag="groups",
+        right="consume",
+        answer=list[MessageOut],
+        names={"max_messages": "max"},
+    )
+    def fetch(
+        self,
+        topic: str,
+        group: str,
+        partition: Annotated[Partition, Help("The partition to read.")] = 0,
+        *,
+        max_messages: Batch = 100,
+    ) -> list[Message]:
         """For a bare group: the messages after its committed position. Nothing is recorded until `commit`."""
-        positions: dict[int, int] = dict(self._db.call("positions", topic=topic, group=group, now=self._now()))
+        positions = {row["partition"]: row["next_offset"] for row in self._rows("positions", topic=topic, group=group)}
         if partition not in positions:
             log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that is not there
         return log.read(
@@ -136,17 +175,33 @@ class Grouping(Base):
             decoding=self._decoding,
         )
 
-    def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
+    @verb(
+        "POST",
+        GROUP + "/commit",
+        tag="groups",
+        right="consume",
+        answer=None,
+        operation="commit_position",
+        example={"partition": 0, "next_offset": 7},
+    )
+    def commit(self, topic: str, group: str, partition: Partition, next_offset: Offset) -> None:
         """For a bare group: everything below `next_offset` is done."""
-        self._db.call(
-            "commit_position",
-            topic=topic,
-            group=group,
-            partition=partition,
-            offset=next_offset,
-            worker=self.worker,
-            now=self._now(),
-        )
+        # a client does not send it again after a lost answer: the first one could still arrive, after a later commit,
+        # and set it back
+        self._rows("commit_position", topic=topic, group=group, partition=partition, offset=next_offset)
+
+
+def describe_group(topic: str, row: Mapping[str, Any]) -> Group:
+    return Group(
+        topic=topic,
+        name=row["name"],
+        bare=row["bare"],
+        policy=None if row["bare"] else Policy.from_columns(row),
+        paused_at=row["paused_at"],
+        paused_reason=row["paused_reason"],
+        created_at=row["created_at"],
+        bindings=tuple(Binding(one.get("pattern"), headers=one.get("headers")) for one in row["bindings"] or ()),
+    )
 
 
 def _policy(policy: Policy) -> str:

@@ -1,69 +1,33 @@
-"""The log: topics, publishing now or later, reading."""
+"""The log: publishing now or later, reading."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 from uuid import UUID
 
-from custody import delays, log, topics
+from custody import delays, log
 from custody.codec import arrays, encode_event
-from custody.engine.base import Base
-from custody.errors import InvalidArgument
+from custody.engine.topics import TOPIC, Topics
+from custody.errors import DelayNotFound, InvalidArgument
 from custody.lanes import Priority
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Waiting, batch_of
 from custody.placement import PLACED_WRONGLY
 from custody.policy import Duration
 from custody.producer import producer_identity
-from custody.retention import Retention
 from custody.tracing import traced
+from custody.wire.answers import CountOut
+from custody.wire.fields import Batch, Help, Offset, Page, Partition
+from custody.wire.messages import DelayedOut, MessageOut
+from custody.wire.verb import verb
 
 Placed = TypeVar("Placed", Receipt, Delayed)
 
 
-class Publishing(Base):
-    """Topics and what is in them."""
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        max_depth: int | None = None,
-        priorities: bool = False,
-        starvation_limit: Duration | None = None,
-        retention: Retention | None = None,
-    ) -> Topic:
-        """A new topic. `max_depth` caps what the slowest group has not resolved, for each partition.
-
-        With `priorities` each partition is five in the log, one for each priority: claims take from them by weight, and
-        first what has waited for longer than `starvation_limit` (a minute, if none is given).
-        """
-        topics.create(
-            self._db,
-            name,
-            partitions=partitions,
-            max_depth=max_depth,
-            priorities=priorities,
-            starvation_limit=starvation_limit,
-            retention=retention,
-            now=self._now(),
-        )
-        self._layouts.pop(name, None)
-        return self.topic(name)
-
-    def delete_topic(self, name: str) -> None:
-        """Removes a topic with its messages and groups, for good."""
-        topics.delete(self._db, name)
-        self._layouts.pop(name, None)
-
-    def topics(self) -> list[Topic]:
-        return topics.every(self._db)
-
-    def topic(self, name: str) -> Topic:
-        return topics.named(self._db, name)
+class Publishing(Topics):
+    """What is in topics."""
 
     @overload
     def publish(
@@ -156,16 +120,45 @@ class Publishing(Base):
         self._hints.send(topic)  # whoever waits may have to wake up earlier now
         return receipts
 
-    def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
-        """Delayed messages that are not due yet, the next one first."""
-        return delays.waiting(self._db, topic, key=key, limit=limit, max_bytes=self._max_bytes, decoding=self._decoding)
+    @verb("GET", TOPIC + "/delayed", tag="messages", right="consume", answer=list[DelayedOut])
+    def delayed(
+        self, topic: str, *, key: Annotated[str | None, Help("Only those of this key.")] = None, limit: Page = 100
+    ) -> list[Waiting]:
+        """Delayed messages that are not due yet, the next one first.
 
+        Over HTTP no more than 100,000; the last is the one that reaches 16 MB of payload.
+        """
+        rows = self._rows("delayed_messages", topic=topic, key=key, limit=limit, bytes=self._max_bytes)
+        return [
+            Waiting(
+                topic=topic,
+                partition=row["partition"],
+                delay_id=row["delay_id"],
+                deliver_at=row["deliver_at"],
+                key=row["key"],
+                payload=self._decoding(row["kind"], row["payload"]),
+                headers=row["headers"] or {},
+                delayed_at=row["delayed_at"],
+            )
+            for row in rows
+        ]
+
+    @verb("GET", TOPIC + "/delayed/count", tag="messages", right="consume", answer=CountOut)
     def delayed_count(self, topic: str) -> int:
-        return int(self._db.call("delayed_count", topic=topic)[0][0])
+        """How many delayed messages are not due yet."""
+        return int(self._value("delayed_count", topic=topic))
 
-    def cancel_delayed(self, topic: str, delay_id: int) -> None:
+    @verb(
+        "DELETE",
+        TOPIC + "/delayed/{delay_id}",
+        tag="messages",
+        right="produce",
+        answer=None,
+        nowhere=DelayNotFound,
+    )
+    def cancel_delayed(self, topic: str, delay_id: Offset) -> None:
         """Takes back a delayed message that is still waiting; refused (`delay_not_found`) once it was delivered."""
-        self._db.call("cancel_delayed", topic=topic, delay_id=delay_id)
+        self._rows("cancel_delayed", topic=topic, delay_id=delay_id)
 
     def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
         try:
@@ -189,27 +182,34 @@ class Publishing(Base):
         Ids are compared within the topic and the `source`. Returns how many were new.
         """
         encoded = [encode_event(*event) for event in events]
-        new: int = self._db.call(
+        new: int = self._value(
             "outbox_receive",
             topic=topic,
             events=[event_id for event_id, _, _ in events],
             replays=[replays for _, replays, _ in events],
             **arrays(encoded),
             source=source,
-            now=self._now(),
-        )[0][0]
+        )
         if new:
             self.hint([topic])
         return new
 
+    @verb(
+        "GET",
+        TOPIC + "/partitions/{partition}/messages",
+        tag="messages",
+        right="consume",
+        answer=list[MessageOut],
+        names={"max_messages": "max"},
+    )
     def read(
         self,
         topic: str,
-        partition: int = 0,
+        partition: Partition = 0,
         *,
-        offset: int | None = None,
-        time: datetime | None = None,
-        max_messages: int = 100,
+        offset: Annotated[Offset | None, Help("From this offset on; without it and a time, the first.")] = None,
+        time: Annotated[datetime | None, Help("From what was published at this time on.")] = None,
+        max_messages: Batch = 100,
     ) -> list[Message]:
         """Messages as they are in the log, from an offset or a time on (else from the first); no group is involved."""
         if time is not None:

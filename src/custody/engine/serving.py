@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import UnsetType
 
-from custody import apikeys, coalesced, redrive
+from custody import apikeys, coalesced
 from custody.apikeys import Ring
 from custody.claim import Lease
 from custody.coalesced import Ack, Claim, Placed, Publish
@@ -105,7 +105,9 @@ class ServerVerbs:
 
     def dead_letter_origin(self, dlq_topic: str, partition: int, offset: int) -> tuple[str | None, str | None]:
         """Which topic a copy names as its own, None if it was replayed and is gone; and where it was replayed to."""
-        return redrive.dead_letter_origin(self._db, dlq_topic, partition, offset)
+        found = self._db.call("dead_letter_origin", dlq_topic=dlq_topic, partition=partition, offset=offset)
+        origin, replayed_to = found[0]
+        return origin, replayed_to
 
     def replay_from(
         self,
@@ -119,19 +121,7 @@ class ServerVerbs:
         reason: str | None,
     ) -> Replayed:
         """As `replay`, for a copy that was found to name this topic as its own; refused if it is another one now."""
-        replayed = redrive.replay(
-            self._db,
-            dlq_topic,
-            partition,
-            offset,
-            target=target_topic,
-            actor=actor,
-            reason=reason,
-            now=self._now(),
-            origin=origin,
-        )
-        self._engine.hint([replayed.topic])
-        return replayed
+        return self.named(actor)._replay(dlq_topic, partition, offset, target_topic, reason, origin=origin)
 
     def listen_to_all(self, wake: Callable[[str | None], None]) -> Callable[[], None]:
         """Calls `wake` with each topic that has news, and with None when some may have been missed; from another

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from custody import tracing
 from custody.errors import CustodyError, MethodNotAllowed, NoSuchPath
-from custody.http import groups, inspecting, producers, publishing, receiving, settling, topics
+from custody.http import derived, groups, inspecting, producers, publishing, receiving, settling, topics
 from custody.http.answer import Answer
 from custody.http.asgi import Message, Receive, Scope, Send, send_answer
 from custody.http.call import Call
@@ -36,7 +36,7 @@ OPERATIONS: list[Operation] = [
     operation
     for part in (publishing, settling, receiving, topics, groups, producers, inspecting)
     for operation in part.table.operations
-]
+] + derived.operations()
 
 
 class Request:

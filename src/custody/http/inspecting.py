@@ -9,44 +9,20 @@ import msgspec
 from custody.errors import ServerStopping
 from custody.http.answer import Answer
 from custody.http.call import Call
+from custody.http.derived import by_hand
 from custody.http.metrics import CONTENT_TYPE
 from custody.http.operation import Table
-from custody.insights import Server
-from custody.model import HistoryEntry, Replayed
-from custody.plain import plain
 from custody.wire.answers import HealthOut
-from custody.wire.queries import GroupQuery, TopicGroupQuery
 from custody.wire.reports import HandlingOut
-from custody.wire.requests import ReplayIn
 
 table = Table("operating")
 
 
-@table.operation(
-    "GET",
-    "/topics/{topic}/partitions/{partition}/messages/{offset}/history",
-    query=GroupQuery,
-    answer=list[HistoryEntry],
-)
-async def trace(call: Call) -> object:
-    """Everything that happened to one message, oldest first."""
-    call.allow("consume", call.topic)
-    return plain(
-        await call.run(call.engine.trace, call.topic, call.partition(), call.number("offset"), group=call.query.group)
-    )
-
-
-@table.operation(
-    "POST",
-    "/messages/dlq/replay",
-    body=ReplayIn,
-    answer=Replayed,
-    example={"dlq_topic": "orders-dlq", "partition": 0, "offset": 5, "target_topic": "orders"},
-)
+@by_hand
 async def replay(call: Call) -> object:
-    """Publish a dead letter again, to its own topic or another one, once. A repeat returns the first receipt."""
+    """It needs rights on the topics that the body names, and on the one that the copy came from."""
     call.allow("admin")
-    body: ReplayIn = call.body
+    body = call.body
     call.allow("admin", body.dlq_topic)
     if body.target_topic is not None:
         call.allow("produce", body.target_topic)
@@ -77,24 +53,13 @@ async def _allowed_origin(call: Call, place: tuple[str, int, int]) -> str:
     return ""  # no topic: should there be another copy by now, it is refused
 
 
-@table.operation("GET", "/handling-times", query=TopicGroupQuery, answer=list[HandlingOut])
+@by_hand
 async def handling_times(call: Call) -> object:
-    """How long recent leases took, for each group: what a visibility timeout has to cover."""
-    query: TopicGroupQuery = call.query
+    """Groups of topics to which the key has no right are left out."""
+    query = call.query
     call.allow("consume", *([] if query.topic is None else [query.topic]))
     found = await call.run(call.engine.handling_times, query.topic, query.group)
-    return [
-        {**plain(one), "recommended_visibility_timeout": one.recommended}
-        for one in found
-        if call.caller.may("consume", one.topic)
-    ]
-
-
-@table.operation("GET", "/server", answer=Server)
-async def server(call: Call) -> object:
-    """The database server: its version, what durability rests on, transactions that are open for long."""
-    call.allow_everywhere("admin")
-    return plain(await call.run(call.engine.server))
+    return [HandlingOut.of(one) for one in found if call.caller.may("consume", one.topic)]
 
 
 @table.operation("GET", "/healthz", answer=HealthOut, open=True)

@@ -62,6 +62,12 @@ class Operation:
         return None
 
 
+def described(function: Callable[..., object]) -> tuple[str, str]:
+    """The summary and the description in a docstring."""
+    summary, _, description = (function.__doc__ or "").strip().partition("\n\n")
+    return " ".join(summary.split()), " ".join(description.split())
+
+
 class Table:
     """The operations of one part of the interface."""
 
@@ -87,14 +93,14 @@ class Table:
         """Adds the function that is decorated: its name names the operation, its docstring describes it."""
 
         def add(handler: Handler) -> Handler:
-            summary, _, description = (handler.__doc__ or "").strip().partition("\n\n")
+            summary, description = described(handler)
             self.operations.append(
                 Operation(
                     method=method,
                     path=path,
                     name=getattr(handler, "__name__", path),
-                    summary=" ".join(summary.split()),
-                    description=" ".join(description.split()),
+                    summary=summary,
+                    description=description,
                     tag=self.tag,
                     handler=handler,
                     answer=answer,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from custody.errors import InvalidArgument
 from custody.http.call import Call
+from custody.http.derived import by_hand
 from custody.http.operation import Table
 from custody.model import OpenTransaction
 from custody.plain import plain
-from custody.wire.answers import AbortedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut
+from custody.wire.answers import AbortedOut, BegunOut, CommittedOut, ProducerOut
 from custody.wire.messages import PlacedOut
-from custody.wire.queries import EpochQuery
 from custody.wire.requests import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
 
 table = Table("producers")
@@ -40,26 +40,14 @@ async def init_producer(call: Call) -> object:
     )
 
 
-@table.operation("GET", "/producers/{producer_id}", answer=ProducerOut)
+@by_hand
 async def producer(call: Call) -> object:
-    """Where a producer stands: the way out after a publish whose answer was lost."""
+    """It needs the right on the topic of the last receipt too."""
     call.allow("produce")
     found = await call.state.read(call.engine.producer, call.params["producer_id"])
     if found.last_receipt is not None:  # it tells where the topic ends
         call.allow("produce", found.last_receipt.topic)
     return ProducerOut.of(found)
-
-
-@table.operation("DELETE", "/producers/{producer_id}", query=EpochQuery, answer=ChangedOut)
-async def forget_producer(call: Call) -> object:
-    """Forget a producer that will not come back.
-
-    Its last publishes cannot be repeated any more. With an epoch a newer instance is left alone.
-    """
-    call.allow("produce")
-    return ChangedOut(
-        await call.state.quick(call.engine.forget_producer, call.params["producer_id"], epoch=call.query.epoch)
-    )
 
 
 @table.operation(

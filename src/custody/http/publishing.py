@@ -16,11 +16,9 @@ from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
 from custody.model import Delayed, Outgoing, Receipt
-from custody.plain import plain
 from custody.producer import producer_identity
 from custody.wire.answers import AddedOut, CountOut
-from custody.wire.messages import DelayedOut, MessageOut, PlacedOut, ReceiptsOut
-from custody.wire.queries import DelayedQuery, ReadQuery
+from custody.wire.messages import PlacedOut, ReceiptsOut
 from custody.wire.requests import EventIn, EventsIn, MessageIn, PublishIn
 
 table = Table("messages")
@@ -157,41 +155,3 @@ async def receive_events(call: Call) -> object:
     # the name of a key has no slash, so that none can pass for another
     source = body.source if call.caller.name is None else f"{call.caller.name}/{body.source}"
     return CountOut(await call.state.append(call.engine.receive_events, call.topic, events, source=source))
-
-
-@table.operation("GET", "/topics/{topic}/partitions/{partition}/messages", query=ReadQuery, answer=list[MessageOut])
-async def read(call: Call) -> object:
-    """Read the log by offset or time; no group is involved."""
-    call.allow("consume", call.topic)
-    query: ReadQuery = call.query
-    found = await call.run(
-        call.engine.read,
-        call.topic,
-        call.partition(),
-        offset=query.offset,
-        time=query.time,
-        max_messages=query.max,
-    )
-    return [MessageOut.of(message) for message in found]
-
-
-@table.operation("GET", "/topics/{topic}/delayed", query=DelayedQuery, answer=list[DelayedOut])
-async def delayed(call: Call) -> object:
-    """Delayed messages that are not due yet, the next one first."""
-    call.allow("consume", call.topic)
-    return plain(await call.run(call.engine.delayed, call.topic, key=call.query.key, limit=call.query.limit))
-
-
-@table.operation("GET", "/topics/{topic}/delayed/count", answer=CountOut)
-async def delayed_count(call: Call) -> object:
-    """How many delayed messages are not due yet."""
-    call.allow("consume", call.topic)
-    return CountOut(await call.run(call.engine.delayed_count, call.topic))
-
-
-@table.operation("DELETE", "/topics/{topic}/delayed/{delay_id}", answer=None, status=204)
-async def cancel_delayed(call: Call) -> object:
-    """Take back a delayed message that is still waiting."""
-    call.allow("produce", call.topic)
-    await call.run(call.engine.cancel_delayed, call.topic, call.number("delay_id"))
-    return None

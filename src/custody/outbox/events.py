@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody.codec import decode
+from custody.codec import KINDS, decode
 from custody.model import Payload
 
 
@@ -71,12 +71,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     replays: int
 
 
-_KINDS = {"json": "j", "text": "t", "bytes": "b"}
-
-
 def event_of(row: Mapping[str, Any]) -> Event:
     values = {**row, "status": EventState(row["status"]), "headers": row["headers"] or {}}
-    values["payload"] = decode(_KINDS[values.pop("payload_kind")], values.pop("payload_bytes"))
+    values["payload"] = decode(KINDS[values.pop("payload_kind")], values.pop("payload_bytes"))
     return Event(**values)
 
 

@@ -8,21 +8,28 @@ from custody.address import Address, is_remote
 from custody.engine import Custody
 from custody.policy import Duration, Policy, seconds
 from custody.remote.consuming import RemoteConsuming
-from custody.remote.operating import RemoteOperating
+from custody.remote.derived import derive
+from custody.remote.grouping import RemoteGrouping
 from custody.remote.producing import RemoteProducing
+from custody.remote.topics import RemoteTopics
 from custody.remote.transport import ATTEMPT, Transport
 from custody.wire.answers import HealthOut
 
 __all__ = ["RemoteCustody", "is_remote", "open_remote"]
 
 RETRY_FOR = "30s"
+COMPOSED = {"publish", "work", "ack", "nack", "release", "later", "settle", "extend"}
+"""Verbs of the façade that call others of it: they are as good here."""
 
 
-class RemoteCustody(RemoteProducing, RemoteConsuming, RemoteOperating, Custody):
+class RemoteCustody(RemoteTopics, RemoteProducing, RemoteGrouping, RemoteConsuming):
     """Custody at a server. Safe for use by many threads; close it, or use it as a context manager.
 
     The verbs and their errors are those of the direct connection; what needs the database itself is `needs_database`.
     """
+
+
+derive(RemoteCustody, Custody, COMPOSED)
 
 
 def open_remote(

@@ -1,4 +1,4 @@
-"""What every part of the client leans on: the transport, and a place where a database would be."""
+"""What every part of the client leans on: the transport, and paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any, Self, TypeVar
 
 from custody.config import this_process
-from custody.engine.base import Base
+from custody.engine import Custody
 from custody.errors import CustodyError, GroupNotFound, NeedsDatabase, OffsetOutOfRange, TopicNotFound
 from custody.model import NAME
 from custody.placement import Layout
@@ -22,27 +22,16 @@ REMEDY = "Open Custody with the postgresql:// URL of the database for this."
 _NAME = re.compile(NAME)
 
 
-class NoDatabase:
-    """In the place of a database: whatever needs one is refused."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise NeedsDatabase(remedy=REMEDY)
-
-
-NO_DATABASE: Any = NoDatabase()
-
-
-class RemoteBase(Base):
+class RemoteBase(Custody):
     """An open connection to a server, with the name under which things are done."""
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
         # not the one of the base: there is no database to open
         self._transport = transport
-        self._db = NO_DATABASE
-        self._hints = NO_DATABASE
-        self._server, self._clock = None, None
         self._defaults = defaults or Policy()
         self._layouts: dict[str, Layout] = {}
+        self._patience: dict[str, dict[str, float]] = {}
+        """For verbs that are not to wait for a server as long as others."""
         self._this_process = this_process()
         self.worker = worker or self._this_process
         tell_of_forks(self)

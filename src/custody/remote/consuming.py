@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from custody.claim import Lease
-from custody.engine.consuming import Consuming
-from custody.errors import NeedsDatabase, Withheld
+from custody.errors import Withheld
 from custody.model import DEFAULT_GROUP
-from custody.policy import Duration, Policy
-from custody.remote.base import NO_DATABASE, group_path, require_topic, topic_path
-from custody.remote.grouping import RemoteGrouping
-from custody.remote.keeping import RemoteKeeping
+from custody.policy import Duration
+from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
 from custody.remote.settling import RemoteSettler
-from custody.remote.transport import ATTEMPT, Transport
+from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
 from custody.wire import fields
-from custody.wire.answers import DueOut, NewsOut
+from custody.wire.answers import NewsOut
+from custody.wire.fields import MOST
 from custody.wire.messages import LeaseOut
-from custody.wire.queries import MOST, NewsQuery, ReceiveQuery
+from custody.wire.queries import NewsQuery, ReceiveQuery
 from custody.worker import Worker
 from custody.worker.calling import Handler
 
 _SELDOM = "365d"
 
 
-class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
+class RemoteConsuming(RemoteBase):
     """Claims and what becomes of them."""
-
-    def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
-        super().__init__(transport, defaults=defaults, worker=worker)
-        self._patience: dict[str, float] = {}
 
     def claim(
         self,
@@ -58,7 +52,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
             create=group != DEFAULT_GROUP,  # a server makes it for whoever receives from it; the verb does not
         )
         try:
-            found = self._call("GET", path, LeaseOut, query=query, **self._patience)
+            found = self._call("GET", path, LeaseOut, query=query, **self._patience.get("claim", {}))
         except Withheld as error:
             return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
         return self._lease(found)
@@ -74,7 +68,7 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
         )
 
     def _settler(self, connection: Any = None) -> RemoteSettler:
-        return RemoteSettler(db=NO_DATABASE, worker=self.worker, connection=connection, transport=self._transport)
+        return RemoteSettler(worker=self.worker, connection=connection, transport=self._transport)
 
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
         """As the direct connection. The upkeep of the log is the server's."""
@@ -83,11 +77,8 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
     def _impatient(self) -> Self:
         """For a loop that has its own way of waiting for a server: it has to hear of a stop meanwhile."""
         other = copy.copy(self)
-        other._patience = {"retry_for": 0.0, "timeout": ATTEMPT}
+        other._patience = {name: {"retry_for": 0.0, "timeout": ATTEMPT} for name in ("claim", "next_due")}
         return other
-
-    def next_due(self, topic: str, group: str) -> float | None:
-        return self._call("GET", group_path(topic, group) + "/due", DueOut, **self._patience).due
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
@@ -99,27 +90,8 @@ class RemoteConsuming(RemoteGrouping, RemoteKeeping, Consuming):
 
         return RemoteListener(ask, wake).close
 
-    def drive(self, *_: Any, **__: Any) -> NoReturn:
-        raise _pipeline()
-
-    def figures(self, *_: Any, **__: Any) -> NoReturn:
-        raise _pipeline()
-
-    def pipelines(self, *_: Any, **__: Any) -> NoReturn:
-        raise _pipeline()
-
-    def driving(self, *_: Any, **__: Any) -> NoReturn:
-        raise _pipeline()
-
 
 def _detail(withheld: Withheld) -> str | None:
     """What the server adds to the reason, if anything: `The group is paused: a bad deploy`."""
     said = (type(withheld).__doc__ or "").strip().rstrip(".")
     return withheld.message.removeprefix(f"{said}: ") if withheld.message.startswith(f"{said}: ") else None
-
-
-def _pipeline() -> NeedsDatabase:
-    return NeedsDatabase(
-        "a pipeline claims and commits in the database itself",
-        "Run it with the postgresql:// URL of the database; a worker (`work`) can do with a server.",
-    )

@@ -6,23 +6,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from custody.engine.grouping import Grouping, Start, require_start
+from custody.engine.grouping import Start, require_start
 from custody.errors import GroupExists, InvalidArgument
-from custody.model import Group, Message
+from custody.model import Group
 from custody.policy import Policy
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.remote.values import LARGEST, require_partition
+from custody.remote.values import LARGEST
 from custody.routing import Binding, bindings_of
-from custody.wire.answers import ChangedOut
-from custody.wire.messages import MessageOut
 from custody.wire.policies import BindingIn, GroupIn, GroupPatch, PolicyIn
-from custody.wire.queries import MOST, FetchQuery
 from custody.wire.reports import GroupOut
-from custody.wire.requests import CommitIn, ReasonIn
 
 
-class RemoteGrouping(RemoteBase, Grouping):
+class RemoteGrouping(RemoteBase):
     """Groups of a topic."""
 
     def create_group(
@@ -74,34 +70,3 @@ class RemoteGrouping(RemoteBase, Grouping):
 
     def _changed(self, topic: str, group: str, body: GroupPatch) -> Group:
         return self._call("PATCH", group_path(topic, group), GroupOut, body=body, repeat=True).value()
-
-    def delete_group(self, topic: str, group: str) -> None:
-        # not sent again after a lost answer: by then somebody may have made another group of that name
-        self._call("DELETE", group_path(topic, group), type(None))
-
-    def groups(self, topic: str) -> list[Group]:
-        return [group.value() for group in self._call("GET", topic_path(topic) + "/groups", list[GroupOut])]
-
-    def group(self, topic: str, group: str) -> Group:
-        return self._call("GET", group_path(topic, group), GroupOut).value()
-
-    def pause(self, topic: str, group: str, *, reason: str | None = None) -> bool:
-        path = group_path(topic, group) + "/pause"
-        return self._call("POST", path, ChangedOut, body=ReasonIn(reason=reason)).changed
-
-    def resume(self, topic: str, group: str) -> bool:
-        return self._call("POST", group_path(topic, group) + "/resume", ChangedOut).changed
-
-    def fetch(self, topic: str, group: str, partition: int = 0, *, max_messages: int = 100) -> list[Message]:
-        path = group_path(topic, group) + "/fetch"
-        require_partition(partition)
-        query = FetchQuery(partition=partition, max=min(max_messages, MOST))
-        return [message.value() for message in self._call("GET", path, list[MessageOut], query=query)]
-
-    def commit(self, topic: str, group: str, partition: int, next_offset: int) -> None:
-        path = group_path(topic, group)
-        require_partition(partition)
-        self._require_offset(path, next_offset)
-        body = CommitIn(partition=partition, next_offset=min(next_offset, LARGEST))
-        # not sent again after a lost answer: the first one could still arrive, after a later commit, and set it back
-        self._call("POST", path + "/commit", type(None), body=body)

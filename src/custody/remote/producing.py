@@ -6,32 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
-from urllib.parse import quote
 from uuid import UUID
 
-from custody.engine.producing import Producing
-from custody.model import Delayed, OpenTransaction, Outgoing, Producer, Receipt
+from custody.model import Delayed, OpenTransaction, Outgoing, Receipt
 from custody.policy import Duration
 from custody.producer import IdempotentProducer
-from custody.remote.base import NO_DATABASE
 from custody.remote.publishing import RemotePublishing
 from custody.remote.transport import Method, Transport
 from custody.remote.values import outgoing
 from custody.tracing import traced_each
 from custody.transactions import Transactions
-from custody.wire.answers import AbortedOut, AddedOut, BegunOut, ChangedOut, CommittedOut, ProducerOut
+from custody.wire.answers import AbortedOut, AddedOut, BegunOut, CommittedOut, ProducerOut
 from custody.wire.fields import Timeout
-from custody.wire.queries import EpochQuery
 from custody.wire.requests import AbortIn, BeginIn, ProducerIn, PublishIn, TransactionAckIn, TransactionIn
 
 T = TypeVar("T")
 
 
-class RemoteProducing(RemotePublishing, Producing):
+class RemoteProducing(RemotePublishing):
     """Producers by their id."""
-
-    def producer(self, producer_id: str) -> Producer:
-        return self._call("GET", _path(producer_id), ProducerOut).value()
 
     def init_producer(self, producer_id: str) -> IdempotentProducer:
         """As the direct connection. Sent again after a lost answer, it takes over once more: the last epoch counts."""
@@ -39,24 +32,14 @@ class RemoteProducing(RemotePublishing, Producing):
         state = self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True)
         return IdempotentProducer(state.value(), self.publish_many, self.publish_delayed, self.transactions)
 
-    def forget_producer(self, producer_id: str, *, epoch: int | None = None) -> bool:
-        return self._call("DELETE", _path(producer_id), ChangedOut, query=EpochQuery(epoch=epoch)).changed
-
     @property
     def transactions(self) -> Transactions:
         return RemoteTransactions(
-            db=NO_DATABASE,
             layout_of=self._layout_of,
             forget=self._forget,
-            committed=self.hint,
             worker=self.worker,
             transport=self._transport,
         )
-
-
-def _path(producer_id: str) -> str:
-    # dots too: a path of dots would be taken for a way up
-    return f"/producers/{quote(producer_id, safe='').replace('.', '%2E')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +53,6 @@ class RemoteTransactions(Transactions):
         body = BeginIn(producer_id=producer_id, epoch=epoch, timeout=Timeout.of(timeout))
         begun = self._call("POST", "/transactions/begin", BegunOut, body=body, repeat=True)
         return begun.transaction_id, begun.expires_at
-
-    def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
-        return self.add_all(transaction_id, [(topic, message) for message in messages], first=first)
 
     def add_all(
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None

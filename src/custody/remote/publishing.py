@@ -1,4 +1,4 @@
-"""The log over HTTP: topics, publishing now or later, reading."""
+"""The log over HTTP: publishing now or later, reading."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from uuid import UUID
 
 import msgspec
 
-from custody.engine.publishing import Publishing
-from custody.errors import CustodyError, DelayNotFound, InvalidArgument, OffsetConflict, TopicExists
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Topic, Waiting, batch_of
-from custody.policy import Duration, Policy, require_zone
+from custody.engine import Custody
+from custody.errors import CustodyError, InvalidArgument, OffsetConflict
+from custody.model import Delayed, Message, Outgoing, Payload, Receipt, batch_of
+from custody.policy import Policy
 from custody.producer import producer_identity
 from custody.remote.base import RemoteBase, require_topic, topic_path
+from custody.remote.derived import prepared
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
-from custody.remote.values import LARGEST, event, fits, outgoing, page_size, require_partition
-from custody.retention import Retention
+from custody.remote.values import LARGEST, event, outgoing
 from custody.tracing import traced
 from custody.wire.answers import CountOut, ProducerOut
-from custody.wire.fields import Timeout
-from custody.wire.messages import DelayedOut, MessageOut, ReceiptsOut
-from custody.wire.queries import MOST, DelayedQuery, ReadQuery
-from custody.wire.reports import TopicOut
-from custody.wire.requests import EventsIn, ProducerIn, PublishIn, RetentionIn, TopicIn
+from custody.wire.fields import MOST
+from custody.wire.messages import MessageOut, ReceiptsOut
+from custody.wire.requests import EventsIn, ProducerIn, PublishIn
+from custody.wire.verb import declared
 
+READ = declared(Custody)["read"]
 MAY_BE_CUT = 2**20
 """Bytes of an answer: a server ends one early for its size too, at 16 MB. So much, and there may be more to read."""
 
 
-class RemotePublishing(RemoteBase, Publishing):
-    """Topics and what is in them. What is published is sent under a producer, and so arrives once."""
+class RemotePublishing(RemoteBase):
+    """What is in topics. What is published is sent under a producer, and so arrives once."""
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
         super().__init__(transport, defaults=defaults, worker=worker)
@@ -49,49 +49,6 @@ class RemotePublishing(RemoteBase, Publishing):
     def _forget_own(self, producer_id: str, **patience: float) -> None:
         # sent again: nobody else has an id like this, and it is not used again
         self._call("DELETE", f"/producers/{producer_id}", type(None), repeat=True, **patience)
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        max_depth: int | None = None,
-        priorities: bool = False,
-        starvation_limit: Duration | None = None,
-        retention: Retention | None = None,
-    ) -> Topic:
-        body = TopicIn(
-            name=name,
-            partitions=partitions,
-            max_depth=max_depth,
-            priorities=priorities,
-            starvation_limit=Timeout.of(starvation_limit),
-            retention=None if retention is None else RetentionIn.of(retention),
-        )
-        tries = Tries()
-        try:
-            made = self._call("POST", "/topics", TopicOut, body=body, repeat=True, tries=tries).value()
-        except TopicExists:
-            if not tries.unknown:
-                raise
-            made = self.topic(name)  # an attempt of ours may have made it
-            if not _as_asked(made, partitions, max_depth, priorities, retention):
-                raise
-        self._layouts.pop(name, None)
-        return made
-
-    def delete_topic(self, name: str) -> None:
-        try:
-            # not sent again after a lost answer: by then somebody may have made another topic of that name
-            self._call("DELETE", topic_path(name), type(None))
-        finally:
-            self._layouts.pop(name, None)
-
-    def topics(self) -> list[Topic]:
-        return [topic.value() for topic in self._call("GET", "/topics", list[TopicOut])]
-
-    def topic(self, name: str) -> Topic:
-        return self._call("GET", topic_path(name), TopicOut).value()
 
     def publish_many(
         self,
@@ -160,20 +117,6 @@ class RemotePublishing(RemoteBase, Publishing):
                 raise unknown_publish(error) from error
             raise
 
-    def delayed(self, topic: str, *, key: str | None = None, limit: int = 100) -> list[Waiting]:
-        """As the direct connection, and at most 100,000; the last is the one that reaches 16 MB of payload."""
-        query = DelayedQuery(key=key, limit=page_size(limit))
-        found = self._call("GET", topic_path(topic) + "/delayed", list[DelayedOut], query=query)
-        return [one.value() for one in found[:limit]]
-
-    def delayed_count(self, topic: str) -> int:
-        return self._call("GET", topic_path(topic) + "/delayed/count", CountOut).count
-
-    def cancel_delayed(self, topic: str, delay_id: int) -> None:
-        path = topic_path(topic)
-        self._require_offset(path, delay_id, DelayNotFound)
-        self._call("DELETE", f"{path}/delayed/{min(delay_id, LARGEST)}", type(None))
-
     def hint(self, topics: Iterable[str]) -> None:
         """Nothing: the server hints by itself."""
 
@@ -193,18 +136,14 @@ class RemotePublishing(RemoteBase, Publishing):
     ) -> list[Message]:
         if time is not None and offset is not None:
             raise InvalidArgument("read takes an offset or a time, not both")
-        require_zone(time)
-        path = topic_path(topic)
-        if not 0 <= partition < 2**31:
-            self._layout_of(topic)
-            require_partition(partition)
-        self._require_offset(path, offset)
-        offset = None if offset is None else min(offset, LARGEST)
+        given = {"topic": topic, "partition": partition, "offset": offset, "time": time, "max_messages": max_messages}
+        offset = prepared(self, READ, given)["offset"]
+        path = f"{topic_path(topic)}/partitions/{partition}/messages"
         found: list[Message] = []
         while True:
             size = min(MOST, max_messages - len(found))
-            query = ReadQuery(offset=offset, time=time, max=size)
-            page = self._call("GET", f"{path}/partitions/{partition}/messages", list[msgspec.Raw], query=query)
+            query = READ.query(offset=offset, time=time, max_messages=size)
+            page = self._call("GET", path, list[msgspec.Raw], query=query)
             found += [msgspec.json.decode(message, type=MessageOut).value() for message in page]
             ended = len(page) < size and sum(map(len, page)) < MAY_BE_CUT
             if not page or ended or len(found) >= max_messages:
@@ -220,14 +159,4 @@ def _first(placed: Receipt | Delayed) -> Receipt | Delayed:
         return Receipt(placed.topic, placed.partition, placed.offset)
     return Delayed(
         topic=placed.topic, partition=placed.partition, delay_id=placed.delay_id, deliver_at=placed.deliver_at
-    )
-
-
-def _as_asked(
-    made: Topic, partitions: int, max_depth: int | None, priorities: bool, retention: Retention | None
-) -> bool:
-    """Whether a topic is what was asked for. Of the starvation limit only that there is one: it has a default."""
-    asked = partitions * 5 if priorities else partitions
-    return (made.partitions, made.max_depth, made.priorities) == (asked, max_depth, priorities) and fits(
-        made.retention, retention
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
@@ -70,23 +70,15 @@ class RemoteSettler(Settler):
             lost = sorted({*lost, *error.lost})
         raise lease_lost(lease_id, lost)
 
-    def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
-        if offsets is not None:
-            return self.settle(lease_id, dict.fromkeys(offsets, Outcome("ack")))
-        return self._send("/messages/ack", AckIn(lease_id=lease_id))
-
-    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
-        if offsets is not None:
-            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
-        path, body = "/messages/release", AckIn(lease_id=lease_id)
+    def _whole(self, lease_id: UUID, outcome: Outcome) -> Settled:
         delay = fields.Duration.of(outcome.delay)
+        if outcome.kind in ("ack", "release"):
+            return self._send(f"/messages/{outcome.kind}", AckIn(lease_id=lease_id))
         if outcome.kind == "later":
             assert delay is not None
-            path, body = "/messages/later", LaterIn(lease_id=lease_id, after=delay)
-        elif outcome.kind != "release":
-            path = "/messages/nack"
-            body = NackIn(lease_id=lease_id, requeue=outcome.kind == "nack", error=storable(outcome.error), delay=delay)
-        return self._send(path, body)
+            return self._send("/messages/later", LaterIn(lease_id=lease_id, after=delay))
+        body = NackIn(lease_id=lease_id, requeue=outcome.kind == "nack", error=storable(outcome.error), delay=delay)
+        return self._send("/messages/nack", body)
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
         if offset is not None and not possible(offset):

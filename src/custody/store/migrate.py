@@ -9,6 +9,7 @@ one later. Within one release, while it is developed, the digest alone tells one
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -83,6 +84,19 @@ def functions() -> tuple[LiteralString, str]:
     """All functions and views as one script, and its digest."""
     script = script_of(*FUNCTIONS)
     return script, hashlib.sha256(script.encode()).hexdigest()[:16]
+
+
+_FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION custody\.(\w+)\((.*?)\)\s+(?:RETURNS|LANGUAGE)", re.DOTALL)
+
+
+@cache
+def _parameters() -> dict[str, tuple[str, ...]]:
+    return {name: tuple(re.findall(r"\bp_(\w+)", given)) for name, given in _FUNCTION.findall(functions()[0])}
+
+
+def parameters_of(function: str) -> tuple[str, ...]:
+    """What a SQL function of ours takes, by name."""
+    return _parameters()[function]
 
 
 def latest() -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from custody.model import Producer, Rewound, Settled
@@ -73,7 +74,7 @@ class InFlightOut(Struct):
     partitions: dict[str, FlightOut]
 
     @classmethod
-    def of(cls, topic: str, found: dict[int, tuple[int, float | None]]) -> Self:
+    def of(cls, found: dict[int, tuple[int, float | None]], *, topic: str) -> Self:
         return cls(topic, {str(partition): FlightOut(messages, age) for partition, (messages, age) in found.items()})
 
     def value(self) -> dict[int, tuple[int, float | None]]:
@@ -166,17 +167,28 @@ class RewindOut(Struct):
         return [Rewound(partition=one.partition, target=one.target, messages=one.messages) for one in self.partitions]
 
 
-class ChangedOut(Struct):
+class Single(Struct):
+    """An answer with one value in it."""
+
+    @classmethod
+    def of(cls, found: Any) -> Self:
+        return msgspec.convert({cls.__struct_fields__[0]: found}, cls)
+
+    def value(self) -> Any:
+        return getattr(self, self.__struct_fields__[0])
+
+
+class ChangedOut(Single):
     """Whether there was anything to change."""
 
     changed: bool
 
 
-class CountOut(Struct):
+class CountOut(Single):
     count: int
 
 
-class DueOut(Struct):
+class DueOut(Single):
     """Seconds until something is due by itself; null if nothing is."""
 
     due: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import Enum
 from typing import Annotated, Any, Self
 
 from msgspec import Meta
@@ -18,10 +19,31 @@ Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
 """A name that is looked for: one that cannot exist is not found, like any other."""
 NewName = Annotated[str, Meta(pattern=NAME)]
+LARGEST = 2**62
+"""No offset that a request takes is larger: what is added to one stays in the range of a bigint."""
+MOST = 10_000
+"""So many messages an answer has at most."""
+LISTED = 100_000
+"""So many are listed by one answer at most."""
+
+
+class Help(str):
+    """What a parameter of a verb is for. It is a type of its own, so that no other annotation is taken for it."""
+
+
+class Range(Enum):
+    """Numbers of which a verb takes more than a request. The client makes one fit, or answers as the verb would."""
+
+    PARTITION = "partition"
+    OFFSET = "offset"
+    PAGE = "page"
+
+
 Small = Annotated[int, Meta(ge=0, le=SMALL)]
-Partition = Small
-Offset = Annotated[int, Meta(ge=0, le=2**62)]
-"""Far from the end of a bigint, so that what is added to one stays in its range."""
+Partition = Annotated[int, Meta(ge=0, le=SMALL), Range.PARTITION]
+Offset = Annotated[int, Meta(ge=0, le=LARGEST), Range.OFFSET]
+Page = Annotated[int, Meta(ge=1, le=LISTED), Range.PAGE, Help("The most that are listed.")]
+Batch = Annotated[int, Meta(ge=1, le=MOST), Range.PAGE, Help("The most messages of one answer.")]
 Positive = Annotated[int, Meta(ge=1, le=SMALL)]
 Large = Annotated[int, Meta(ge=1, le=2**62)]
 When = Annotated[datetime, Meta(tz=True)]

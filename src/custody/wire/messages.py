@@ -56,9 +56,8 @@ class ReceiptsOut(Struct):
     receipts: list[PlacedOut]
 
 
-class MessageOut(Struct, kw_only=True, omit_defaults=True):
-    """A message: its payload is `payload`, or `payload_base64` if it is bytes. `topic_uid` is another one when the
-    topic is deleted and made anew: it belongs to the key of what a consumer has processed."""
+class MessageFields(Struct, kw_only=True, omit_defaults=True):
+    """What every message has."""
 
     topic: str
     partition: int
@@ -71,6 +70,12 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
     published_at: datetime
     priority: Priority | None = None
     topic_uid: UUID | None = None
+
+
+class MessageOut(MessageFields, kw_only=True):
+    """A message: its payload is `payload`, or `payload_base64` if it is bytes. `topic_uid` is another one when the
+    topic is deleted and made anew: it belongs to the key of what a consumer has processed."""
+
     receipt: str | UnsetType = UNSET
 
     @classmethod
@@ -107,7 +112,7 @@ class MessageOut(Struct, kw_only=True, omit_defaults=True):
         )
 
 
-class DeadOut(MessageOut, kw_only=True):
+class DeadOut(MessageFields, kw_only=True):
     """A message that a group has given up; `held`: later ones of its key wait for it."""
 
     attempts: int
@@ -166,7 +171,7 @@ class DelayedOut(Struct, kw_only=True):
         )
 
 
-def _payload(of: MessageOut | DelayedOut) -> Payload:
+def _payload(of: MessageFields | DelayedOut) -> Payload:
     return of.payload if of.payload_base64 is UNSET else base64.b64decode(of.payload_base64)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime, timedelta
+from typing import Self
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
+from custody.insights import HandlingTime
 from custody.model import Group, Journal, JournalPart, Topic
 from custody.retention import Retention
 from custody.routing import Binding
@@ -127,3 +130,10 @@ class HandlingOut(Struct, kw_only=True):
     expired: int
     expired_alive: int
     recommended_visibility_timeout: float | None
+
+    @classmethod
+    def of(cls, found: HandlingTime) -> Self:
+        return cls(**asdict(found), recommended_visibility_timeout=found.recommended)
+
+    def value(self) -> HandlingTime:
+        return HandlingTime(**{name: getattr(self, name) for name in self.__struct_fields__[:-1]})

@@ -161,16 +161,6 @@ class ExtendIn(MessageRef):
     timeout_seconds: Timeout | None = None
 
 
-class ReplayIn(Shape):
-    """A dead letter, and where to publish it again: by default where it came from."""
-
-    dlq_topic: Name
-    partition: Partition
-    offset: Offset
-    target_topic: Name | None = None
-    reason: Reason = None
-
-
 class EventIn(Element):
     """An event of an outbox elsewhere: it is published once for each `event_id` and number of replays."""
 
@@ -232,58 +222,6 @@ class TopicPatch(Shape):
     retention: RetentionIn | UnsetType | None = UNSET
 
 
-class RedriveIn(Shape):
-    """Which dead letters: all, or those that fulfil every condition that is given. `where_error` is a LIKE pattern."""
-
-    where_error: Text | None = None
-    key: Text | None = None
-    partition: Partition | None = None
-    offsets: list[Offset] | None = None
-    died_from: When | None = None
-    died_until: When | None = None
-    limit: Positive | None = None
-    dry_run: bool = False
-    reason: Reason = None
-
-
-class RewindIn(Shape):
-    """Where to go back to, on one partition or on all: an offset or a time."""
-
-    to_offset: Offset | None = None
-    to_time: When | None = None
-    partition: Partition | None = None
-    dry_run: bool = False
-    reason: Reason = None
-
-
-class ReasonIn(Shape):
-    """Why, for the journal."""
-
-    reason: Reason = None
-
-
-class KeyIn(Shape):
-    """A blocked key."""
-
-    key: Text
-    reason: Reason = None
-
-
-class SkipIn(Shape):
-    """A message that is to count as done."""
-
-    partition: Partition
-    offset: Offset
-    reason: Reason = None
-
-
-class CommitIn(Shape):
-    """For a bare group: everything below `next_offset` is done."""
-
-    partition: Partition
-    next_offset: Offset
-
-
 class ProducerIn(Shape):
     """Every producer is idempotent; the field is there for those who say so."""
 
@@ -316,12 +254,6 @@ class TransactionAckIn(TransactionIn):
 
     lease_id: UUID
     offsets: list[Offset] | None = None
-
-
-class MaintainIn(Shape):
-    """One topic, or without it all of them and the journal."""
-
-    topic: Name | None = None
 
 
 class JournalPatch(Shape):

@@ -47,7 +47,6 @@ FLUSH = 64 * 2**20
 
 _OPTIONS = ["url", "topic", "payloadKind", "allowSplit"]
 _OF_SPARK = ["checkpointlocation", "queryname"]  # what Spark itself tells the sink of a stream
-_KINDS = {"json": b"j", "text": b"t", "bytes": b"b"}
 _TEXT, _WHOLE = (StringType, NullType), (ByteType, ShortType, IntegerType, LongType, NullType)
 _COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "topic": (_TEXT, "string"),
@@ -131,8 +130,8 @@ def _remedy(name: str, kind: DataType, wanted: str) -> str:
 
 
 def _require_kind(kind: str) -> None:
-    if kind not in _KINDS:
-        raise InvalidArgument(f"there is no kind of payload {kind!r}", did_you_mean(kind, list(_KINDS)))
+    if kind not in codec.KINDS:
+        raise InvalidArgument(f"there is no kind of payload {kind!r}", did_you_mean(kind, list(codec.KINDS)))
 
 
 @dataclass(frozen=True)
@@ -269,9 +268,9 @@ class Attempt:
             raise InvalidPayload(f"{_row(key)} has no payload", "Leave such rows out, or write the JSON null.")
         kind = self._target.kind if kind is None else kind
         _require_kind(kind)
-        code = _KINDS[kind]
+        code = codec.KINDS[kind]
         try:
-            codec.decode(code.decode(), payload)
+            codec.decode(code, payload)
             encoded = codec.encode_message(Outgoing(b"", key=key, headers=dict(headers or ())))
         except InvalidPayload as error:
             raise InvalidPayload(f"{_row(key)}: {error.message}", error.remedy) from error
@@ -280,7 +279,7 @@ class Attempt:
                 f"the payload of {_row(key)} is no {kind}: {error}",
                 "Write JSON with to_json(), or say what it is: .option('payloadKind', 'text') or 'bytes'.",
             ) from error
-        return encoded[0], code, payload, encoded[3]
+        return encoded[0], code.encode(), payload, encoded[3]
 
 
 def _row(key: str | None) -> str:

@@ -1,0 +1,225 @@
+"""Verbs as they are declared: the typed method of the façade says what a verb takes and returns, and `@verb` beside it
+where it is found over HTTP and who may call it. The server's operation (http/derived.py) and the client's method
+(remote/derived.py) are made of both."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from custody.bounds import hints_of
+from custody.errors import CustodyError, OffsetOutOfRange
+from custody.plain import plain
+from custody.wire.fields import Help, Text, When
+from custody.wire.queries import NoQuery
+from custody.wire.requests import Shape
+
+F = TypeVar("F", bound=Callable[..., Any])
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Right = Literal["produce", "consume", "admin", "any"]
+Tag = Literal["messages", "topics", "groups", "producers", "operating"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A verb and its place in the HTTP interface.
+
+    `right` is needed on the topic that the path names; without one, on any topic, or with `everywhere` on all of them.
+    `repeat`: after an unknown outcome it may be sent again; a name means, if that argument is true. A GET always may.
+    `nowhere` is how the verb itself answers to a place before every log: by this error, or this value. Before that it
+    would say whether the topic or the group is there, which has the path `thing`.
+    """
+
+    function: Callable[..., Any]
+    method: Method
+    path: str
+    tag: Tag
+    right: Right
+    everywhere: bool
+    answer: Any
+    status: int
+    example: Any
+    repeat: bool | str
+    nowhere: type[CustodyError] | list[Any]
+    thing: str
+    names: Mapping[str, str]
+    operation: str
+    thread: Literal["slow", "quick", "read"]
+
+    @property
+    def refusal(self) -> type[CustodyError]:
+        """How a place that no log has is refused, where it is."""
+        return OffsetOutOfRange if isinstance(self.nowhere, list) else self.nowhere
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """The types of the parameters, by their names."""
+        return hints_of(self.function)
+
+    @cached_property
+    def in_path(self) -> dict[str, str]:
+        """The parameters that the path has, and the placeholder of each."""
+        return {self.parameter(placeholder): placeholder for placeholder in re.findall(r"{(\w+)}", self.path)}
+
+    def parameter(self, sent: str) -> str:
+        """The parameter that has this name over HTTP."""
+        return next((name for name, other in self.names.items() if other == sent), sent)
+
+    @cached_property
+    def body(self) -> type[Shape] | None:
+        """What its request contains; None if it contains nothing."""
+        return self._shape("In") if self.method in ("POST", "PATCH") and self._rest else None
+
+    @cached_property
+    def body_required(self) -> bool:
+        return self.body is not None and any(one.required for one in msgspec.structs.fields(self.body))
+
+    @cached_property
+    def query(self) -> type[Shape]:
+        """What is behind the question mark of its request."""
+        return self._shape("Query") if self.method in ("GET", "DELETE") and self._rest else NoQuery
+
+    @cached_property
+    def _rest(self) -> list[str]:
+        return [name for name in self.hints if name not in self.in_path]
+
+    def _shape(self, what: str) -> type[Shape]:
+        fields: list[Any] = []
+        for name in self._rest:
+            parameter = self.signature.parameters.get(name)
+            if parameter is None:  # of `**rest`
+                fields.append((name, _sent(self.hints[name]), None))
+            elif parameter.default is parameter.empty:
+                fields.append((name, _sent(self.hints[name])))
+            else:
+                fields.append((name, _sent(self.hints[name]), parameter.default))
+        title = "".join(part.title() for part in self.operation.split("_")) + what
+        names = {name: self.names[name] for name in self._rest if name in self.names}
+        about = {"__doc__": inspect.getdoc(self.function)}
+        shape = msgspec.defstruct(title, fields, bases=(Shape,), kw_only=True, namespace=about, rename=names)
+        return cast(type[Shape], shape)
+
+    def given(self, args: Sequence[Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names, those too that were left out."""
+        bound = self.signature.bind(None, *args, **rest)
+        bound.apply_defaults()
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            found |= value if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        return {name: found.get(name) for name in self.hints}
+
+    def answered(self, found: Any, given: Mapping[str, Any]) -> Any:
+        """What the verb has returned, as the answer to these arguments."""
+        if self.answer is None:
+            return None
+        kind, many = _element(self.answer)
+        if not hasattr(kind, "of"):
+            return plain(found)
+        if many:
+            return [kind.of(one) for one in found]
+        wanted = [one.name for one in inspect.signature(kind.of).parameters.values() if one.kind is one.KEYWORD_ONLY]
+        return kind.of(found, **{name: given[name] for name in wanted})
+
+    def value(self, answer: Any) -> Any:
+        """What the verb returns, out of its answer."""
+        kind, many = _element(self.answer)
+        if not hasattr(kind, "value"):
+            return answer
+        return [one.value() for one in answer] if many else answer.value()
+
+
+def _element(answer: Any) -> tuple[Any, bool]:
+    """The type of an answer, or of each of its elements."""
+    return (get_args(answer)[0], True) if get_origin(answer) is list else (answer, False)
+
+
+def _sent(hint: Any) -> Any:
+    """The type of a parameter in a request. What helps to fill it in is put outside: in a part it would be hidden."""
+    if get_origin(hint) is Annotated:
+        help = [Meta(description=str(one)) for one in hint.__metadata__ if isinstance(one, Help)]
+        rest = [one for one in hint.__metadata__ if not isinstance(one, Help)]
+        inner = _sent(hint.__origin__) if not rest else hint.__origin__
+        return Annotated[(inner, *rest, *help)]
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_sent(one) for one in get_args(hint))]  # noqa: UP007  # they are known at run time only
+    if get_origin(hint) is not None and issubclass(get_origin(hint), Sequence):
+        return list[_sent(get_args(hint)[0])]  # type: ignore[misc]
+    if hint is int:
+        raise TypeError("a number of a verb needs a type with bounds (see wire/fields.py)")
+    return {str: Text, datetime: When, NoneType: None}.get(hint, hint)
+
+
+def _thing(path: str) -> str:
+    """The path of the topic or the group that a verb is for."""
+    found = re.match(r".*{(topic|group)}", path)
+    return found[0] if found else ""
+
+
+def verb(
+    method: Method,
+    path: str,
+    *,
+    tag: Tag,
+    right: Right,
+    answer: Any,
+    everywhere: bool = False,
+    status: int | None = None,
+    example: Any = None,
+    repeat: bool | str | None = None,
+    nowhere: type[CustodyError] | list[Any] = OffsetOutOfRange,
+    thing: str | None = None,
+    names: Mapping[str, str] | None = None,
+    operation: str | None = None,
+    thread: Literal["slow", "quick", "read"] = "slow",
+) -> Callable[[F], F]:
+    """Declares a method of the façade as a verb of the HTTP interface too, and leaves it as it is.
+
+    `names` gives parameters another name over HTTP, `operation` the verb itself. The rest is said of `Verb`.
+    """
+
+    def declare(function: F) -> F:
+        function.__verb__ = Verb(  # type: ignore[attr-defined]
+            function=function,
+            method=method,
+            path=path,
+            tag=tag,
+            right=right,
+            everywhere=everywhere,
+            answer=answer,
+            status=status or (204 if answer is None else 200),
+            example=example,
+            repeat=method == "GET" if repeat is None else repeat,
+            nowhere=nowhere,
+            thing=thing or _thing(path),
+            names=names or {},
+            operation=operation or function.__name__,
+            thread=thread,
+        )
+        return function
+
+    return declare
+
+
+def declared(kind: type) -> dict[str, Verb]:
+    """The verbs of a class, in the order of their declaration."""
+    found: dict[str, Verb] = {}
+    for base in reversed(kind.__mro__):
+        found |= {name: method.__verb__ for name, method in vars(base).items() if hasattr(method, "__verb__")}
+    return found
