@@ -23,6 +23,9 @@ from custody.placement import PLACED_WRONGLY, Layout, place
 from custody.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced, traced_each
+from custody.wire.answers import AbortedOut, BegunOut, CommittedOut
+from custody.wire.fields import GivenTimeout, Name, Positive, Reason
+from custody.wire.verb import verb
 
 FLUSH_AT = 500
 """So many messages are collected before they are sent: nobody sees them before the commit anyway."""
@@ -36,9 +39,25 @@ class Transactions(Bounded, ABC):
     forget: Callable[[str], object]
     worker: str | None = None
 
+    @verb(
+        "POST",
+        "/transactions/begin",
+        tag="producers",
+        right="produce",
+        answer=BegunOut,
+        repeat=True,  # the one that nobody knows of times out, and nothing is in it
+        thread="quick",
+        example={"producer_id": "order-service-1"},
+    )
     @abstractmethod
-    def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
-        """Begins one, and says until when it lasts. Without an epoch it is the present one of the producer."""
+    def begin(
+        self, producer_id: Name, *, epoch: Positive | None = None, timeout: GivenTimeout | None = None
+    ) -> tuple[UUID, datetime]:
+        """Begins a transaction, and says until when it lasts.
+
+        It is aborted after its timeout (60 s), and when a newer instance of the producer takes over. Without an epoch
+        it is begun in the present one of the producer.
+        """
 
     @abstractmethod
     def add_all(
@@ -53,14 +72,43 @@ class Transactions(Bounded, ABC):
     def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
         """These offsets of a lease, or all that are not settled, are done by the commit, or it is refused."""
 
+    @verb(
+        "POST",
+        "/transactions/commit",
+        tag="producers",
+        right="produce",
+        answer=CommittedOut,
+        repeat=True,
+        example={"transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"},
+    )
     @abstractmethod
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
         """All of it becomes visible at once. A repeat returns the same receipts."""
 
+    @verb(
+        "POST",
+        "/transactions/abort",
+        tag="producers",
+        right="produce",
+        answer=AbortedOut,
+        repeat=True,  # then False may mean that the first attempt did it
+        thread="quick",
+        example={"transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"},
+    )
     @abstractmethod
-    def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
+    def abort(self, transaction_id: UUID, *, reason: Reason = None) -> bool:
         """Nothing of it will ever be seen. False if that was so already."""
 
+    @verb(
+        "GET",
+        "/transactions",
+        tag="producers",
+        right="admin",
+        everywhere=True,
+        answer=list[OpenTransaction],
+        operation="open_transactions",
+        thread="read",
+    )
     @abstractmethod
     def open(self) -> list[OpenTransaction]:
         """Transactions that are neither committed nor aborted."""
@@ -91,7 +139,9 @@ class DirectTransactions(Transactions):
     def _now(self) -> datetime | None:
         return None if self.clock is None else self.clock()
 
-    def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
+    def begin(
+        self, producer_id: str, *, epoch: int | None = None, timeout: Duration | None = None
+    ) -> tuple[UUID, datetime]:
         row = self.db.call_dicts(
             "begin_transaction",
             producer=producer_id,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import msgspec
 import pytest
 
+import custody
 from custody import Custody
 from custody.bounds import Bounded
 from custody.errors import GroupNotFound, InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicNotFound
@@ -17,6 +20,9 @@ from custody.http.rights import Caller
 from custody.model import Rewound
 from custody.remote import RemoteCustody
 from custody.remote.derived import method_of
+from custody.remote.producing import RemoteTransactions
+from custody.store.migrate import parameters_of
+from custody.transactions import Transactions
 from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
 from custody.wire.fields import LARGEST, LISTED, Help, Name, Offset, Page, Partition, Reason
 from custody.wire.verb import Verb, declared, verb
@@ -25,9 +31,10 @@ pytestmark = pytest.mark.core
 
 VERBS = declared(Custody)
 BY_OPERATION = {operation.name: operation for operation in OPERATIONS}
+ALL = {verb.operation: verb for verb in (*VERBS.values(), *declared(Transactions).values())}
 
 
-@pytest.fixture(params=VERBS.values(), ids=VERBS.keys())
+@pytest.fixture(params=ALL.values(), ids=ALL.keys())
 def one(request: pytest.FixtureRequest) -> Verb:
     found: Verb = request.param
     return found
@@ -53,7 +60,8 @@ def test_a_verb_is_an_operation_with_its_names(one: Verb) -> None:
 
 
 def test_a_client_has_it_with_the_same_signature(one: Verb) -> None:
-    mine, its = getattr(RemoteCustody, one.name), getattr(Custody, one.name)
+    client, facade = (RemoteCustody, Custody) if VERBS.get(one.name) is one else (RemoteTransactions, Transactions)
+    mine, its = getattr(client, one.name), getattr(facade, one.name)
     assert mine is not its, "the one of the façade would need a database"
     assert [str(one).partition(":")[0] for one in inspect.signature(mine).parameters.values()] == [
         str(one).partition(":")[0] for one in inspect.signature(its).parameters.values()
@@ -205,3 +213,14 @@ def test_filters_are_checked_by_their_names_and_types() -> None:
 def test_an_answer_is_the_value_and_what_was_asked(name: str, found: Any, given: dict[str, Any], answer: Any) -> None:
     assert VERBS[name].answered(found, given) == answer
     assert VERBS[name].value(answer) == found
+
+
+def test_what_the_facade_calls_is_known_with_its_parameters() -> None:
+    engine = Path(custody.__file__).parent / "engine"
+    called = {
+        name for file in engine.glob("*.py") for name in re.findall(r'_(?:rows|value)\(\s*"(\w+)"', file.read_text())
+    }
+    assert len(called) > 40
+    assert {name for name in called if not isinstance(parameters_of(name), tuple)} == set()
+    assert set(parameters_of("redrive")) >= {"topic", "group", "filter", "actor", "now"}
+    assert parameters_of("server_facts") == ()

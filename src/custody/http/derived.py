@@ -8,10 +8,13 @@ from typing import Any
 from custody.engine import Custody
 from custody.http.call import Call
 from custody.http.operation import Handler, Operation, described
+from custody.transactions import Transactions
 from custody.wire.fields import Range
 from custody.wire.verb import Verb, declared
 
-VERBS: Mapping[str, Verb] = {verb.operation: verb for verb in declared(Custody).values()}
+_OF_TRANSACTIONS = {verb.operation: verb for verb in declared(Transactions).values()}
+VERBS: Mapping[str, Verb] = {verb.operation: verb for verb in declared(Custody).values()} | _OF_TRANSACTIONS
+"""Every declared verb, by the name of its operation."""
 ANY: tuple[Any, ...] = ("produce", "consume", "admin")
 
 
@@ -54,7 +57,8 @@ def _handler(verb: Verb) -> Handler:
         allow(verb, call)
         given = arguments(verb, call)
         run = {"slow": call.run, "quick": call.state.quick, "read": call.state.read}[verb.thread]
-        return verb.answered(await run(getattr(call.engine, verb.name), **given), given)
+        verbs = call.engine.transactions if verb.operation in _OF_TRANSACTIONS else call.engine
+        return verb.answered(await run(getattr(verbs, verb.name), **given), given)
 
     return handler
 

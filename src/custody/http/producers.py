@@ -6,11 +6,8 @@ from custody.errors import InvalidArgument
 from custody.http.call import Call
 from custody.http.derived import by_hand
 from custody.http.operation import Table
-from custody.model import OpenTransaction
-from custody.plain import plain
-from custody.wire.answers import AbortedOut, BegunOut, CommittedOut, ProducerOut
-from custody.wire.messages import PlacedOut
-from custody.wire.requests import AbortIn, BeginIn, ProducerIn, TransactionAckIn, TransactionIn
+from custody.wire.answers import CommittedOut, ProducerOut
+from custody.wire.requests import ProducerIn, TransactionAckIn
 
 table = Table("producers")
 
@@ -50,22 +47,6 @@ async def producer(call: Call) -> object:
     return ProducerOut.of(found)
 
 
-@table.operation(
-    "POST", "/transactions/begin", body=BeginIn, answer=BegunOut, example={"producer_id": "order-service-1"}
-)
-async def begin(call: Call) -> object:
-    """Begin a transaction.
-
-    It is aborted after its timeout (60 s), and when a newer instance of the producer takes over.
-    """
-    call.allow("produce")
-    body: BeginIn = call.body
-    transaction_id, expires_at = await call.state.quick(
-        call.engine.transactions.begin, body.producer_id, epoch=body.epoch, timeout=body.timeout
-    )
-    return BegunOut(transaction_id, expires_at)
-
-
 @table.operation("POST", "/transactions/ack", body=TransactionAckIn, answer=None, status=204, example=_ACK)
 async def ack_in_transaction(call: Call) -> object:
     """Messages of a lease are done with the commit, or not at all."""
@@ -78,28 +59,12 @@ async def ack_in_transaction(call: Call) -> object:
     return None
 
 
-@table.operation("POST", "/transactions/commit", body=TransactionIn, answer=CommittedOut, example=_TRANSACTION)
+@by_hand
 async def commit(call: Call) -> object:
-    """Show all of it at once. A repeat returns the same receipts."""
+    """Repeats of one commit take turns, and what it publishes is counted."""
     call.allow("produce")
-    body: TransactionIn = call.body
-    async with call.state.threads.turn(body.transaction_id):
-        receipts = await call.state.append(call.engine.transactions.commit, body.transaction_id)
+    transaction_id = call.body.transaction_id
+    async with call.state.threads.turn(transaction_id):
+        receipts = await call.state.append(call.engine.transactions.commit, transaction_id)
     call.state.metrics.published(receipts)
-    return CommittedOut(body.transaction_id, [PlacedOut.of(receipt) for receipt in receipts])
-
-
-@table.operation("POST", "/transactions/abort", body=AbortIn, answer=AbortedOut, example=_TRANSACTION)
-async def abort(call: Call) -> object:
-    """Nothing of it will ever be seen."""
-    call.allow("produce")
-    body: AbortIn = call.body
-    done = await call.state.quick(call.engine.transactions.abort, body.transaction_id, reason=body.reason)
-    return AbortedOut(body.transaction_id, done)
-
-
-@table.operation("GET", "/transactions", answer=list[OpenTransaction])
-async def open_transactions(call: Call) -> object:
-    """Transactions that are neither committed nor aborted."""
-    call.allow_everywhere("admin")
-    return plain(await call.state.read(call.engine.transactions.open))
+    return CommittedOut.of(receipts, transaction_id=transaction_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import re
@@ -13,7 +14,7 @@ from custody.bounds import bounded
 from custody.errors import GroupNotFound, NeedsDatabase, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from custody.model import NAME
 from custody.wire.fields import LARGEST, Range
-from custody.wire.verb import Verb
+from custody.wire.verb import Verb, sent_as
 
 if TYPE_CHECKING:
     from custody.remote.base import RemoteBase
@@ -30,6 +31,7 @@ def derive(client: type, facade: type, composed: Set[str]) -> None:
         if not name.startswith("_") and name not in own | composed:
             verb = getattr(function, "__verb__", None)
             setattr(client, name, bounded(_refusal(function) if verb is None else method_of(verb)))
+    abc.update_abstractmethods(client)
 
 
 def _refusal(function: Callable[..., Any]) -> Callable[..., NoReturn]:
@@ -69,6 +71,7 @@ def method_of(verb: Verb) -> Callable[..., Any]:
                 found = found[:value]  # a request for none has to be one for one
         return found
 
+    vars(method).pop("__isabstractmethod__", None)
     return method
 
 
@@ -93,6 +96,8 @@ def _range(hint: Any) -> Range | None:
 
 def _sent(verb: Verb, name: str, value: Any) -> Any:
     """A value as a request takes it."""
+    if (other := sent_as(verb.hints[name])) is not None:
+        return other.of(value)
     kind = _range(verb.hints[name])
     if value is None or kind is None:
         return value

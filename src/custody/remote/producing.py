@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from custody.model import Delayed, OpenTransaction, Outgoing, Receipt
-from custody.policy import Duration
+from custody.model import Outgoing
 from custody.producer import IdempotentProducer
+from custody.remote.derived import derive
 from custody.remote.publishing import RemotePublishing
 from custody.remote.transport import Method, Transport
 from custody.remote.values import outgoing
 from custody.tracing import traced_each
 from custody.transactions import Transactions
-from custody.wire.answers import AbortedOut, AddedOut, BegunOut, CommittedOut, ProducerOut
-from custody.wire.fields import Timeout
-from custody.wire.requests import AbortIn, BeginIn, ProducerIn, PublishIn, TransactionAckIn, TransactionIn
+from custody.wire.answers import AddedOut, ProducerOut
+from custody.wire.requests import ProducerIn, PublishIn, TransactionAckIn
 
 T = TypeVar("T")
 
@@ -34,7 +32,7 @@ class RemoteProducing(RemotePublishing):
 
     @property
     def transactions(self) -> Transactions:
-        return RemoteTransactions(
+        return RemoteTransactions(  # type: ignore[abstract]  # the verbs that are declared are derived below
             layout_of=self._layout_of,
             forget=self._forget,
             worker=self.worker,
@@ -47,12 +45,7 @@ class RemoteTransactions(Transactions):
     """The verbs of transactions, each a request."""
 
     transport: Transport = field(repr=False)
-
-    def begin(self, producer_id: str, *, epoch: int | None, timeout: Duration | None) -> tuple[UUID, datetime]:
-        """Sent again after a lost answer: the one that nobody knows of times out, and nothing is in it."""
-        body = BeginIn(producer_id=producer_id, epoch=epoch, timeout=Timeout.of(timeout))
-        begun = self._call("POST", "/transactions/begin", BegunOut, body=body, repeat=True)
-        return begun.transaction_id, begun.expires_at
+    _patience: ClassVar[dict[str, dict[str, float]]] = {}
 
     def add_all(
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
@@ -70,18 +63,8 @@ class RemoteTransactions(Transactions):
         )
         self._call("POST", "/transactions/ack", type(None), body=body, repeat=True)
 
-    def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        body = TransactionIn(transaction_id=transaction_id)
-        done = self._call("POST", "/transactions/commit", CommittedOut, body=body, repeat=True)
-        return [one.value() for one in done.receipts]
-
-    def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
-        """As the direct connection. After a lost answer False may mean that the first attempt did it."""
-        body = AbortIn(transaction_id=transaction_id, reason=reason)
-        return self._call("POST", "/transactions/abort", AbortedOut, body=body, repeat=True).aborted
-
-    def open(self) -> list[OpenTransaction]:
-        return self._call("GET", "/transactions", list[OpenTransaction])
-
     def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
         return self.transport.call(method, path, answer, worker=self.worker or "-", **given)
+
+
+derive(RemoteTransactions, Transactions, {"add", "require_places"})

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from custody.model import Producer, Rewound, Settled
+from custody.model import Delayed, Producer, Receipt, Rewound, Settled
 from custody.wire.messages import PlacedOut
 
 
@@ -116,10 +116,24 @@ class BegunOut(Struct):
     transaction_id: UUID
     expires_at: datetime
 
+    @classmethod
+    def of(cls, begun: tuple[UUID, datetime]) -> Self:
+        return cls(*begun)
+
+    def value(self) -> tuple[UUID, datetime]:
+        return self.transaction_id, self.expires_at
+
 
 class CommittedOut(Struct):
     transaction_id: UUID
     receipts: list[PlacedOut]
+
+    @classmethod
+    def of(cls, receipts: Iterable[Receipt | Delayed], *, transaction_id: UUID) -> Self:
+        return cls(transaction_id, [PlacedOut.of(receipt) for receipt in receipts])
+
+    def value(self) -> list[Receipt | Delayed]:
+        return [receipt.value() for receipt in self.receipts]
 
 
 class AbortedOut(Struct):
@@ -127,6 +141,13 @@ class AbortedOut(Struct):
 
     transaction_id: UUID
     aborted: bool
+
+    @classmethod
+    def of(cls, aborted: bool, *, transaction_id: UUID) -> Self:
+        return cls(transaction_id, aborted)
+
+    def value(self) -> bool:
+        return self.aborted
 
 
 class PlaceOut(Struct):

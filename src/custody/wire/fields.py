@@ -63,6 +63,10 @@ class Timeout(Duration):
     """A duration of at least a millisecond."""
 
 
+GivenTimeout = Annotated[policy.Duration, Timeout]
+"""A parameter of a verb that a request has as a `Timeout`."""
+
+
 class Size(int):
     """Bytes; written as `"512MB"`, or a number of them."""
 

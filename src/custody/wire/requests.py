@@ -26,7 +26,6 @@ from custody.wire.fields import (
     Offset,
     Partition,
     Positive,
-    Reason,
     Size,
     Small,
     Text,
@@ -229,29 +228,10 @@ class ProducerIn(Shape):
     idempotent: bool = True
 
 
-class BeginIn(Shape):
-    """Without an epoch it is the present one of the producer."""
-
-    producer_id: Name
-    epoch: Positive | None = None
-    timeout: Timeout | None = None
-
-
-class TransactionIn(Shape):
-    """A transaction that was begun."""
-
-    transaction_id: UUID
-
-
-class AbortIn(TransactionIn):
-    """A transaction that is given up."""
-
-    reason: Reason = None
-
-
-class TransactionAckIn(TransactionIn):
+class TransactionAckIn(Shape):
     """Done with the commit: these offsets of the lease, or all that are not settled."""
 
+    transaction_id: UUID
     lease_id: UUID
     offsets: list[Offset] | None = None
 

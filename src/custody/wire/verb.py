@@ -19,7 +19,7 @@ from msgspec import Meta
 from custody.bounds import hints_of
 from custody.errors import CustodyError, OffsetOutOfRange
 from custody.plain import plain
-from custody.wire.fields import Help, Text, When
+from custody.wire.fields import Duration, Help, Text, When
 from custody.wire.queries import NoQuery
 from custody.wire.requests import Shape
 
@@ -150,9 +150,19 @@ def _element(answer: Any) -> tuple[Any, bool]:
     return (get_args(answer)[0], True) if get_origin(answer) is list else (answer, False)
 
 
+def sent_as(hint: Any) -> type[Duration] | None:
+    """The type that stands for a parameter in a request, if it is another one; its `of` makes one of a value."""
+    if get_origin(hint) in (Union, UnionType):
+        return next((kind for one in get_args(hint) if (kind := sent_as(one))), None)
+    kinds = (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, type) and issubclass(one, Duration))
+    return next(kinds, None)
+
+
 def _sent(hint: Any) -> Any:
     """The type of a parameter in a request. What helps to fill it in is put outside: in a part it would be hidden."""
     if get_origin(hint) is Annotated:
+        if kind := sent_as(hint):
+            return kind
         help = [Meta(description=str(one)) for one in hint.__metadata__ if isinstance(one, Help)]
         rest = [one for one in hint.__metadata__ if not isinstance(one, Help)]
         inner = _sent(hint.__origin__) if not rest else hint.__origin__
