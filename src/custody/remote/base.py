@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 REMEDY = "Open Custody with the postgresql:// URL of the database for this."
 
-_NAME = re.compile(NAME)
+is_name = re.compile(NAME).fullmatch
 
 
 class RemoteBase(Custody):
@@ -91,13 +91,13 @@ def topic_path(topic: str) -> str:
 
 
 def require_topic(topic: str) -> str:
-    if not _NAME.fullmatch(topic):
+    if not is_name(topic):
         raise TopicNotFound(f"there is no topic {topic!r}", "Create it first.")
     return topic
 
 
 def group_path(topic: str, group: str) -> str:
     path = topic_path(topic)
-    if not _NAME.fullmatch(group):
+    if not is_name(group):
         raise GroupNotFound(f"topic {topic!r} has no group {group!r}", "Create it first.")
     return f"{path}/groups/{group}"

@@ -7,20 +7,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 from urllib.parse import quote
 
 from custody.bounds import bounded
-from custody.errors import GroupNotFound, NeedsDatabase, OffsetOutOfRange, PartitionNotFound, TopicNotFound
-from custody.model import NAME
+from custody.errors import NeedsDatabase, OffsetOutOfRange, PartitionNotFound
+from custody.remote.base import REMEDY, RemoteBase, group_path, is_name, require_topic
+from custody.remote.values import possible, require_partition
 from custody.wire.fields import LARGEST, Range
 from custody.wire.verb import Verb, sent_as
-
-if TYPE_CHECKING:
-    from custody.remote.base import RemoteBase
-
-_NAME = re.compile(NAME)
-PARTITIONS = 2**31
 
 
 def derive(client: type, facade: type, composed: Set[str]) -> None:
@@ -37,7 +32,7 @@ def derive(client: type, facade: type, composed: Set[str]) -> None:
 def _refusal(function: Callable[..., Any]) -> Callable[..., NoReturn]:
     @functools.wraps(function)
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NeedsDatabase(remedy="Open Custody with the postgresql:// URL of the database for this.")
+        raise NeedsDatabase(remedy=REMEDY)
 
     return refuse
 
@@ -105,9 +100,9 @@ def _sent(verb: Verb, name: str, value: Any) -> Any:
         most = next(one.le for one in verb.hints[name].__metadata__ if hasattr(one, "le"))
         return max(1, min(value, most))
     if kind is Range.OFFSET and not isinstance(value, int):
-        return [offset for offset in value if 0 <= offset <= LARGEST]
-    if kind is Range.PARTITION and not 0 <= value < PARTITIONS:
-        raise PartitionNotFound(f"there is no partition {value}", "Partitions are counted from 0.")
+        return [offset for offset in value if possible(offset)]
+    if kind is Range.PARTITION:
+        require_partition(value)
     if kind is Range.OFFSET and value < 0:
         raise verb.refusal(f"there is nothing at {value}", "Offsets begin with 0.")
     return min(value, LARGEST)
@@ -117,11 +112,10 @@ def _require_names(verb: Verb, given: Mapping[str, Any]) -> None:
     """What cannot be the name of a topic or a group is refused as any one that is not there."""
     for placeholder in re.findall(r"{(\w+)}", verb.thing):
         value = given[verb.parameter(placeholder)]
-        if _NAME.fullmatch(value):
-            continue
         if placeholder == "group":
-            raise GroupNotFound(f"topic {given['topic']!r} has no group {value!r}", "Create it first.")
-        raise TopicNotFound(f"there is no topic {value!r}", "Create it first.")
+            group_path(given["topic"], value)
+        else:
+            require_topic(value)
 
 
 def _filled(verb: Verb, path: str, given: Mapping[str, Any]) -> str:
@@ -131,4 +125,4 @@ def _filled(verb: Verb, path: str, given: Mapping[str, Any]) -> str:
 
 def _quoted(value: str) -> str:
     # dots too: a path of dots would be taken for a way up
-    return value if _NAME.fullmatch(value) else quote(value, safe="").replace(".", "%2E")
+    return value if is_name(value) else quote(value, safe="").replace(".", "%2E")

@@ -12,8 +12,8 @@ from custody.model import Group
 from custody.policy import Policy
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.remote.values import LARGEST
 from custody.routing import Binding, bindings_of
+from custody.wire.fields import LARGEST
 from custody.wire.policies import BindingIn, GroupIn, GroupPatch, PolicyIn
 from custody.wire.reports import GroupOut
 

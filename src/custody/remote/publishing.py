@@ -17,10 +17,10 @@ from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.derived import prepared
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
-from custody.remote.values import LARGEST, event, outgoing
+from custody.remote.values import event, outgoing
 from custody.tracing import traced
 from custody.wire.answers import CountOut, ProducerOut
-from custody.wire.fields import MOST
+from custody.wire.fields import LARGEST, MOST
 from custody.wire.messages import MessageOut, ReceiptsOut
 from custody.wire.requests import EventsIn, ProducerIn, PublishIn
 from custody.wire.verb import declared

@@ -14,7 +14,7 @@ from custody.errors import PartitionNotFound
 from custody.model import Outgoing
 from custody.retention import Retention
 from custody.routing import ROUTING_KEY
-from custody.wire.fields import Duration
+from custody.wire.fields import LARGEST, Duration
 from custody.wire.requests import EventIn, MessageIn
 
 
@@ -67,26 +67,15 @@ def _headers(message: Outgoing) -> dict[str, str] | None:
     return None if message.headers is None else dict(message.headers)
 
 
-LARGEST = 2**62
-"""No offset that a server takes is larger; nothing will ever be there."""
-LISTED = 100_000
-"""So many are listed by one request at most."""
-
-
 def possible(offset: int) -> bool:
     """Whether a server takes this for an offset at all."""
     return 0 <= offset <= LARGEST
 
 
-def page_size(limit: int) -> int:
-    """How many to ask a server for, if so many are wanted. It lists one at least: for none, the caller drops that."""
-    return min(limit, LISTED) or 1
-
-
 def require_partition(partition: int | None) -> None:
     """Refuses what can be no partition: in a path or a body it would be taken for a mistake of the client's."""
     if partition is not None and not 0 <= partition < 2**31:
-        raise PartitionNotFound(f"there is no partition {partition}")
+        raise PartitionNotFound(f"there is no partition {partition}", "Partitions are counted from 0.")
 
 
 def fits(kept: Retention | None, asked: Retention | None) -> bool:
