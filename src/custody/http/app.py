@@ -26,6 +26,7 @@ access = logging.getLogger("custody.http.access")
 
 NOT_KEPT = (b"cache-control", b"no-store")
 """A receive is a GET: something in between that kept its answer would give one lease to many."""
+METHODS = ("GET", "POST", "PATCH", "DELETE")
 PIECE = 64 * 1024
 """So much of an answer is given to the connection at a time."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
@@ -113,7 +114,7 @@ class Application:
         if refused is not None:
             return refused
         if found is None:
-            return _unknown(scope, request, list(dict.fromkeys(other.method for other in others)))
+            return _unknown(scope, request, sorted({other.method for other in others}, key=METHODS.index))
         operation, params = found
         request.route = operation.path
         with tracing.serving(operation.method, operation.path, request.headers) as span:
