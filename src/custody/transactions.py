@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
 from types import TracebackType
 from typing import Self
 from uuid import UUID
 
 from custody.bounds import Bounded
 from custody.claim import Lease, Which, offsets_of
-from custody.codec import Encoded, arrays, encode_message
+from custody.codec import Encoded, encode_message
 from custody.delays import require_time
 from custody.errors import CustodyError, DatabaseUnavailable
 from custody.lanes import Priority
 from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
 from custody.placement import PLACED_WRONGLY, Layout, place
-from custody.policy import Duration, interval, seconds_or_none
-from custody.store.postgres import Connection, Database
-from custody.tracing import traced, traced_each
+from custody.policy import Duration
+from custody.tracing import traced
 from custody.wire.answers import AbortedOut, BegunOut, CommittedOut
 from custody.wire.fields import GivenTimeout, Name, Positive, Reason
 from custody.wire.verb import verb
@@ -128,114 +125,10 @@ class Transactions(Bounded, ABC):
         return self.add_all(transaction_id, [(topic, message) for message in messages], first=first)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DirectTransactions(Transactions):
-    """The verbs of transactions in the database."""
-
-    db: Database
-    committed: Callable[[Iterable[str]], None]
-    clock: Callable[[], datetime] | None = None
-
-    def _now(self) -> datetime | None:
-        return None if self.clock is None else self.clock()
-
-    def begin(
-        self, producer_id: str, *, epoch: int | None = None, timeout: Duration | None = None
-    ) -> tuple[UUID, datetime]:
-        row = self.db.call_dicts(
-            "begin_transaction",
-            producer=producer_id,
-            epoch=epoch,
-            timeout=interval(timeout),
-            now=self._now(),
-        )[0]
-        return row["transaction_id"], row["expires_at"]
-
-    def add_all(
-        self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
-    ) -> int:
-        messages = traced_each(messages)
-        encoded = [_encode(message) for _, message in messages]
-        try:
-            return self._add_all(transaction_id, messages, encoded, first)
-        except PLACED_WRONGLY:
-            for topic in {topic for topic, _ in messages}:
-                self.forget(topic)
-            return self._add_all(transaction_id, messages, encoded, first)
-
-    def _add_all(
-        self,
-        transaction_id: UUID,
-        messages: Sequence[tuple[str, Outgoing]],
-        encoded: Sequence[Encoded],
-        first: int | None,
-    ) -> int:
-        count, done = first or 0, 0
-        runs = [(topic, [one for _, one in run]) for topic, run in groupby(messages, key=lambda one: one[0])]
-        with self.db.transaction() if len(runs) > 1 else nullcontext() as connection:
-            for topic, some in runs:
-                begin = None if first is None else first + done
-                count = self._add(transaction_id, topic, some, encoded[done : done + len(some)], begin, connection)
-                done += len(some)
-        return count
-
-    def _add(
-        self,
-        transaction_id: UUID,
-        topic: str,
-        messages: Sequence[Outgoing],
-        encoded: Sequence[Encoded],
-        first: int | None,
-        connection: Connection | None = None,
-    ) -> int:
-        layout = self.layout_of(topic)
-        count: int = self.db.call(
-            "add_to_transaction",
-            on=connection,
-            transaction=transaction_id,
-            first=first,
-            topic=topic,
-            partitions=place(messages, layout),
-            named=[message.fixed for message in messages],
-            of=layout.partitions,
-            **arrays(encoded),
-            deliver_at=[message.deliver_at for message in messages],
-            delays=[seconds_or_none(message.delay) for message in messages],
-            now=self._now(),
-        )[0][0]
-        return count
-
-    def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
-        self.db.call(
-            "ack_in_transaction",
-            transaction=transaction_id,
-            lease_id=lease_id,
-            offsets=None if offsets is None else list(offsets),
-            now=self._now(),
-        )
-
-    def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        rows = self.db.call("commit_transaction", transaction=transaction_id, worker=self.worker, now=self._now())
-        self.committed({row[0] for row in rows})
-        return [_receipt(*row) for row in rows]
-
-    def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
-        return bool(self.db.call("abort_transaction", transaction=transaction_id, reason=reason, now=self._now())[0][0])
-
-    def open(self) -> list[OpenTransaction]:
-        return [OpenTransaction(**row) for row in self.db.call_dicts("open_transactions", now=self._now())]
-
-
-def _encode(message: Outgoing) -> Encoded:
+def encoded(message: Outgoing) -> Encoded:
     if message.delayed:
         require_time(message)
     return encode_message(message)
-
-
-def _receipt(topic: str, partition: int, number: int, deliver_at: datetime | None) -> Receipt | Delayed:
-    if deliver_at is None:
-        return Receipt(topic, partition, number)
-    return Delayed(topic=topic, partition=partition, delay_id=number, deliver_at=deliver_at)
 
 
 class Transaction:
@@ -298,7 +191,7 @@ class Transaction:
         # now, not when they are sent: that may be after the span has ended
         batch = traced(batch_of(messages))
         for message in batch:
-            _encode(message)
+            encoded(message)
         self._verbs.require_places(topic, batch)
         self._pending += [(topic, message) for message in batch]
         if len(self._pending) >= FLUSH_AT:

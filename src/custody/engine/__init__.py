@@ -7,6 +7,7 @@ from typing import Self
 
 from custody.engine.apikeys import ApiKeys
 from custody.engine.consuming import Consuming
+from custody.engine.dead_letters import DeadLetters
 from custody.engine.grouping import Start
 from custody.engine.operating import Operating
 from custody.engine.producing import Producing
@@ -14,7 +15,7 @@ from custody.engine.producing import Producing
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producing, Consuming, Operating, ApiKeys):
+class Custody(Producing, Consuming, DeadLetters, Operating, ApiKeys):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

@@ -1,25 +1,21 @@
-"""What an operator asks and does: dead letters, redrive, rewind, blocked keys, figures, history."""
+"""What an operator asks and does: rewind, blocked keys, figures, history."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal, TypedDict, Unpack
+from typing import Annotated
 
-from custody.codec import KINDS
 from custody.engine.base import Base
 from custody.engine.grouping import GROUP
-from custody.errors import Busy, InvalidArgument, NotSkippable
+from custody.errors import Busy, NotSkippable
 from custody.insights import GroupFigures, HandlingTime, OldTransaction, Server, TopicFigures
-from custody.lanes import priority_of
-from custody.model import BlockedKey, DeadLetter, HistoryEntry, PartitionStats, Replayed, Rewound, Stats
+from custody.model import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
 from custody.outbox.events import Figures as OutboxFigures
 from custody.policy import Duration, seconds
 from custody.store import notify
-from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
-from custody.wire.fields import Help, Name, Offset, Page, Partition, Positive, Reason
-from custody.wire.messages import DeadOut
+from custody.wire.answers import CountOut, InFlightOut, RewindOut
+from custody.wire.fields import Help, Name, Offset, Page, Partition, Reason
 from custody.wire.reports import HandlingOut
 from custody.wire.verb import verb
 
@@ -27,154 +23,8 @@ PATIENCE = 5.0
 """For so many seconds a rewind is tried while somebody has a lease locked that it takes something from."""
 
 
-class DeadFilter(TypedDict, total=False):
-    """Which dead messages: all conditions that are given must hold."""
-
-    where_error: Annotated[str | None, Help("A LIKE pattern of their last error.")]
-    key: str | None
-    partition: Partition | None
-    offsets: Annotated[Sequence[Offset] | None, Help("In this partition, which has to be given too.")]
-    died_from: datetime | None
-    died_until: datetime | None
-    limit: Positive | None
-
-
 class Operating(Base):
     """Looking at groups, and repairing them."""
-
-    @verb("GET", GROUP + "/dead", tag="groups", right="consume", answer=list[DeadOut])
-    def dead(self, topic: str, group: str, *, limit: Page = 1000) -> list[DeadLetter]:
-        """The dead letters of a group, with payload and errors, the first of each partition first.
-
-        Over HTTP no more than 100,000; the last is the one that reaches 16 MB of payload.
-        """
-        self._db.call("lifecycle_group", topic=topic, group=group)
-        if self._max_bytes is not None:
-            limit = self._value("dead_within", topic=topic, group=group, limit=limit, bytes=self._max_bytes)
-        of = self._rows("topic_named", topic=topic)[0]
-        rows = self._db.select(
-            "dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group
-        )
-        return [
-            DeadLetter(
-                topic=topic,
-                partition=row["partition"],
-                offset=row["offset"],
-                key=row["key"],
-                payload=self._decoding(KINDS[row["payload_kind"]], row["payload_bytes"]),
-                headers=row["headers"] or {},
-                attempt=row["attempts"],
-                published_at=row["published_at"],
-                priority=priority_of(row["partition"]) if of["starvation_limit"] is not None else None,
-                topic_uid=of["uid"],
-                attempts=row["attempts"],
-                reason=row["reason"],
-                last_error=row["last_error"],
-                errors=tuple(row["errors"]),
-                died_at=row["died_at"],
-                held=row["held"],
-            )
-            for row in rows
-        ]
-
-    @verb(
-        "POST",
-        GROUP + "/redrive",
-        tag="groups",
-        right="admin",
-        answer=RedrivenOut,
-        repeat="dry_run",
-        example={"where_error": "timeout%", "dry_run": True},
-    )
-    def redrive(
-        self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
-    ) -> list[tuple[int, int]]:
-        """Dead messages become ready, with a fresh budget: all, or those that fulfil every condition that is given.
-
-        Returns (partition, offset) of each; with `dry_run` nothing changes.
-        """
-        return self._settle_dead("redrive", topic, group, dry_run, reason, which)
-
-    @verb(
-        "POST",
-        GROUP + "/discard",
-        tag="groups",
-        right="admin",
-        answer=RedrivenOut,
-        repeat="dry_run",
-        example={"key": "SKU-123", "reason": "the order was cancelled"},
-    )
-    def discard(
-        self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
-    ) -> list[tuple[int, int]]:
-        """Dead messages are given up for good, with the same conditions as `redrive`."""
-        return self._settle_dead("discard", topic, group, dry_run, reason, which)
-
-    def _settle_dead(
-        self,
-        function: Literal["redrive", "discard"],
-        topic: str,
-        group: str,
-        dry_run: bool,
-        reason: str | None,
-        which: DeadFilter,
-    ) -> list[tuple[int, int]]:
-        limit, offsets = which.get("limit"), which.get("offsets")
-        if limit is not None and limit < 1:
-            raise InvalidArgument("limit must be at least 1")
-        if offsets is not None and which.get("partition") is None:
-            raise InvalidArgument("offsets need a partition", "Offsets repeat in each partition: say which one.")
-        chosen = {**which, "offsets": None if offsets is None else list(offsets)}
-        rows = self._rows(
-            function,
-            topic=topic,
-            group=group,
-            filter=tuple(chosen.get(name) for name in DeadFilter.__annotations__),  # in the order of the SQL type
-            dry_run=dry_run,
-            reason=reason,
-        )
-        return [(row["partition"], row["offset"]) for row in rows]
-
-    @verb(
-        "POST",
-        "/messages/dlq/replay",
-        tag="operating",
-        right="admin",
-        answer=Replayed,
-        repeat=True,
-        thing="/topics/{dlq_topic}",
-        example={"dlq_topic": "orders-dlq", "partition": 0, "offset": 5, "target_topic": "orders"},
-    )
-    def replay(
-        self,
-        dlq_topic: Name,
-        partition: Partition,
-        offset: Offset,
-        *,
-        target_topic: Name | None = None,
-        reason: Reason = None,
-    ) -> Replayed:
-        """Publishes a dead letter of `<topic>-dlq` again as the message that it was, to its topic or another one.
-
-        The dead message counts as done. A repeat publishes nothing and returns the first receipt, as a duplicate.
-        """
-        return self._replay(dlq_topic, partition, offset, target_topic, reason, origin=None)
-
-    def _replay(
-        self, dlq_topic: str, partition: int, offset: int, target: str | None, reason: str | None, *, origin: str | None
-    ) -> Replayed:
-        """`origin`: only if the copy names this topic as its own."""
-        row = self._rows(
-            "replay_dead_letter",
-            dlq_topic=dlq_topic,
-            partition=partition,
-            offset=offset,
-            target=target,
-            reason=reason,
-            origin=origin,
-        )[0]
-        self._hints.send(row["topic"])
-        return Replayed(**row)
 
     @verb(
         "POST",
