@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.cli.conftest import Run
 
-from custody import Constant, Custody, Exponential, Policy
+from custody import Breaker, Constant, Custody, Exponential, Policy
 
 
 def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained) -> None:
@@ -19,21 +19,19 @@ def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained)
         "--json",
     ).document
     explained(created)
-    assert created["policy"] == {
-        "ordering": "key",
-        "max_attempts": 5,
-        "backoff": {"kind": "exponential", "initial": 2.0, "cap": 300.0, "jitter": 0.1, "multiplier": 2.0},
-        "visibility_timeout": 60.0,
-        "handler_timeout": 50.0,
-        "on_dead": "hold",
-        "dead_letter": "keep",
-        "max_in_flight": 100,
-        "max_ack_holes": None,
-        "max_parked": 7,
-        "breaker": {"failure_rate": 0.5, "min_outcomes": 20, "window": 10.0, "probe_after": 5.0},
-        "fairness": None,
-        "tenant_separator": ":",
-    }
+    asked = Policy(
+        ordering="key",
+        max_attempts=5,
+        on_dead="hold",
+        backoff=Exponential("2s", cap="5m", jitter=0.1),
+        visibility_timeout="1m",
+        handler_timeout="50s",
+        max_in_flight=100,
+        max_ack_holes=None,
+        max_parked=7,
+        breaker=Breaker(failure_rate=0.5, window="10s"),
+    )
+    assert created["policy"] == asked.plain()
     assert quick("groups", "describe", "orders", "stock", "--json").document == created
     described = cli("groups", "describe", "orders", "stock").out
     assert "backoff             exponential, initial 2 s, cap 5 min, jitter 0.1, multiplier 2.0" in described
