@@ -25,7 +25,8 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench mutants requirements tables clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench coverage mutants audit \
+	outdated requirements tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -81,7 +82,16 @@ format: install ## Put the code into the house format and fix what ruff can fix
 bench: install ## Measure, beside bare PostgreSQL and two peers
 	@$(BIN)/python -m bench $(ARGS)
 
-mutants: install ## Remove one fence at a time from the SQL and see whether a test notices (hours)
+coverage: install ## Measure how much of src/custody the tests execute, by folder (ARGS=--publish: into docs/coverage.md)
+	@$(BIN)/python scripts/measure_coverage.py --workers $(WORKERS) $(ARGS)
+
+audit: ## Look for known vulnerabilities in the pinned versions (needs the network; 2 if it could not look)
+	@'$(PYTHON)' scripts/pins.py audit
+
+outdated: install ## List pinned versions that have newer releases (needs the network; 2 if it could not look)
+	@$(BIN)/python scripts/pins.py outdated
+
+mutants: install ## Remove one fence at a time from the SQL functions and see whether a test notices
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 requirements: install ## Write docs/requirements.md anew from the marks on the tests
