@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Clock
 from tests.integration.stream import GROUP, TOPIC, drain, everything, offsets, start
 
-from custody import Breaker, Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Policy
+from custody import Breaker, Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Outgoing, Policy
 from custody.errors import InvalidArgument, OrderConflict
 from custody.model import Settled
 from custody.settle import LONGEST_ERROR
@@ -46,6 +46,39 @@ def test_ack_without_a_name_is_about_all_that_is_left(c: Custody, db: psycopg.Co
     assert lease.ack().settled == 5
     assert c.stats(TOPIC, GROUP).depth == 0
     assert db.execute("SELECT count(*) FROM custody.deliveries").fetchone() == (0,)
+
+
+@pytest.mark.req("C1")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("messages", [4, 600])  # a large lease is split when it is settled piecemeal
+def test_a_verb_touches_no_lease_but_its_own(c: Custody, db: psycopg.Connection, verb: str, messages: int) -> None:
+    """Leases of other groups, partitions and topics hold the same offsets."""
+    for topic in (TOPIC, "elsewhere"):
+        c.create_topic(topic, partitions=2)
+        for partition in (0, 1):
+            c.publish_many(topic, [Outgoing(n, partition=partition) for n in range(messages)])
+        for group in (GROUP, "other"):
+            c.create_group(topic, group, Policy(backoff=Constant("10s")))
+
+    def leases_of(lease: Lease) -> list[Any]:
+        rows = db.execute("SELECT l::text FROM custody.leases l WHERE lease_id = %s ORDER BY part", [lease.lease_id])
+        return rows.fetchall()
+
+    everywhere = [
+        c.claim(topic, group, partition=partition, max_messages=messages, visibility_timeout="50s")
+        for topic in (TOPIC, "elsewhere")
+        for group in (GROUP, "other")
+        for partition in (0, 1)
+    ]
+    for others in everywhere:
+        others.extend(message=others.messages[1], timeout="40s")  # two rows each
+    mine = everywhere.pop(2)
+    before = [leases_of(lease) for lease in everywhere]
+    assert {len(rows) for rows in before} == {2}
+    VERBS[verb](mine)
+    assert [leases_of(lease) for lease in everywhere] == before
+    for lease in everywhere:
+        assert lease.ack().settled == messages
 
 
 @pytest.mark.req("C1")
