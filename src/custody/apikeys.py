@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from custody.errors import InvalidArgument
-from custody.store.postgres import Database
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _KEY = re.compile(rb"cus_([a-z0-9]{12})_[A-Za-z0-9_-]{43}\Z")
@@ -96,9 +95,3 @@ class Ring:
         if hmac.compare_digest(digest_of(shown), digest) and key is not None and key.active:
             return key
         return None
-
-
-def ring(db: Database, *, now: datetime | None) -> Ring:
-    rows = db.call_dicts("list_api_keys", revoked=False, now=now)
-    revoked = not rows and bool(db.call("had_api_keys")[0][0])
-    return Ring(((row["digest"], key_of(row)) for row in rows), revoked=revoked)

@@ -2,10 +2,7 @@
 
 from custody.coalesced.acks import Ack, ack_each
 from custody.coalesced.blocking import BLOCKED
-from custody.coalesced.claims import Claim, claim_each, lease_place, live_lease, next_due
+from custody.coalesced.claims import Claim, claim_each
 from custody.coalesced.publishes import Placed, Publish, Publishes
 
-__all__ = [
-    "Publish", "Publishes", "Placed", "Ack", "ack_each", "Claim", "claim_each", "BLOCKED",
-    "lease_place", "live_lease", "next_due",
-]  # fmt: skip
+__all__ = ["Publish", "Publishes", "Placed", "Ack", "ack_each", "Claim", "claim_each", "BLOCKED"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from uuid import UUID
 
 from custody.claim import Lease, lease_of
 from custody.codec import decode_raw
@@ -52,21 +51,3 @@ def claim_each(
         lease_of(settler, topic, [row[1:] for row in some], decode_raw)
         for _, some in groupby(rows, key=lambda row: row[0])
     ]
-
-
-def next_due(db: Database, topic: str, group: str, partition: int | None, *, now: datetime | None) -> float | None:
-    """Seconds until something of the group, or of this partition of it, is due by itself; None if nothing is."""
-    due: float | None = db.call("next_due", topic=topic, group=group, now=now, partition=partition)[0][0]
-    return due
-
-
-def lease_place(db: Database, lease_id: UUID) -> tuple[str, str, int] | None:
-    """The topic, group and partition of a lease, or None if it is not known, or not any more."""
-    rows = db.call("lease_place", lease_id=lease_id)
-    return rows[0] if rows else None
-
-
-def live_lease(db: Database, topic: str, group: str, partition: int, offset: int, *, now: datetime | None) -> UUID:
-    """The lease that holds a message now; else `lease_lost`."""
-    found: UUID = db.call("live_lease", topic=topic, group=group, partition=partition, offset=offset, now=now)[0][0]
-    return found

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from msgspec import UnsetType
 
-from custody import apikeys, coalesced
-from custody.apikeys import Ring
+from custody import coalesced
+from custody.apikeys import Ring, key_of
 from custody.claim import Lease
 from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.codec import decode_raw
@@ -77,15 +77,18 @@ class ServerVerbs:
 
     def next_due_in(self, topic: str, group: str, partition: int | None) -> float | None:
         """Seconds until something that these callers wait for is due by itself; None if nothing is."""
-        return coalesced.next_due(self._db, topic, group, partition, now=self._now())
+        due: float | None = self._engine._value("next_due", topic=topic, group=group, partition=partition)
+        return due
 
     def lease_place(self, lease_id: UUID) -> tuple[str, str, int] | None:
         """The topic, group and partition of a lease, or None if it is not known, or not any more."""
-        return coalesced.lease_place(self._db, lease_id)
+        rows = self._db.call("lease_place", lease_id=lease_id)
+        return rows[0] if rows else None
 
     def live_lease(self, topic: str, group: str, partition: int, offset: int) -> UUID:
         """The lease that holds a message now; else `lease_lost`."""
-        return coalesced.live_lease(self._db, topic, group, partition, offset, now=self._now())
+        found: UUID = self._engine._value("live_lease", topic=topic, group=group, partition=partition, offset=offset)
+        return found
 
     def change_group(
         self,
@@ -137,7 +140,9 @@ class ServerVerbs:
 
     def key_ring(self) -> Ring:
         """The API keys as they are now, to tell who shows one."""
-        return apikeys.ring(self._db, now=self._now())
+        rows = self._engine._rows("list_api_keys", revoked=False)
+        revoked = not rows and bool(self._engine._value("had_api_keys"))
+        return Ring(((row["digest"], key_of(row)) for row in rows), revoked=revoked)
 
     def connections(self) -> tuple[int, int, int, int]:
         """Connections to the database in use, idle, and at most; and how many calls wait for one."""
