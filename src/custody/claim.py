@@ -18,6 +18,9 @@ from custody.settle import Settler
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
 
+MESSAGE = 7
+"""The first column of a message in the answer of a claim: those before it describe the lease."""
+
 Which = Message | Iterable[Message]
 """One message, or several: an empty list is none, while no argument at all means every message of the lease."""
 
@@ -148,10 +151,10 @@ def claim(
 
 def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable[[str, bytes], Any] = decode) -> Lease:
     """The lease that the rows of a claim describe, or why there is none. `decode` makes payloads of kinds and bytes."""
-    lease_id, partition, deadline, reason, _, _, priority = rows[0][:7]
+    lease_id, partition, deadline, priority, topic_uid, reason, detail = rows[0][:MESSAGE]
     if lease_id is None:
-        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=rows[0][12])
-    messages = _messages(topic, UUID(rows[0][12]), partition, rows, decode)
+        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=detail)
+    messages = _messages(topic, topic_uid, partition, rows, decode)
     if priority is not None:
         messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
     return Lease(
@@ -174,12 +177,12 @@ def _messages(
             offset=offset,
             key=key,
             payload=data if kind == "b" else decode(kind, data),
-            headers=headers or {} if attempt == 1 else redelivery_headers(headers, attempt, first_delivery, last_error),
+            headers=headers or {} if attempt == 1 else redelivery_headers(headers, attempt, first, error),
             attempt=attempt,
             published_at=published_at,
             topic_uid=uid,
         )
-        for _, _, _, _, offset, published_at, key, kind, data, headers, attempt, first_delivery, last_error in rows[1:]
+        for _, _, _, _, _, _, _, offset, published_at, key, kind, data, headers, attempt, first, error in rows[1:]
     ]
 
 

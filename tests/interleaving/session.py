@@ -13,6 +13,8 @@ import psycopg
 from psycopg import sql
 from tests.waiting import wait_for
 
+from custody.claim import MESSAGE
+
 TOPIC = "orders"
 GROUP = "stock"
 T = TypeVar("T")
@@ -115,8 +117,9 @@ class Session:
             partition=partition,
             now=self._clock(),
         )
-        lease_id, of, _, reason = rows[0][:4]
-        return Claimed(lease_id, of, reason, {row[4]: row[10] for row in rows[1:]} if lease_id else {})
+        lease_id, of, _, _, _, reason, _ = rows[0][:MESSAGE]
+        messages = [row[MESSAGE:] for row in rows[1:]]
+        return Claimed(lease_id, of, reason, {offset: attempt for offset, _, _, _, _, _, attempt, _, _ in messages})
 
     def settle(
         self, lease_id: UUID | None, outcomes: Mapping[int, str], *, delay: float | None = None, exact: bool = False

@@ -12,6 +12,7 @@ from tests.interleaving.session import GROUP, TOPIC, Session
 from tests.waiting import wait_for
 
 import custody
+from custody.claim import MESSAGE
 
 pytestmark = pytest.mark.core
 
@@ -264,7 +265,7 @@ def test_a_whole_ack_that_waited_past_its_deadline_is_lost(
     assert (outcome.settled, outcome.lost) == (0, [0, 1])
     two.commit()
     assert two.connection.execute("SELECT count(*) FROM custody.journal WHERE kind = 'ack'").fetchone() == (0,)
-    assert two.call("claim", topic=TOPIC, group=GROUP, max=2)[1][4] == 0
+    assert two.call("claim", topic=TOPIC, group=GROUP, max=2)[1][MESSAGE] == 0
 
 
 @pytest.mark.req("X1")

@@ -50,18 +50,19 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 
--- The first row describes the lease (or, without a lease_id, the reason why there is none: empty, busy, paused,
--- breaker_open or the cap that was reached), and has the priority in place of a key and the topic's uid in place of an
--- error; the rows after it are its messages, by offset. A claim of a bound group looks at 10,000 messages at most, or
--- as many as it wants if that is more, and for about half a second. If none of them could be handed out and there are
--- more, it is busy and says so in `last_error`: claim again at once. With p_bytes a lease ends with the message that
--- reaches so much payload. p_heads_held: the transaction has claimed or published before.
+-- The first row describes the lease: its id, partition and deadline, the priority of its messages and the uid of the
+-- topic. If there is none, it has the reason (empty, busy, paused, breaker_open or the cap that was reached) and a
+-- detail of it. The rows after it are the messages, by offset.
+-- A claim of a bound group matches 10,000 messages at most, or as many as it wants if that is more, and for about half
+-- a second. If none of them could be handed out and there are more, it is busy and its detail says to claim again.
+-- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
+-- published before.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
     p_heads_held boolean DEFAULT false
 ) RETURNS TABLE (
-    lease_id uuid, partition int, deadline timestamptz, reason text,
+    lease_id uuid, partition int, deadline timestamptz, priority text, topic_uid uuid, reason text, detail text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
     attempt int, first_delivery timestamptz, last_error text
 )
@@ -89,7 +90,7 @@ BEGIN
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
         reason := 'paused';
-        last_error := v_group.paused_reason;
+        detail := v_group.paused_reason;
         RETURN NEXT;
         RETURN;
     END IF;
@@ -97,7 +98,7 @@ BEGIN
         p_max := custody.breaker_allows(v_group.group_id, p_max, coalesce(p_now, clock_timestamp()));
         IF p_max = 0 THEN
             reason := 'breaker_open';
-            last_error := v_group.breaker_reason;
+            detail := v_group.breaker_reason;
             RETURN NEXT;
             RETURN;
         END IF;
@@ -171,11 +172,11 @@ BEGIN
     IF v_claim.reason IS NOT NULL THEN
         IF v_passed THEN
             reason := 'busy';
-            last_error := 'what it has looked at is not bound: there is more';
+            detail := 'No bound message among those scanned; claim again';
         ELSE
             reason := v_reason;
             IF v_reason = 'max_parked' THEN
-                last_error := custody.most_parked(v_group.group_id);
+                detail := custody.most_parked(v_group.group_id);
             END IF;
         END IF;
         RETURN NEXT;
@@ -188,14 +189,18 @@ BEGIN
         PERFORM custody.breaker_probes(v_group.group_id, lease_id, deadline);
     END IF;
     IF v_topic.starvation_limit IS NOT NULL THEN
-        key := custody.lane(v_partition);
+        priority := custody.lane(v_partition);
     END IF;
-    last_error := v_topic.uid;
+    topic_uid := v_topic.uid;
     RETURN NEXT;
     IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_claim.head, lease_id)) AND v_claim.parts = 1 THEN
-        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no);
+        RETURN QUERY
+        SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, NULL::uuid, NULL::text, NULL::text, m.*
+        FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m;
     ELSE
-        RETURN QUERY SELECT * FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m
-            ORDER BY m."offset";
+        RETURN QUERY
+        SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, NULL::uuid, NULL::text, NULL::text, m.*
+        FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m
+        ORDER BY m."offset";
     END IF;
 END $$;
