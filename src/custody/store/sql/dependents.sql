@@ -1,6 +1,6 @@
--- What hangs on the views, routines and composite types of the schema and would be gone with them, but is none of them:
--- views, indexes, columns, triggers of users. Triggers on tables of the schema that call its functions are its own. The
--- parts of a view or type (its rule, its row type) come and go with it: deptype i.
+-- Objects of users that depend on views, routines or composite types of the schema, and would be lost with them: views,
+-- indexes, columns, triggers. Triggers on tables of the schema that call its functions belong to the schema. The parts
+-- of a view or type (its rule, its row type) go with it: deptype i.
 WITH RECURSIVE ours (classid, objid) AS (
     SELECT 'pg_class'::regclass::oid, oid FROM pg_class WHERE relnamespace = 'custody'::regnamespace AND relkind = 'v'
     UNION
@@ -16,7 +16,7 @@ SELECT DISTINCT CASE WHEN r.ev_class IS NULL THEN pg_describe_object(d.classid, 
                      ELSE pg_describe_object('pg_class'::regclass, r.ev_class, 0) END
 FROM ours o
 JOIN pg_depend d ON d.refclassid = o.classid AND d.refobjid = o.objid
--- a view hangs on things by its rule
+-- a view depends on other objects by its rule
 LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
 LEFT JOIN pg_trigger t ON d.classid = 'pg_trigger'::regclass AND t.oid = d.objid
 LEFT JOIN pg_class c ON c.oid = t.tgrelid

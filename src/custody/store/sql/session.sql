@@ -1,6 +1,6 @@
--- What a connection is, and what it keeps for its session: asked once, when it is opened. Behind a pooler the pid that
--- the client was told at the start is not that of the backend that answers; then nothing is set, for the next client
--- would find it.
+-- Asked once, when a connection is opened: what it is, and settings for its session. Behind a pooler the pid that the
+-- client got at the start is not that of the backend that answers. Then nothing is set, because the next client would
+-- find it.
 SELECT pg_backend_pid() = %(client_pid)s,
        current_setting('default_transaction_isolation'),
        CASE WHEN pg_backend_pid() = %(client_pid)s THEN set_config('TimeZone', 'UTC', false) END,

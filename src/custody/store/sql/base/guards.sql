@@ -1,4 +1,4 @@
--- Topics, groups and partitions as verbs are given them: found, or refused.
+-- The arguments of verbs: topics, groups and partitions are found by name, or refused.
 
 CREATE FUNCTION custody.topic_named(p_topic text) RETURNS custody.topics
 LANGUAGE plpgsql STABLE AS $$
@@ -21,8 +21,8 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- The lock among those who place a group on the log, and those who end or drop its segments. It does not conflict with
--- a mere reference to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
+-- The lock between those who place a group on the log and those who seal or drop its segments. It does not conflict
+-- with a foreign key to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
 CREATE FUNCTION custody.lock_topic(p_topic text) RETURNS custody.topics
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,7 +53,7 @@ BEGIN
     RETURN v_group;
 END $$;
 
--- A group with a lifecycle: the verbs that claim, settle and repair refuse a bare one.
+-- A group with a lifecycle. Verbs that claim, settle and repair refuse a bare group.
 CREATE FUNCTION custody.lifecycle_group(p_topic text, p_group text) RETURNS custody.groups
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -77,8 +77,8 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses a message that a reader could not decode: its kind is j (JSON), t (text) or b (bytes), and its headers are
--- texts. For callers from SQL; the clients encode messages themselves, and tell by p_of that they have.
+-- Refuses a message that a reader could not decode. Its kind is j (JSON), t (text) or b (bytes), and its headers are
+-- texts. This is for callers from SQL: clients encode messages themselves, and give p_of.
 CREATE FUNCTION custody.require_message(p_kind text, p_payload bytea, p_headers jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -96,7 +96,7 @@ BEGIN
     BEGIN
         IF p_kind = 'j' THEN
             PERFORM convert_from(p_payload, 'UTF8')::json;
-        -- a text may have NUL, which PostgreSQL's have not
+        -- A text may contain NUL; a text of PostgreSQL may not.
         ELSIF p_kind = 't' AND position('\x00'::bytea IN p_payload) = 0 THEN
             PERFORM convert_from(p_payload, 'UTF8');
         END IF;

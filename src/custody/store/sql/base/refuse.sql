@@ -1,7 +1,7 @@
--- How a verb refuses, and what it insists on. All of Custody leans on this, and so does an outbox that stands alone.
+-- How a verb refuses. All of Custody depends on this file, and so does an outbox alone.
 
--- Every refusal carries its stable code as DETAIL; the client turns it into the error of that name. Offsets that it is
--- about stand in the field COLUMN, separated by commas.
+-- Every refusal has its stable code as DETAIL, which the client turns into the error of that name. The offsets that it
+-- concerns are in the field COLUMN, separated by commas.
 CREATE FUNCTION custody.refuse(p_code text, p_message text, p_remedy text DEFAULT NULL, p_offsets bigint[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$

@@ -1,6 +1,6 @@
 -- Claim: hands out up to n messages of one partition under one lease.
 
--- Behind which key most messages wait.
+-- The key behind which most messages wait.
 CREATE FUNCTION custody.most_parked(p_group_id int) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT format('%s messages wait behind key %L of partition %s', sum(messages), key, partition)
@@ -11,7 +11,8 @@ LANGUAGE sql STABLE AS $$
     GROUP BY partition, key ORDER BY sum(messages) DESC, partition, key LIMIT 1
 $$;
 
--- The partitions of a group that have something to give, in random order; those that only wait for a live lease last.
+-- The partitions of a group that have something to give, in random order. Those that may only have keys behind a live
+-- lease come last.
 CREATE FUNCTION custody.claim_candidates(p_group custody.groups, p_now timestamptz) RETURNS int[]
 LANGUAGE sql VOLATILE AS $$
     SELECT array_agg(x.partition ORDER BY x.certain DESC, random())
@@ -40,7 +41,7 @@ LANGUAGE sql VOLATILE AS $$
     WHERE x.certain OR x.possible
 $$;
 
--- Waits a little for a cursor. True if it is locked now; the setting of the caller's own waits stays as it is.
+-- Waits a little for a cursor. Returns true if it is locked now. The lock_timeout of the caller stays as it is.
 CREATE FUNCTION custody.await_cursor(p_group_id int, p_partition int) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '250ms' AS $$
 BEGIN
@@ -119,12 +120,12 @@ BEGIN
             END IF;
             v_candidates := coalesce(v_candidates, '{}');
         EXCEPTION WHEN undefined_table THEN
-            v_candidates := '{}';       -- the segment it looked into was dropped meanwhile
+            v_candidates := '{}';       -- the segment that it read was dropped
             v_reason := 'busy';
         END;
     END IF;
 
-    -- once over all candidates without waiting; if each of them was locked, wait a little for the first
+    -- First without waiting for a lock. If all candidates were locked, wait a little for the first one.
     FOR v_round IN 1..2 LOOP
         FOREACH v_partition IN ARRAY v_candidates LOOP
             IF v_round = 1 THEN
@@ -140,7 +141,7 @@ BEGIN
                 CONTINUE;
             END IF;
             v_tried := true;
-            -- the group may have been bound anew since it was read
+            -- The group may have been bound anew since it was read.
             IF v_binding IS DISTINCT FROM v_group.binding_no THEN
                 SELECT g.matcher, g.binding_no, g.fairness INTO v_group.matcher, v_group.binding_no, v_group.fairness
                 FROM custody.groups g WHERE g.group_id = v_group.group_id;
@@ -164,7 +165,7 @@ BEGIN
 
     IF v_claim.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
-        -- it may have waited for heads: the lease is as long as it should be from now on
+        -- This may have waited for heads, so the visibility timeout begins now.
         UPDATE custody.leases l
         SET deadline = coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout)
         WHERE l.lease_id = (v_claim.lease).lease_id RETURNING l.deadline INTO deadline;

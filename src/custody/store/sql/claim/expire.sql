@@ -1,12 +1,13 @@
 -- Expiry is a rule, not a process: a lease past its deadline is expired for every reader. The next claim folds it.
 
--- Turns expired leases into returned ranges and due cases; the caller holds the cursor. A lease that somebody has
--- locked (an ack in an open transaction) is left alone and counts as live: waiting for it would stall the partition.
--- Only a message that was leased alone is charged; what was leased with others comes back in leases a tenth the size. A
--- pipeline's lease (size 0) charges nobody, and comes back whole: which message ends its process is found out by its
--- tasks. While the breaker is open nobody is charged: a probe that expires is put off, so that the next one is another
--- message. Returns the deaths to be copied (see dead_letter.sql), or null. Without p_copied no lease is folded of which
--- that may come: it counts as live, too.
+-- Folds expired leases: their messages become returned ranges and due cases. The caller holds the cursor.
+-- A lease that somebody has locked (an ack in an open transaction) counts as live: waiting for it would stall the
+-- partition. Only a message that was leased alone is charged. Messages that were leased together come back in leases a
+-- tenth the size. The lease of a pipeline (size 0) charges no message and comes back whole: the tasks find out which
+-- message ends their process. While the breaker is open no message is charged, and a probe that expires is put off, so
+-- that the next probe is another message.
+-- Returns the deaths to be copied (see dead_letter.sql), or null. Without p_copied a lease that may cause one counts as
+-- live, too.
 CREATE FUNCTION custody.fold_expired(
     p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz, p_copied boolean DEFAULT true
 ) RETURNS custody.death[]
@@ -48,7 +49,7 @@ BEGIN
             IF cardinality(v_dead) > 0 AND (p_group).dead_letter = 'topic' THEN
                 v_died := v_died || custody.deaths(p_group, (p_head).partition, v_dead);
             END IF;
-            -- what died of it is journalled as dead: it was never ready in between
+            -- A message that died is journalled as dead only: it was never ready in between.
             CONTINUE WHEN cardinality(v_dead) > 0;
         ELSIF v_gone.of_cases THEN
             UPDATE custody.cases c

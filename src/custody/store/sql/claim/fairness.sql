@@ -1,14 +1,13 @@
--- Fairness: keys (or tenants) of a group are served in turn. What a claim reads of one of them beyond its share is
--- parked behind its key, and the claim looks further ahead for the others. Everything here runs under the cursor's
--- lock.
+-- Fairness: keys or tenants of a group are served in turn. A claim parks the messages of a key beyond its share, and
+-- reads further ahead for the others. All of this runs under the cursor's lock.
 
--- Whose turn a message takes: its key's, or that of the part of the key which names the tenant.
+-- Whose turn a message takes: that of its key, or of the tenant that the key begins with.
 CREATE FUNCTION custody.served_as(p_group custody.groups, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE (p_group).fairness WHEN 'tenant' THEN split_part(p_key, (p_group).tenant_separator, 1) ELSE p_key END
 $$;
 
--- Keys that have just had their turn, or just begin to wait for one.
+-- Records keys that have just had their turn, or begin to wait for one.
 CREATE FUNCTION custody.await_turn(p_group custody.groups, p_partition int, p_keys text[]) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO custody.awaited
@@ -17,7 +16,8 @@ LANGUAGE sql AS $$
     FROM unnest(p_keys) k ON CONFLICT DO NOTHING
 $$;
 
--- The awaited keys that had their turn longest ago; of each tenant some. A bounded number, however many there are.
+-- The awaited keys that had their turn longest ago, some of each tenant. Their number is bounded, however many there
+-- are.
 CREATE FUNCTION custody.next_in_turn(p_group_id int, p_partition int) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tenants AS (
@@ -37,19 +37,19 @@ LANGUAGE sql STABLE AS $$
             WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant = t.tenant
             ORDER BY x.turn LIMIT greatest(8, 1000 / (SELECT count(*) FROM tenants))) a
         UNION
-        -- with more tenants than are looked at by name, those that have waited longest
+        -- If there are more tenants than are read by name: the keys that have waited longest.
         (SELECT x.key FROM custody.awaited x
          WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NOT NULL
            AND (SELECT count(*) FROM tenants) >= 1000
          ORDER BY x.turn LIMIT 1000)
         UNION
-        -- from before the group was fair
+        -- Keys from before the group was fair.
         (SELECT x.key FROM custody.awaited x
          WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NULL LIMIT 1000)) k
 $$;
 
--- How much each may have of p_room if all have the same: who has less leaves the rest to the others. The first ones get
--- what cannot be divided.
+-- How many messages each gets of p_room, if all get the same and those with fewer leave the rest to the others. The
+-- first ones get the remainder.
 CREATE FUNCTION custody.fair_shares(p_have bigint[], p_room bigint) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$
     WITH sorted AS MATERIALIZED (
@@ -57,7 +57,7 @@ LANGUAGE sql IMMUTABLE AS $$
         FROM unnest(p_have) WITH ORDINALITY h (have, n) WINDOW w AS (ORDER BY h.have, h.n)
     ), given AS (
         SELECT s.n, s.have, least(s.have, (
-            -- the level up to which all can be filled: nobody has less from here on
+            -- The level up to which all can be filled: from here on everybody has at least that.
             SELECT floor((p_room - l.before) / l.rest) FROM sorted l WHERE l.have * l.rest >= p_room - l.before
             ORDER BY l.rest DESC LIMIT 1))::bigint AS share
         FROM sorted s
@@ -68,8 +68,8 @@ LANGUAGE sql IMMUTABLE AS $$
                  count(*) FILTER (WHERE x.have > x.share) OVER (ORDER BY x.n) AS place FROM given x) g
 $$;
 
--- Parks a set for each key: a few messages as ever, many in runs of at most 64 stretches, because a claim writes a run
--- anew when it takes a part of it.
+-- Parks a set of messages for each key. A few are parked as usual, many in runs of at most 64 ranges, because a claim
+-- rewrites a run when it takes a part of it.
 CREATE FUNCTION custody.park_sets(
     p_group custody.groups, p_partition int, p_keys text[], p_sets int8multirange[], p_now timestamptz
 ) RETURNS void
@@ -95,8 +95,8 @@ BEGIN
     SELECT p_now, 'park', (p_group).group_id, p_partition, range_agg(ranges) FROM runs HAVING count(*) > 0;
 END $$;
 
--- Takes fresh messages from the frontier on, and what is parked of the keys that are ready, up to p_max. While both are
--- there each gets half; of a single message they take turns. Without p_until nothing fresh is wanted.
+-- Takes fresh messages from the frontier on, and parked messages of the keys that are ready, up to p_max. If there are
+-- both, each kind gets half; a single message goes to each in turn. Without p_until no fresh messages are taken.
 CREATE FUNCTION custody.take_fairly(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_ready text[], p_at custody.frontiers,
     p_until bigint, p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
@@ -128,13 +128,13 @@ BEGIN
     v_parked := p_max - custody.cardinality(taken);
     IF v_parked > 0 AND cardinality(p_ready) > 0 THEN
         taken := taken + custody.take_parked_fairly(p_group, (p_at).partition, p_ready, v_parked,
-            -- where they share single messages with fresh ones, theirs is every second claim
+            -- If they share single messages with the fresh ones, they have every second claim.
             CASE WHEN p_max = 1 AND p_until > (p_at).frontier THEN (p_at).claim_no / 2 ELSE (p_at).claim_no END);
     END IF;
 END $$;
 
--- Whether nobody floods the partition: of the next messages that could be handed out at least half are of different
--- ones.
+-- Whether nobody floods the partition: at least half of the next messages that could be handed out are of different
+-- keys or tenants.
 CREATE FUNCTION custody.varied(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_from bigint, p_until bigint
 ) RETURNS boolean
@@ -158,9 +158,10 @@ BEGIN
     FROM unnest(v_keys) k WHERE k IS NULL OR NOT k = ANY (v_gone);
 END $$;
 
--- As take_fresh, where somebody floods the partition: the log is read on until there are enough others, or to the end
--- of a bounded stretch, and each gets the same of it. Each message is read so only once: what is not taken is parked.
--- Messages without a key cannot be parked: they go as they come, and the reading stops when they fill the lease.
+-- As take_fresh, if somebody floods the partition. It reads the log until there are enough other keys or tenants, or to
+-- the end of a bounded range, and gives each the same share. Messages that are not taken are parked, so each is read
+-- only once. Messages without a key cannot be parked: they are taken as they come, and the reading stops when they fill
+-- the lease.
 CREATE FUNCTION custody.take_fresh_fairly(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
     p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
@@ -170,18 +171,18 @@ DECLARE
     v_partition constant int := (p_head).partition;
     v_enough  constant int := greatest(p_max, 64);
     v_limit   bigint := least(p_until, p_frontier + greatest(100000, p_max));
-    v_room    bigint;                     -- how much may be parked; null: anything
+    v_room    bigint;                     -- how many messages may be parked; null: any number
     v_step    bigint := v_enough;
     v_until   bigint;
     v_read    record;
     v_unique  text[];
     v_blocked text[];
     v_loose   int8multirange := '{}';     -- messages without a key
-    -- of each stretch the keys that are free, whose turn they take, and their messages
+    -- Of the messages read so far: the keys that are free, whose turn they take, and their messages,
     v_keys    text[] := '{}';
     v_names   text[] := '{}';
     v_sets    int8multirange[] := '{}';
-    v_behind  text[] := '{}';             -- and those that are not
+    v_behind  text[] := '{}';             -- and those that are blocked
     v_parked  int8multirange[] := '{}';
     v_seen    bigint := 0;
 BEGIN
@@ -205,7 +206,7 @@ BEGIN
                         FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until))) e) k
                   GROUP BY k.key, k.island) i
             GROUP BY i.key) g;
-        -- those without a key that do not fit any more stay in the log, and all behind them
+        -- Messages without a key that do not fit any more stay in the log, with all behind them.
         SELECT CASE WHEN custody.cardinality(x.first) > p_max THEN upper(x.first) - 1 ELSE v_until END INTO v_until
         FROM (SELECT custody.first_offsets(v_loose
                                            + coalesce((SELECT m.s FROM unnest(v_read.keys, v_read.sets) m (k, s)
@@ -241,7 +242,7 @@ BEGIN
         EXIT WHEN v_seen >= v_enough;
     END LOOP;
     IF v_seen >= v_enough THEN
-        -- enough of them: what lies behind the first message of the last one that is needed stays in the log
+        -- Enough: all behind the first message of the last key or tenant that is needed stays in the log.
         SELECT max(x.o) + 1 INTO frontier
         FROM (SELECT min(lower(m.s)) AS o FROM unnest(v_names, v_sets) m (n, s) GROUP BY m.n
               UNION ALL SELECT unnest(custody.offsets_list(v_loose))
@@ -272,21 +273,20 @@ BEGIN
             + v_loose * int8multirange(int8range(NULL, frontier)) AS taken,
                array_agg(r.k) AS keys, array_agg(r.s) AS sets, coalesce(range_agg(r.s), '{}') AS parked
         INTO v_read FROM (SELECT x.k, range_agg(x.s) AS s FROM rest x WHERE NOT isempty(x.s) GROUP BY x.k) r;
-        -- only so much may be parked: what would be more than that stays in the log, and all behind it
+        -- Only so many may be parked: the others stay in the log, with all behind them.
         EXIT WHEN v_room IS NULL OR v_room >= custody.cardinality(v_read.parked);
         frontier := upper(custody.first_offsets(v_read.parked, v_room + 1)) - 1;
     END LOOP;
     taken := v_read.taken;
     IF v_read.keys IS NOT NULL THEN
         PERFORM custody.park_sets(p_group, v_partition, v_read.keys, v_read.sets, p_now);
-        -- those behind a case are woken when it is resolved, all others by the next claim that finds their key free
+        -- Keys behind a case are woken when it is resolved, all others by the next claim that finds them free.
         PERFORM custody.await(p_group, v_partition, v_read.keys);
     END IF;
 END $$;
 
--- Takes up to p_max messages out of the parked ones: the same of each key, or of each tenant and of that the same of
--- each of its keys; first of those who had their turn longest ago. Keys that still have something open go to the end of
--- the line.
+-- Takes up to p_max parked messages: the same number of each key, or of each tenant and then of each of its keys,
+-- beginning with those that had their turn longest ago. Keys that still have open messages go to the end of the line.
 CREATE FUNCTION custody.take_parked_fairly(
     p_group custody.groups, p_partition int, p_keys text[], p_max bigint, p_turn bigint
 ) RETURNS int8multirange
@@ -302,8 +302,8 @@ BEGIN
                                         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS behind
             FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
             CROSS JOIN LATERAL (
-                -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins,
-                -- and none after one that was cut short
+                -- Runs of a key may overlap, and its cases lie between them: each run is taken up to the start of the
+                -- next, and none after a run that was cut short.
                 SELECT y.first_offset, y.until, coalesce(y.until < upper(y.ranges), false) AS cut,
                        CASE WHEN y.until < upper(y.ranges)
                             THEN custody.cardinality(y.ranges * int8multirange(int8range(0, y.until)))
@@ -321,8 +321,8 @@ BEGIN
         FROM runs r GROUP BY r.key
     ), names AS (
         SELECT n.*, CASE WHEN (p_group).fairness = 'key' THEN n.turn
-                    -- a tenant's keys come and go: tenants are taken in the order of their names, from another one on
-                    -- each time
+                    -- The keys of a tenant come and go. So tenants are taken in the order of their names, beginning
+                    -- with another one each time.
                     ELSE (row_number() OVER (ORDER BY n.name) + count(*) OVER ()
                           - p_turn * p_max % count(*) OVER ()) % count(*) OVER () END AS place
         FROM (SELECT k.name, sum(k.have)::bigint AS have, min(k.turn) AS turn, array_agg(k.key ORDER BY k.turn) AS keys,

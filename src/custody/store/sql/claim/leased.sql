@@ -1,4 +1,4 @@
--- The messages of a lease, part by part, each by offset, as the worker gets them.
+-- The messages of a lease, part by part, each by offset.
 CREATE FUNCTION custody.leased_messages(p_group_id int, p_head custody.heads, p_claim_no bigint)
 RETURNS TABLE (
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -42,8 +42,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Gives back, uncharged, what a lease that was just made holds beyond so many bytes of payload; its first message
--- stays. True if there was something. What is beyond is so for every key: no message stays behind an earlier one of its
+-- Gives back what a new lease holds beyond so many bytes of payload, without a charge. Its first message stays. Returns
+-- true if there was something. All messages behind the limit are given back, so none stays behind an earlier one of its
 -- key.
 CREATE FUNCTION custody.give_back_beyond(p_bytes bigint, p_head custody.heads, p_lease_id uuid) RETURNS boolean
 LANGUAGE plpgsql AS $$

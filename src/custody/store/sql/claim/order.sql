@@ -1,5 +1,5 @@
 -- The order rule: a message of key K is handed out only if no live lease holds any message of K, and every earlier
--- unresolved message of K is in this same lease. Everything here runs under the cursor's lock.
+-- unresolved message of K is in the same lease. All of this runs under the cursor's lock.
 
 -- Which of these keys have a message in flight.
 CREATE FUNCTION custody.keys_in_flight(p_head custody.heads, p_in_flight int8multirange, p_keys text[]) RETURNS text[]
@@ -7,8 +7,8 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(DISTINCT k.key), '{}') FROM custody.keys_of(p_head, p_in_flight, p_keys) k
 $$;
 
--- The lowest unresolved message of each key that has a case or parked messages. Few of them are read at once; among
--- many only the given keys are probed: reading all open cases would cost as much as there are.
+-- The lowest unresolved message of each key that has a case or parked messages. If there are few open keys, all are
+-- read at once. Among many only the given keys are probed, because reading all cases would cost too much.
 CREATE FUNCTION custody.open_heads(p_group_id int, p_partition int, p_keys text[])
 RETURNS TABLE (key text, case_offset bigint, case_state text, parked_offset bigint, lowest bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -81,9 +81,9 @@ BEGIN
     END IF;
 END $$;
 
--- Parks messages behind their key: never delivered ones in runs, the others as cases that keep what they know. With
--- p_extend, for who holds the cursor, a short run of the key is made longer instead of beginning another one; a settle
--- must not, because a claim would have to wait for its transaction.
+-- Parks messages behind their key: those that were never delivered in runs, the others as cases. With p_extend a short
+-- run of the key is extended instead of starting another one. Only the holder of the cursor may do that: a claim would
+-- have to wait for the transaction of a settle.
 CREATE FUNCTION custody.park(
     p_group_id int, p_partition int, p_offsets bigint[], p_keys text[], p_attempts int, p_first_delivery timestamptz,
     p_last_error text, p_lease_cap int, p_now timestamptz, p_extend boolean
@@ -121,9 +121,9 @@ BEGIN
     VALUES (p_now, 'park', p_group_id, p_partition, custody.offsets_set(p_offsets));
 END $$;
 
--- Looks again at the keys that were freed or awaited. A parked case that is now the lowest of its key becomes due;
--- returns the keys whose parked messages come next. Hints are read before the cases: whoever resolves a message after
--- our reading of the cases leaves a hint for the claim after us, so no wake-up is lost.
+-- Looks again at the keys that were freed or awaited. A parked case that is now the lowest of its key becomes due.
+-- Returns the keys whose parked messages come next. Hints are read before the cases: whoever resolves a message after
+-- this call has read the cases leaves a hint for the next claim, so no wake-up is lost.
 CREATE FUNCTION custody.wake(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_now timestamptz
 ) RETURNS text[]
@@ -155,7 +155,7 @@ BEGIN
     IF p_in_flight IS NOT NULL THEN
         v_busy := custody.keys_in_flight(p_head, p_in_flight, v_hints || v_awaited);
         IF (p_group).fairness IS NOT NULL AND cardinality(v_busy) * 2 > cardinality(v_awaited) THEN
-            -- so that keys which are in flight for long do not hide those behind them
+            -- So keys that are in flight for long do not hide those behind them.
             UPDATE custody.awaited SET turn = pg_current_xact_id()
             WHERE group_id = (p_group).group_id AND partition = v_partition AND key = ANY (v_busy)
               AND tenant IS NOT NULL;
@@ -179,8 +179,8 @@ BEGIN
     RETURN coalesce(v_ready, '{}');
 END $$;
 
--- Takes up to p_max messages of these keys out of the parked ones, in order for each key, the keys in turn. A key that
--- still has something open stays awaited: it goes on when this lease is done with the key.
+-- Takes up to p_max parked messages of these keys, in order within each key, the keys in turn. A key that still has
+-- open messages stays awaited: it goes on when this lease is settled.
 CREATE FUNCTION custody.take_parked(p_group custody.groups, p_partition int, p_keys text[], p_max int)
 RETURNS int8multirange
 LANGUAGE plpgsql AS $$
@@ -197,7 +197,7 @@ BEGIN
                     ELSE p.messages END AS messages
         FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
         CROSS JOIN LATERAL (
-            -- runs of a key may overlap, and its cases lie between: each is taken up to where the next one begins
+            -- Runs of a key may overlap, and its cases lie between them: each run is taken up to the start of the next.
             SELECT x.*, row_number() OVER w AS turn, least(h.case_offset, lead(x.first_offset) OVER w) AS until
             FROM custody.parked x
             WHERE x.group_id = (p_group).group_id AND x.partition = p_partition AND x.key = h.key
@@ -224,7 +224,7 @@ BEGIN
         END IF;
         v_taken := v_taken + v_part;
         v_left := v_left - least(v_run.messages, v_left);
-        -- later runs of a key that was cut short must not overtake its rest
+        -- Later runs of a key that was cut short must not overtake the rest of it.
         EXIT WHEN v_part <> v_run.ranges;
     END LOOP;
     DELETE FROM custody.awaited a

@@ -1,5 +1,5 @@
--- Routing: a group may be bound to a part of the log. What it is not bound to is passed over by the frontier: in no
--- lease, no range and no case, so it is done, and one row of the journal says which offsets that were.
+-- Routing: a group may be bound to a part of the log. The frontier passes over the other messages: they are in no
+-- lease, no range and no case, so they are done, and one row of the journal has their offsets.
 
 -- A pattern as a regular expression: `*` is one segment, `>` one or more at the end.
 CREATE FUNCTION custody.pattern_expression(p_pattern text) RETURNS text
@@ -22,9 +22,9 @@ BEGIN
             FROM unnest(v_segments) WITH ORDINALITY x (s, n));
 END $$;
 
--- Bindings as they are kept, and as the log is searched with them: patterns with the same conditions are one
--- expression. PostgreSQL keeps 32 expressions compiled; with more of them each message would pay for compiling. What a
--- message costs grows with the segments of all patterns, so these have bounds too; see look for what remains.
+-- The bindings as they are stored, and the matcher with which the log is searched. Patterns with the same conditions
+-- become one expression: PostgreSQL keeps 32 expressions compiled, and with more of them each message would pay for
+-- compiling. The cost of a message grows with the segments of all patterns, so those are bounded, too.
 CREATE FUNCTION custody.compile_bindings(p_bindings jsonb, OUT bindings jsonb, OUT matcher jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -95,8 +95,7 @@ BEGIN
     END;
 END $$;
 
--- A fair claim looks far ahead for other keys, a bound one for messages that match: together they have no bound on
--- either.
+-- A fair claim reads far ahead for other keys, a bound one for messages that match. Together they would have no bound.
 CREATE FUNCTION custody.require_one_look(p_group custody.groups) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -107,15 +106,16 @@ BEGIN
     END IF;
 END $$;
 
--- After this no claim of the group is under way.
+-- Locks the cursors: after this no claim of the group is under way.
 CREATE FUNCTION custody.lock_cursors(p_group_id int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM custody.cursors WHERE group_id = p_group_id ORDER BY partition FOR UPDATE;
 END $$;
 
--- Binds a group anew: for what it has not looked at yet, and for what is rewound. What was handed out stays as it is.
--- Null or an empty list: every message again. The cursors are taken, so no claim goes on with the bindings of before.
+-- Binds a group anew. This applies to messages that it has not matched yet, and to rewound ones. Messages that were
+-- handed out stay. Null or an empty list binds it to every message. The cursors are locked, so no claim goes on with
+-- the old bindings.
 CREATE FUNCTION custody.bind(
     p_topic text, p_group text, p_bindings jsonb DEFAULT NULL, p_actor text DEFAULT NULL,
     p_now timestamptz DEFAULT NULL
@@ -133,7 +133,7 @@ BEGIN
     UPDATE custody.groups SET bindings = v_bound.bindings, matcher = v_bound.matcher, binding_no = binding_no + 1
     WHERE group_id = v_group.group_id RETURNING * INTO v_group;
     IF NOT FOUND THEN
-        PERFORM custody.group_named(p_topic, p_group);      -- it was deleted meanwhile
+        PERFORM custody.group_named(p_topic, p_group);      -- the group was deleted meanwhile
     END IF;
     PERFORM custody.require_one_look(v_group);
     UPDATE custody.cursors SET binding_no = v_group.binding_no WHERE group_id = v_group.group_id;
@@ -143,7 +143,7 @@ BEGIN
     RETURN v_group;
 END $$;
 
--- The condition on a message `e` of the log. All that comes from a user is quoted.
+-- The condition on a message `e` of the log. All input of users is quoted.
 CREATE FUNCTION custody.bound_condition(p_matcher jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT string_agg(concat_ws(' AND ',
@@ -153,9 +153,9 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM jsonb_array_elements(p_matcher) m
 $$;
 
--- Looks through a set of offsets, the lowest first, for up to p_want messages that match. `looked` is how far it came:
--- it goes in steps, each twice as long as the one before, and begins none after p_stop, since bindings can be dear to
--- match.
+-- Searches a set of offsets, the lowest first, for up to p_want messages that match. `looked` is the part that was
+-- searched. It goes in steps, each twice as long as the one before, and begins none after p_stop, because matching can
+-- be slow.
 CREATE FUNCTION custody.look(
     p_head custody.heads, p_matcher jsonb, p_set int8multirange, p_want bigint, p_stop timestamptz,
     OUT offsets bigint[], OUT keys text[], OUT looked int8multirange
@@ -175,7 +175,7 @@ BEGIN
     WHILE NOT isempty(v_left) AND (isempty(looked) OR clock_timestamp() < p_stop) LOOP
         v_piece := custody.first_offsets(v_left, v_step);
         FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_piece), upper(v_piece)) LOOP
-            -- nested as in keys_of: rows come by offset, and LIMIT stops the reading
+            -- Nested as in keys_of: rows come by offset, and LIMIT stops the reading.
             EXECUTE format(
                 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
                      SELECT e."offset", e.key FROM unnest($1) r,
@@ -208,9 +208,9 @@ LANGUAGE sql AS $$
     SELECT p_now, 'pass', p_group_id, p_partition, p_passed, p_worker WHERE NOT isempty(p_passed)
 $$;
 
--- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are looked at
--- under the lock, and none long after p_stop, so the frontier may move without anything being taken. With p_blocking
--- the keys are looked at as in take_fresh.
+-- Takes fresh messages that the group is bound to, and passes over the rest. At most p_look messages are matched under
+-- the lock, and none long after p_stop. So the frontier may move although nothing is taken. With p_blocking the keys
+-- are checked as in take_fresh.
 CREATE FUNCTION custody.take_bound(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
     p_max int, p_look bigint, p_stop timestamptz, p_blocking boolean, p_worker text, p_now timestamptz,
@@ -267,8 +267,8 @@ BEGIN
     PERFORM custody.journal_pass((p_group).group_id, (p_head).partition, v_passed, p_worker, p_now);
 END $$;
 
--- Looks at the lowest returned range, if a rewind has brought it and nobody has looked at it since: what the group is
--- not bound to is passed over, what it is bound to can be handed out. Returns how many messages it has looked at.
+-- Matches the lowest returned range, if a rewind brought it back and it was not matched since. Messages that the group
+-- is not bound to are passed over; the others can be handed out. Returns how many messages were matched.
 CREATE FUNCTION custody.sift_rewound(
     p_group custody.groups, p_head custody.heads, p_want bigint, p_oldest boolean, p_look bigint, p_stop timestamptz,
     p_worker text, p_now timestamptz

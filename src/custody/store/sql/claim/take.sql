@@ -1,11 +1,11 @@
--- The three places that a claim takes messages from besides the parked ones: returned ranges, due cases, the log.
--- All run under the cursor's lock.
+-- The three sources of a claim besides the parked messages: returned ranges, due cases, the log. All of this runs under
+-- the cursor's lock.
 
--- Takes from the returned ranges, the lowest offset first, and writes the lease's parts for them. A range with a chunk
--- is leased with nothing else and in no larger piece, so that the message which kills its workers ends up alone.
--- p_oldest: what came back first goes first, or a message that is given back each time would keep those behind it
--- waiting; and ranges with a chunk before it, since they come to an end. With ordering by key the first row is taken
--- so, if few messages lie before it: those block their keys, as if they were in flight.
+-- Takes from the returned ranges, the lowest offset first, as parts of the lease. A range with a chunk is leased alone
+-- and in pieces of at most that size, so that the message that kills its workers ends up alone.
+-- p_oldest: what came back first goes first; otherwise a message that is given back each time would keep those behind
+-- it waiting. Ranges with a chunk go before it, because they come to an end. With ordering by key only the first row is
+-- taken this way, and only if few messages lie before it: those block their keys, as if they were in flight.
 CREATE FUNCTION custody.take_returned(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_oldest boolean,
     p_now timestamptz, OUT parts custody.leases[], OUT taken int, OUT chunked boolean
@@ -38,7 +38,7 @@ BEGIN
             CONTINUE;
         END IF;
         EXIT WHEN NOT FOUND OR taken >= p_max OR (v_row.chunk IS NOT NULL AND taken > 0)
-            OR (v_row.rewound AND (p_group).matcher IS NOT NULL);      -- to be looked at first: see sift_rewound
+            OR (v_row.rewound AND (p_group).matcher IS NOT NULL);      -- has to be matched first: see sift_rewound
         v_piece := custody.first_offsets(v_row.ranges, least(p_max - taken, v_row.chunk));
         v_held := p_in_flight;
         IF v_ordered AND v_oldest THEN
@@ -48,7 +48,7 @@ BEGIN
             CONTINUE WHEN custody.cardinality(v_held) > 100;
             v_held := coalesce(v_held + p_in_flight, v_held, p_in_flight);
         ELSIF v_ordered THEN
-            -- another row may hold offsets in between: nothing at a higher offset goes before those
+            -- Another row may hold offsets in between: no higher offset goes before those.
             SELECT min(lower(ranges)) INTO v_next FROM custody.returned
             WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND return_id <> v_row.return_id;
             IF v_next IS NOT NULL THEN
@@ -91,10 +91,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the cases that are due at p_due, the longest due first, and with what room is left the cases that follow them
--- in their keys without a gap, the keys in turn. Those of a blocked key leave the due index, or they would crowd out
--- the rest. Cases that came back from a lost lease are leased in their own, smaller company: not if the lease has
--- p_others already.
+-- Takes the cases that are due at p_due, the longest due first, and with the room that is left the cases that follow
+-- them in their keys without a gap, the keys in turn. Cases of a blocked key are parked, so that they do not hide the
+-- others in the due index. Cases from a lost lease are leased apart and in small numbers: not if the lease has others
+-- already (p_others).
 CREATE FUNCTION custody.take_due(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean,
     p_worker text, p_now timestamptz, p_due timestamptz, OUT taken bigint[], OUT capped boolean
@@ -112,7 +112,7 @@ DECLARE
 BEGIN
     taken := '{}';
     capped := false;
-    -- until something is found; each round takes what is blocked out of the way, and looks further than the one before
+    -- Until something is found. Each round parks what is blocked, and looks further than the one before.
     WHILE p_max > 0 AND cardinality(taken) = 0 LOOP
         SELECT lease_cap INTO v_first FROM custody.cases
         WHERE group_id = (p_group).group_id AND partition = v_partition AND state = 'waiting' AND run_at <= p_due
@@ -138,8 +138,8 @@ BEGIN
                 LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
                                              (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
             ), line (o, k, until) AS (
-                -- the first of each key, then the second ones, and so on: LIMIT stops it, and none is there without
-                -- those before it
+                -- The first case of each key, then the second ones, and so on. LIMIT stops it, and no case is chosen
+                -- without those before it.
                 (SELECT d.o, d.k, d.parked_offset FROM due d WHERE d.free ORDER BY d.n LIMIT v_max)
                 UNION ALL
                 SELECT c."offset", l.k, l.until
@@ -174,8 +174,8 @@ BEGIN
     WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (taken);
 END $$;
 
--- Takes fresh messages from the frontier on. Those of a blocked key are parked on the way, so one key never holds up
--- the others; a bounded stretch of the log is looked at under the lock.
+-- Takes fresh messages from the frontier on. Messages of a blocked key are parked on the way, so one key never holds up
+-- the others. Only a bounded part of the log is read under the lock.
 CREATE FUNCTION custody.take_fresh(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
     p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
@@ -204,7 +204,7 @@ BEGIN
             v_blocked := custody.open_keys((p_group).group_id, (p_head).partition);
         END IF;
         IF v_blocked IS NOT NULL THEN
-            -- with nothing in flight and few keys open, only the messages of those are of interest
+            -- With nothing in flight and few open keys, only the messages of those keys matter.
             SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
             FROM custody.keys_of(p_head, int8multirange(int8range(frontier, v_until)), v_blocked) k;
         ELSE
@@ -223,7 +223,7 @@ BEGIN
         ELSE
             SELECT array_agg(m.o ORDER BY m.o) AS offsets, array_agg(m.k ORDER BY m.o) AS keys INTO v_parked
             FROM unnest(v_offsets, v_keys) m (o, k) WHERE m.k IN (SELECT unnest(v_blocked));
-            -- each blocked message in the way pushes the end one further
+            -- Each blocked message on the way moves the end by one.
             SELECT least(v_until, frontier + v_want + count(*)) INTO v_cut
             FROM unnest(v_parked.offsets) WITH ORDINALITY b (o, n) WHERE b.o - (b.n - 1) < frontier + v_want;
             SELECT array_agg(b.o) AS offsets, array_agg(b.k) AS keys INTO v_parked

@@ -1,4 +1,4 @@
--- What `custody doctor` looks at: the server, who keeps old snapshots, and how long leases take. Reads only.
+-- What `custody doctor` checks: the server, old snapshots, and how long leases take. Reads only.
 
 CREATE FUNCTION custody.server_facts()
 RETURNS TABLE (
@@ -28,7 +28,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- How long leases took, from the claim to the last ack or nack, over the last p_leases of each group; and how many
--- expired in the hour before now. An expired lease of a worker that went on afterwards was too short; the others died
+-- expired in the last hour. If the worker went on after its lease expired, the lease was too short; the others died
 -- with their worker. The journal is read from its end, a bounded number of entries for each partition.
 CREATE FUNCTION custody.handling_times(
     p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_leases int DEFAULT 1000, p_now timestamptz DEFAULT NULL

@@ -1,5 +1,5 @@
--- Figures of all topics and groups at once, for whoever watches them. They cost what the exceptions cost, and a few
--- look-ups in indexes for each group and partition; the log is not scanned.
+-- Figures of all topics and groups at once, for monitoring. Their cost grows with the exceptions, and with a few index
+-- lookups for each group and partition; the log is not scanned.
 
 -- What a topic holds, and how many messages were ever appended to it.
 CREATE FUNCTION custody.topic_figures() RETURNS TABLE (topic text, partitions int, messages bigint, appended bigint)
@@ -9,8 +9,8 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     GROUP BY o.topic_id ORDER BY o.name
 $$;
 
--- The figures of custody.partition_stats, for every group over all its partitions. breaker is null without one. Of a
--- group that is bound, lag and depth count what it has not looked at yet, bound to it or not.
+-- The figures of custody.partition_stats for every group, over all its partitions. breaker is null without one. For a
+-- bound group lag and depth count messages that it has not matched yet, bound to it or not.
 CREATE FUNCTION custody.group_figures(p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     topic text, consumer_group text, lag bigint, waiting bigint, in_flight bigint, holes bigint, parked bigint,
@@ -57,7 +57,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
                sum(p.parked) AS parked, sum(p.dead) AS dead, sum(p.held) AS held, min(o.published_at) AS oldest
         FROM places p
         CROSS JOIN LATERAL (
-            -- as custody.ack_holes counts them
+            -- As custody.ack_holes counts them.
             SELECT count(*) AS holes FROM unnest(p.counted + p.behind) r
             WHERE upper(r) < p.frontier AND (isempty(p.behind) OR r && p.counted)) h
         CROSS JOIN LATERAL (

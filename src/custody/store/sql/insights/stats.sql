@@ -1,6 +1,6 @@
--- Figures of a group, worked out from its exceptions.
+-- Figures of a group, computed from its exceptions.
 
--- The offsets below the frontier that are not resolved; what is parked behind its key only if asked for.
+-- The offsets below the frontier that are not resolved; parked ones only if asked for.
 CREATE FUNCTION custody.unresolved(p_at custody.frontiers, p_with_parked boolean) RETURNS int8multirange
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(range_agg(x.s), '{}') FROM (
@@ -18,8 +18,8 @@ LANGUAGE sql STABLE AS $$
     ) x
 $$;
 
--- Gaps among the resolved offsets, but for those of which all is parked behind its key. What reaches up to the frontier
--- has nothing resolved above it: it is no gap.
+-- Gaps among the resolved offsets, except those in which all is parked. A range that reaches the frontier has nothing
+-- resolved above it, so it is no gap.
 CREATE FUNCTION custody.ack_holes(p_at custody.frontiers, p_taken int8multirange DEFAULT '{}') RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT count(*)
@@ -29,8 +29,8 @@ LANGUAGE sql STABLE AS $$
     WHERE upper(r) < (p_at).frontier AND r && u.counted
 $$;
 
--- Of a group that is bound to a part of the log, lag and depth count what it has not looked at yet, bound to it or not:
--- matching all of it would cost as much as claiming it.
+-- For a bound group lag and depth count messages that it has not matched yet, bound to it or not: matching all of them
+-- would cost as much as claiming them.
 CREATE FUNCTION custody.partition_stats(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     partition int, first_offset bigint, tail bigint, frontier bigint, lag bigint, waiting bigint, in_flight bigint,
@@ -76,8 +76,8 @@ BEGIN
     ORDER BY h.partition;
 END $$;
 
--- Refuses a publish that would make a partition deeper than the topic allows. Depth is what the slowest group has not
--- resolved; without groups it is what the log holds.
+-- Refuses a publish that would make a partition deeper than the topic allows. The depth is what the slowest group has
+-- not resolved; without groups it is what the log holds.
 CREATE FUNCTION custody.require_room(p_topic custody.topics, p_head custody.heads, p_next bigint, p_count int)
 RETURNS void
 LANGUAGE plpgsql STABLE AS $$
@@ -97,8 +97,8 @@ BEGIN
 END $$;
 
 -- Seconds until something of the group is due by itself: a waiting case, or a lease that expires. Null if nothing is,
--- or while it is paused. While the breaker lets nothing through only the next probe counts. With a partition, only of
--- that one.
+-- or while the group is paused. While the breaker is open only the next probe counts. With p_partition only of that
+-- one.
 CREATE FUNCTION custody.next_due(
     p_topic text, p_group text, p_now timestamptz DEFAULT NULL, p_partition int DEFAULT NULL
 )

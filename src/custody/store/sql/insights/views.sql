@@ -1,13 +1,14 @@
--- The read side for SQL: what is in the log, what is not plainly done, and what happened.
+-- Views for SQL: what is in the log, what is not simply done, and what happened.
 
--- Text as it is; bytes, and text with a NUL in it, escaped: a view must never fail for what a message contains.
+-- Text as it is. Bytes, and text with a NUL, are escaped: a view must never fail for what a message contains.
 CREATE FUNCTION custody.payload_text(p_kind "char", p_payload bytea) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_kind = 'b' OR position('\x00'::bytea IN p_payload) > 0 THEN encode(p_payload, 'escape')
                 ELSE convert_from(p_payload, 'UTF8') END
 $$;
 
--- The union of plain tables stays inside, the joins outside: so a join with the view can use the log's primary key.
+-- The union of plain tables is inside and the joins are outside: so a join with the view can use the primary key of the
+-- log.
 CREATE VIEW custody.events AS
 SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.kind, e.payload) AS payload, e.headers,
        e.published_at, CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
@@ -21,7 +22,7 @@ JOIN custody.segments s USING (segment_id)
 JOIN custody.topics t USING (topic_id);
 
 -- One branch for each source, each with a literal status, so that a filter on the status prunes. A lease past its
--- deadline is expired here too, folded or not.
+-- deadline is expired here, too, folded or not.
 CREATE VIEW custody.deliveries AS
 SELECT t.name AS topic, c.partition, c."offset" AS event_offset, g.name AS consumer_group, c.key, 'dead' AS status,
        c.attempts, NULL::timestamptz AS run_at, NULL::timestamptz AS locked_at, NULL::text AS locked_by, c.last_error,
@@ -36,8 +37,8 @@ WHERE c.state IN ('waiting', 'parked')
 UNION ALL
 SELECT t.name, p.partition, o, g.name, p.key, 'ready', 0, p.parked_at, NULL, NULL, NULL, p.parked_at
 FROM custody.parked p JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id),
-     -- as an array the planner expects ten of them, not a hundred thousand, and does not compile the query for seconds
-     -- (jit)
+     -- For an array the planner expects ten rows, not a hundred thousand, and does not compile the query for seconds
+     -- (jit).
      unnest(custody.offsets_list(p.ranges)) o
 UNION ALL
 SELECT t.name, b.partition, k."offset", g.name, k.key, 'ready', b.attempts, b.returned_at, NULL, NULL, b.last_error,
@@ -92,7 +93,7 @@ SELECT t.name AS topic, g.name AS consumer_group, l.partition, l.lease_id, l.hel
 FROM custody.leases l JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
 WHERE l.deadline > clock_timestamp();
 
--- Keys that cannot go on, what each waits for, and how much waits behind it.
+-- Keys that cannot go on, what each of them waits for, and how many messages wait behind it.
 CREATE VIEW custody.blocked_keys AS
 SELECT t.name AS topic, g.name AS consumer_group, k.partition, k.key, c."offset" AS blocked_by,
        CASE WHEN c.state = 'dead' THEN 'held' WHEN c.state = 'leased' THEN 'retrying'
@@ -125,8 +126,8 @@ SELECT j.entry, j.at, t.name AS topic, g.name AS consumer_group, j.partition, j.
        j.error, j.detail
 FROM custody.journal j JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id);
 
--- Everything that happened to one message, in every group or in one. Where the journal does not go back to its
--- publication, the first row says so: what follows is not the whole story.
+-- Everything that happened to one message, in every group or in one. If the journal does not go back to its
+-- publication, the first row says so.
 CREATE FUNCTION custody.trace(p_topic text, p_partition int, p_offset bigint, p_group text DEFAULT NULL)
 RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text, lease_id uuid,
                detail jsonb)
@@ -140,7 +141,7 @@ LANGUAGE sql STABLE AS $$
                        WHERE e.published_at > s.dropped_until))
     UNION ALL
     (SELECT h.at, h.consumer_group, h.kind,
-           -- deliveries since the last redrive or rewind, less those given back
+           -- Deliveries since the last redrive or rewind, without those that were given back.
            CASE WHEN h.kind IN ('claim', 'ack', 'nack', 'dead', 'expire', 'extend') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
                    OVER (PARTITION BY h.consumer_group, h.life ORDER BY h.entry) END,

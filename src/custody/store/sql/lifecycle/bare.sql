@@ -1,4 +1,4 @@
--- Bare groups: a cursor and nothing else. What was fetched is done when the position is committed.
+-- Bare groups have a cursor and nothing else. Messages are done when the position behind them is committed.
 
 CREATE FUNCTION custody.position(p_group_id int, p_partition int) RETURNS custody.frontiers
 LANGUAGE sql STABLE AS $$
@@ -23,7 +23,7 @@ DECLARE
     v_group custody.groups := custody.group_named(p_topic, p_group);
 BEGIN
     PERFORM custody.require_bare(p_topic, v_group);
-    -- whoever asks for them reads on from there
+    -- Whoever asks for the positions reads on from there.
     PERFORM custody.deliver_due(h, coalesce(p_now, clock_timestamp()))
     FROM (SELECT x FROM custody.heads x WHERE x.topic_id = v_group.topic_id AND x.delayed_from IS NOT NULL
           ORDER BY x.partition) y (h);

@@ -1,6 +1,6 @@
--- What an operator does with a blocked key: let it go on past its dead message, or skip what stands in its way.
+-- Blocked keys. An operator frees a key that waits behind its dead message, or skips the message that blocks it.
 
--- The held dead messages of a key stay dead but no longer hold it. Returns how many there were.
+-- Frees a key: its held dead messages stay dead, but no longer block it. Returns how many there were.
 CREATE FUNCTION custody.release_key(
     p_topic text, p_group text, p_key text, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
     p_now timestamptz DEFAULT NULL
@@ -34,7 +34,7 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- One message that waits, or is dead, counts as done. A message in flight is its worker's to settle.
+-- Skips one message that waits or is dead: it counts as done. Only its worker can settle a message in flight.
 CREATE FUNCTION custody.skip(
     p_topic text, p_group text, p_partition int, p_offset bigint, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
     p_now timestamptz DEFAULT NULL

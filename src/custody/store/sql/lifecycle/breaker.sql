@@ -1,8 +1,8 @@
--- The circuit breaker: when most of what a group tries fails, the fault is not the messages'. It stops claiming,
--- charges nobody, and tries one message from time to time until one goes well.
+-- The circuit breaker. If most messages of a group fail, the messages are not the cause. The group stops claiming,
+-- charges no message, and probes with one message from time to time until one succeeds.
 
--- What a claim may take: everything while the breaker is closed, one message if it is time for a probe, else nothing
--- (0). The group's row stays locked, so that there is one probe at a time; who does not get the lock takes nothing.
+-- How many messages a claim may take: all while the breaker is closed, one if a probe is due, else 0. The row of the
+-- group stays locked, so there is one probe at a time. A claim that does not get the lock takes nothing.
 CREATE FUNCTION custody.breaker_allows(p_group_id int, p_max int, p_now timestamptz) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -14,15 +14,15 @@ BEGIN
                 ELSE 1 END;
 END $$;
 
--- If the one who probes dies, the next probe is due when its lease has expired.
+-- Records the probe. If its worker dies, the next probe is due when the lease expires.
 CREATE FUNCTION custody.breaker_probes(p_group_id int, p_lease_id uuid, p_deadline timestamptz) RETURNS void
 LANGUAGE sql AS $$
     UPDATE custody.groups SET breaker_state = 'probing', probe_at = p_deadline, probe_lease = p_lease_id
     WHERE group_id = p_group_id AND breaker_state <> 'closed'
 $$;
 
--- Why the group's recent outcomes should open its breaker, or null. It reads the newest journal rows of each partition
--- and no others: a settle must not pay for the length of the history.
+-- Why the recent outcomes of the group should open its breaker, or null. It reads only the newest journal rows of each
+-- partition, so a settle does not pay for the length of the history.
 CREATE FUNCTION custody.failing(p_group custody.groups, p_now timestamptz) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT format('%s of the last %s messages failed, the last one with: %s', r.failed, r.outcomes,
@@ -33,7 +33,8 @@ LANGUAGE sql STABLE AS $$
                (array_agg(j.error ORDER BY j.entry DESC) FILTER (WHERE j.kind <> 'ack'))[1] AS error
         FROM custody.cursors c
         CROSS JOIN LATERAL (
-            -- a range, not two equalities: only one index has this order, so no plan walks back over other groups' rows
+            -- A range instead of two equalities: only one index has this order, so no plan reads rows of other groups
+            -- backwards.
             SELECT x.* FROM custody.journal x
             WHERE (x.group_id, x.partition, x.entry) <= (c.group_id, c.partition, 9223372036854775807)
             ORDER BY x.group_id DESC, x.partition DESC,
@@ -45,9 +46,9 @@ LANGUAGE sql STABLE AS $$
     WHERE r.outcomes >= (p_group).breaker_outcomes AND r.failed >= (p_group).breaker_rate * r.outcomes
 $$;
 
--- What a settle means for the breaker: a probe closes it, opens it again, or, given back untried, makes room for
--- another; failures may open it. p_group was read without a lock: it tells whether there is anything to decide, and the
--- locked row decides.
+-- What a settle means for the breaker. A probe closes it, opens it again, or makes room for another probe if it was
+-- given back untried. Failures may open it. p_group was read without a lock and shows whether there is something to
+-- decide; the locked row decides.
 CREATE FUNCTION custody.breaker_settled(
     p_group custody.groups, p_lease_id uuid, p_acked boolean, p_failed boolean, p_now timestamptz
 )

@@ -1,8 +1,7 @@
--- Dead-letter topics: with dead_letter = 'topic', what dies leaves a copy in <topic>-dlq, in the transaction that makes
--- it dead. Heads are the last locks of all: whoever makes messages dead collects the deaths, and copies them as its
--- last step.
+-- Dead-letter topics. With dead_letter = 'topic' a message that dies leaves a copy in <topic>-dlq, in the same
+-- transaction. Heads are the last locks of all: so a verb collects the deaths, and copies them in its last step.
 
--- The dead-letter topic of a topic, locked; made if it is not there, with as many partitions.
+-- The dead-letter topic of a topic, locked. If there is none, it is created with as many partitions.
 CREATE FUNCTION custody.dead_letter_topic(p_topic custody.topics, p_now timestamptz) RETURNS custody.topics
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,12 +25,12 @@ BEGIN
         BEGIN
             RETURN custody.create_topic(v_name, (p_topic).partitions, NULL, p_now);
         EXCEPTION WHEN SQLSTATE 'CY000' THEN
-            NULL;       -- somebody else has made it meanwhile
+            NULL;       -- somebody else has created it
         END;
     END LOOP;
 END $$;
 
--- A dead-letter topic to which a group writes cannot go away.
+-- A dead-letter topic to which a group writes cannot be deleted.
 CREATE FUNCTION custody.require_unused(p_topic custody.topics) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -56,11 +55,11 @@ CREATE TYPE custody.death AS (
     partition int,
     "offset"  bigint,
     key       text,
-    headers   jsonb            -- what the copy says of its death
+    headers   jsonb            -- what the copy says about the death
 );
 
--- What is known of messages that have just died, before anything else happens to them. Of each error 300 characters:
--- the errors are for people who look at the copy, and the case keeps them in full.
+-- What is known of messages that have just died, before anything else happens to them. Each error has 300 characters:
+-- people read them in the copy, and the case keeps the full text.
 CREATE FUNCTION custody.deaths(p_group custody.groups, p_partition int, p_offsets bigint[]) RETURNS custody.death[]
 LANGUAGE sql VOLATILE AS $$
     SELECT array_agg(ROW(c.partition, c."offset", c.key, jsonb_build_object(
@@ -79,7 +78,7 @@ LANGUAGE sql VOLATILE AS $$
     WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" = ANY (p_offsets)
 $$;
 
--- Where the copies of these deaths go: where their keys belong, or else as their source lies.
+-- The partitions of the copies: by key, or the same as in the source.
 CREATE FUNCTION custody.death_places(p_group custody.groups, p_deaths custody.death[])
 RETURNS TABLE (topic_id int, partition int, source_partition int, source_offset bigint, headers jsonb, n bigint)
 LANGUAGE sql VOLATILE AS $$
@@ -90,7 +89,7 @@ LANGUAGE sql VOLATILE AS $$
     WHERE t.topic_id = (p_group).topic_id
 $$;
 
--- Takes the heads that the copies need, and others with them, in one order.
+-- Locks the heads that the copies need, and p_topics and p_partitions with them, in one order.
 CREATE FUNCTION custody.lock_copies(
     p_group custody.groups, p_deaths custody.death[], p_topics int[] DEFAULT '{}', p_partitions int[] DEFAULT '{}'
 )
@@ -105,8 +104,8 @@ BEGIN
     ORDER BY h.topic_id, h.partition FOR UPDATE;
 END $$;
 
--- Appends the copies, in the order of the deaths. The topic's max_depth does not hold for them: a message has died, and
--- refusing the copy would bring it back to life.
+-- Appends the copies, in the order of the deaths. The max_depth of the topic does not apply: refusing the copy would
+-- undo the death.
 CREATE FUNCTION custody.copy_dead(p_group custody.groups, p_deaths custody.death[], p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,14 +116,14 @@ BEGIN
         SELECT d.* INTO v_dlq FROM custody.topics t JOIN custody.topics d ON d.name = t.name || '-dlq'
         WHERE t.topic_id = (p_group).topic_id;
         IF NOT FOUND THEN
-            RETURN;     -- the policy was changed meanwhile: before that nobody can delete the topic
+            RETURN;     -- the policy was changed since, and then the topic was deleted
         END IF;
         PERFORM custody.lock_copies(p_group, p_deaths);
-        -- it may have been made anew while this call waited; under its heads it stays what it is
+        -- The topic may have been made anew while this call waited. Under its heads it does not change.
         EXIT WHEN EXISTS (SELECT FROM custody.topics WHERE topic_id = v_dlq.topic_id AND partitions = v_dlq.partitions);
     END LOOP;
     SELECT array_agg(h.partition) AS partitions, array_agg(t.next_offset) AS bases, min(h.segment_id) AS segment_id,
-           -- time never goes back within a partition, whatever the clock does
+           -- Time never goes back within a partition, even if the clock does.
            array_agg(greatest(coalesce(p_now, clock_timestamp()), t.newest)) AS times
     INTO v_heads
     FROM custody.heads h CROSS JOIN LATERAL custody.tail(h) t

@@ -1,4 +1,4 @@
--- What a failure does to a message: a case that waits for its next attempt, or a dead one.
+-- Failures: the message gets a case that waits for the next attempt, or that is dead.
 
 -- What is kept of an error: as many characters as LONGEST_ERROR of settle.py says.
 CREATE FUNCTION custody.kept_error(p_error text) RETURNS text
@@ -11,7 +11,7 @@ LANGUAGE sql VOLATILE AS $$
     SELECT make_interval(secs => (1 - (p_group).backoff_jitter * random()) * least(
         extract(epoch FROM (p_group).backoff_cap)::double precision,
         extract(epoch FROM (p_group).backoff_initial)::double precision * CASE (p_group).backoff_kind
-            -- far beyond any cap the power would overflow
+            -- The power would overflow far beyond any cap.
             WHEN 'exponential' THEN power((p_group).backoff_multiplier,
                                           least(p_failures - 1, 64 / greatest(ln((p_group).backoff_multiplier), 0.01)))
             WHEN 'linear' THEN p_failures
@@ -21,15 +21,15 @@ $$;
 CREATE TYPE custody.failure AS (
     "offset"       bigint,
     key            text,
-    attempts       int,           -- deliveries so far, for a message that has no case yet
+    attempts       int,           -- deliveries so far, if the message has no case yet
     first_delivery timestamptz,
     error          text,
-    delay          interval,      -- null: the policy's backoff
+    delay          interval,      -- null: the backoff of the policy
     dead_reason    text           -- null: retry while the policy allows it
 );
 
--- Charges each message one failure. The caller holds the lease or the cursor, so nobody else moves these messages.
--- p_exhausted is the reason of those that die for want of attempts; p_lease_cap bounds the next lease of the others.
+-- Charges each message with one failure. The caller holds the lease or the cursor, so nobody else moves these messages.
+-- p_exhausted is the reason of messages that have no attempt left; p_lease_cap bounds the next lease of the others.
 CREATE FUNCTION custody.charge(
     p_group custody.groups, p_partition int, p_failures custody.failure[], p_exhausted text, p_lease_cap int,
     p_worker text, p_lease uuid, p_now timestamptz
@@ -64,7 +64,7 @@ BEGIN
                    AND f.key IS NOT NULL,
                f.attempts, f.failures, p_now + coalesce(f.delay, custody.backoff(p_group, f.failures)), p_lease_cap,
                f.first_delivery, f.first_failure, f.error,
-               -- the newest fifty: a message that is retried for ever must not grow for ever
+               -- Only the newest fifty, because a message may be retried for ever.
                (f.errors || ('attempt ' || f.attempts || ': ' || coalesce(f.error, 'no error given')))
                    [greatest(1, cardinality(f.errors) - 48):],
                f.dead_reason, p_worker, p_now

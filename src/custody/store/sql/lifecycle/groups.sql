@@ -1,4 +1,4 @@
--- Groups: their policy, where they start, pause and resume.
+-- Groups: policy, start, pause and resume.
 
 -- The columns of a group that are its policy: all but its name, its bindings and its state. They have the defaults and
 -- the bounds of the settings.
@@ -11,7 +11,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY attnum
 $$;
 
--- Refuses a policy in another form, and names what is wrong with it.
+-- Refuses a policy of the wrong form, and names what is wrong.
 CREATE FUNCTION custody.require_policy(p_policy jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -74,7 +74,7 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'a bare group cannot be bound: it is a cursor over every message',
             'Give it a lifecycle, or read only what you need of what you fetch.');
     END IF;
-    -- retention takes this lock too: no segment goes while a group is being placed on it
+    -- Retention takes this lock too: no segment is dropped while a group is placed on it.
     v_topic := custody.lock_topic(p_topic);
     v_now := coalesce(p_now, clock_timestamp());
     INSERT INTO custody.groups (topic_id, name, bare, bindings, matcher, created_at)
@@ -177,7 +177,8 @@ LANGUAGE sql AS $$
     DELETE FROM custody.groups WHERE group_id = p_group_id
 $$;
 
--- Everything that a claim or a settle holds while it writes rows that refer to the group: after this nobody is between.
+-- Locks all that a claim or settle locks before it writes rows that refer to the group: after this none of them is
+-- under way.
 CREATE FUNCTION custody.lock_group(p_group_id int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -207,7 +208,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Goes on after a pause, or after the circuit breaker has opened. False if there was nothing to resume.
+-- Resumes after a pause, or after the circuit breaker has opened. Returns false if there was nothing to resume.
 CREATE FUNCTION custody.resume(p_topic text, p_group text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql AS $$

@@ -1,16 +1,16 @@
--- What became of the messages of a lease. Group state has no row for a message that is done, but the journal has one
--- for each operation, with its lease. It is read only after something was not found in the lease: the hot path does not
--- pay for it.
+-- The record of a lease. A message that is done has no row in the state of its group, but the journal has an entry for
+-- each operation, with its lease. It is read only if something is not found in the lease, so the hot path does not pay
+-- for it.
 
--- The id of a lease has the number of its claim's journal entry in its first 60 bits (RFC 9562, version 8), and chance
--- in the rest. So everything that happened to a lease is found without an index on it.
+-- The first 60 bits of a lease id are the number of the journal entry of its claim (RFC 9562, version 8); the rest is
+-- random. So all entries of a lease are found without an index on it.
 CREATE FUNCTION custody.lease_id_of(p_entry bigint) RETURNS uuid
 LANGUAGE sql VOLATILE AS $$
     SELECT (lpad(to_hex(p_entry >> 12), 12, '0') || '8' || lpad(to_hex(p_entry & 4095), 3, '0')
             || substr(gen_random_uuid()::text, 20))::uuid
 $$;
 
--- The entry of the claim that made a lease; no row if the journal does not know it, or not any more.
+-- The journal entry of the claim that made a lease. No row if the journal does not know it, or no longer.
 CREATE FUNCTION custody.claim_of(p_lease_id uuid) RETURNS SETOF custody.journal
 LANGUAGE sql STABLE AS $$
     SELECT j.* FROM custody.journal j
@@ -20,16 +20,16 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 CREATE TYPE custody.lease_record AS (
-    given    int8multirange,     -- what its claim handed out; null: not known
-    acked    int8multirange,     -- and what its holder has settled, by outcome
+    given    int8multirange,     -- what the claim handed out; null: not known
+    acked    int8multirange,     -- what the holder has settled, by outcome
     nacked   int8multirange,
     dead     int8multirange,
     later    int8multirange,
     released int8multirange
 );
 
--- What the journal has of a lease, besides p_known, of which the caller knows where it is. It reads the entries of the
--- partition from the claim on, and ends with the one by which the last message left the lease.
+-- What the journal has of a lease, besides p_known, whose state the caller knows. It reads the entries of the partition
+-- from the claim on, until the last message has left the lease.
 CREATE FUNCTION custody.record_of(p_lease_id uuid, p_known int8multirange) RETURNS custody.lease_record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -56,7 +56,7 @@ BEGIN
                OR j.kind = 'rewind')
         ORDER BY j.group_id, j.partition, j.entry
     LOOP
-        IF v_entry.reason = 'bytes' THEN      -- its holder has never had them
+        IF v_entry.reason = 'bytes' THEN      -- the holder never had them
             v_record.given := v_record.given - v_entry.offsets;
         ELSIF v_entry.settled AND v_entry.reason IS DISTINCT FROM 'lease_expired' THEN
             CASE v_entry.kind
@@ -74,7 +74,7 @@ BEGIN
     RETURN v_record;
 END $$;
 
--- What of a lease was settled with this outcome.
+-- The messages of a lease that were settled with this outcome.
 CREATE FUNCTION custody.settled_as(p_record custody.lease_record, p_outcome text) RETURNS int8multirange
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_outcome WHEN 'ack' THEN (p_record).acked
@@ -84,7 +84,7 @@ LANGUAGE sql IMMUTABLE AS $$
                           ELSE (p_record).dead END
 $$;
 
--- What a verb means that names no offsets: every message that the lease was given and that its holder has not settled.
+-- What a verb means that names no offsets: every message that the claim handed out and the holder has not settled.
 -- p_parts are the rows of the lease. `past` is null if nothing is missing: then the journal was not read.
 CREATE FUNCTION custody.meant(
     p_lease_id uuid, p_parts custody.leases[], p_now timestamptz,
@@ -99,7 +99,7 @@ BEGIN
            sum(l.remaining + l.settled) FILTER (WHERE l.deadline > p_now), min(l.size)
     INTO held, v_counted, v_size FROM unnest(p_parts) l;
     lost := '{}';
-    IF v_counted = v_size OR v_size = 0 THEN      -- 0: a pipeline's, whose commit finds out what was lost
+    IF v_counted = v_size OR v_size = 0 THEN      -- 0: of a pipeline, whose commit finds what was lost
         RETURN;
     END IF;
     past := custody.record_of(p_lease_id, held);
@@ -113,7 +113,7 @@ BEGIN
     END IF;
 END $$;
 
--- In a transaction a loss refuses everything: others may publish what follows from these messages.
+-- In a transaction a loss refuses everything, because somebody else may publish what follows from these messages.
 CREATE FUNCTION custody.refuse_lost(p_lease_id uuid, p_lost int8multirange) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,7 +128,7 @@ BEGIN
         'Nothing was changed. Somebody else may have the messages now: give up the transaction.', v_lost);
 END $$;
 
--- Of what a lease is, or was; no row if it is not known any more.
+-- The topic, group and partition of a lease. No row if it is not known, or no longer.
 CREATE FUNCTION custody.lease_place(p_lease_id uuid) RETURNS TABLE (topic text, consumer_group text, partition int)
 LANGUAGE sql STABLE AS $$
     SELECT t.name, g.name, l.partition

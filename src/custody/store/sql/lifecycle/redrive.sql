@@ -1,4 +1,4 @@
--- Redrive and discard: what an operator does with dead letters. Both take the same filters and can be tried dry.
+-- Redrive and discard of dead letters, by operators. Both take the same filters and have a dry run.
 
 CREATE TYPE custody.dead_filter AS (
     error_like text, key text, partition int, offsets bigint[], died_from timestamptz, died_until timestamptz,
@@ -19,7 +19,7 @@ LANGUAGE sql STABLE AS $$
     LIMIT (p_filter).most
 $$;
 
--- Locks the cursors (a claim decides on what is dead), then the dead cases that match, in order.
+-- Locks the cursors, because claims depend on what is dead, and then the dead cases that match, in order.
 CREATE FUNCTION custody.lock_dead(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -34,7 +34,7 @@ BEGIN
     RETURN QUERY SELECT * FROM custody.dead_matching(p_group, p_filter);
 END $$;
 
--- Dead messages become ready again with a fresh budget, and obey the order rule from then on.
+-- Redrives: dead messages become ready again with all their attempts, and obey the order rule.
 CREATE FUNCTION custody.redrive(
     p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
     p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -72,7 +72,7 @@ BEGIN
     SELECT r.partition, r."offset" FROM ready r ORDER BY 1, 2;
 END $$;
 
--- Dead messages are given up for good: done, with a record of who decided it and why.
+-- Discards: dead messages are done, with a record of who decided it and why.
 CREATE FUNCTION custody.discard(
     p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_dry_run boolean DEFAULT false,
     p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -98,7 +98,7 @@ BEGIN
     RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
 END $$;
 
--- These dead messages are done, and their keys go on. The caller has locked them.
+-- Closes these dead messages as done, and frees their keys. The caller has locked them.
 CREATE FUNCTION custody.close_dead(p_group custody.groups, p_dead custody.cases[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -106,7 +106,7 @@ BEGIN
     WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset";
     INSERT INTO custody.freed (group_id, partition, key)
     SELECT DISTINCT d.group_id, d.partition, d.key FROM unnest(p_dead) d WHERE d.held;
-    -- an event that was kept only for this dead letter goes with it
+    -- A message that was kept only for this dead letter is deleted with it.
     DELETE FROM custody.kept_events k USING unnest(p_dead) d
     WHERE k.topic_id = (p_group).topic_id AND k.partition = d.partition AND k."offset" = d."offset"
       AND NOT EXISTS (SELECT FROM custody.cases c JOIN custody.groups g USING (group_id)

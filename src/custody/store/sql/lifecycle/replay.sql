@@ -1,9 +1,9 @@
--- Replay: a copy in a dead-letter topic is published again, once, as the message that it was.
+-- Replay: a copy in a dead-letter topic is published again, once, as the original message.
 
--- p_target: another topic than the one it came from. Every group of the target gets it: to give it only to the group in
--- which it died, redrive it there. The dead message counts as done by it; resolved says whether there was one still, or
--- somebody has redriven or discarded it meanwhile. A repeat publishes nothing and returns what the first replay did.
--- p_origin: only if the copy names this topic as its own (see dead_letter_origin).
+-- p_target: a topic other than the original one. Every group of the target gets the message; to give it only to the
+-- group in which it died, redrive it there. The dead message is done by this. `resolved` says whether it was still
+-- dead, or somebody has redriven or discarded it before. A repeat publishes nothing and returns what the first replay
+-- did. p_origin: replay only if the copy names this topic as its own (see dead_letter_origin).
 CREATE FUNCTION custody.replay_dead_letter(
     p_dlq_topic text, p_partition int, p_offset bigint, p_target text DEFAULT NULL, p_actor text DEFAULT NULL,
     p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_origin text DEFAULT NULL
@@ -18,7 +18,7 @@ DECLARE
 BEGIN
     PERFORM custody.require_read_committed();
     PERFORM custody.require_partition(v_dlq, p_partition);
-    -- a second replay of the same copy waits here for the first one
+    -- A second replay of the same copy waits here for the first one.
     PERFORM pg_advisory_xact_lock(hashtext('custody.replays'),
                                   hashtext(format('%s/%s/%s', v_dlq.topic_id, p_partition, p_offset)));
     SELECT r.target, r.target_partition, r.target_offset, true, r.resolved
@@ -59,14 +59,14 @@ BEGIN
                jsonb_build_object('dead_letter', v_name, 'replayed_as', format('%s/%s/%s', topic, partition, "offset"))
         FROM custody.group_named(v_from.topic, v_from.consumer_group) g;
     END IF;
-    -- after the head is taken, as delete_topic does it
+    -- After the head is locked, as in delete_topic.
     INSERT INTO custody.replays
     VALUES (v_dlq.topic_id, p_partition, p_offset, topic, partition, "offset", resolved, p_actor, p_reason,
             coalesce(p_now, clock_timestamp()));
     RETURN NEXT;
 END $$;
 
--- The copy at an offset of a dead-letter topic; whatever else is there is refused.
+-- The copy at an offset of a dead-letter topic. Anything else there is refused.
 CREATE FUNCTION custody.dead_letter_at(p_dlq custody.topics, p_partition int, p_offset bigint) RETURNS custody.event
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -89,8 +89,8 @@ BEGIN
     RETURN v_copy;
 END $$;
 
--- Which topic a copy names as its own, for whoever has to know it before a replay. One that was replayed already may be
--- gone: then only where it went is known.
+-- The topic that a copy names as its own, for callers that have to know it before a replay. If the copy was replayed,
+-- it may be gone: then only the target is known.
 CREATE FUNCTION custody.dead_letter_origin(
     p_dlq_topic text, p_partition int, p_offset bigint, OUT origin text, OUT replayed_to text
 )
@@ -110,7 +110,7 @@ BEGIN
     END IF;
 END $$;
 
--- What a copy has of its death, and the message that it was had not.
+-- The headers that a copy has and the original message had not.
 CREATE FUNCTION custody.death_headers() RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY['x-custody-dlq-reason', 'x-custody-original-topic', 'x-custody-original-partition',
@@ -119,7 +119,7 @@ LANGUAGE sql IMMUTABLE AS $$
                  'x-custody-failure-errors']
 $$;
 
--- Where a copy came from by its headers, which anybody may have written: all null if they do not say it.
+-- The origin of a copy by its headers. Anybody may have written them: all is null if they are not well-formed.
 CREATE FUNCTION custody.original_of(
     p_headers jsonb, OUT topic text, OUT partition int, OUT "offset" bigint, OUT consumer_group text
 )
@@ -134,8 +134,8 @@ LANGUAGE sql IMMUTABLE AS $$
                        p_headers ->> 'x-custody-consumer-group' AS consumer_group) x) h
 $$;
 
--- The dead message of which this is a copy is done. False if it is not dead any more, or is another one: the topic may
--- have been made anew since, and headers can be written by anybody.
+-- Closes the dead message of this copy as done. Returns false if it is not dead any more, or if it is another message:
+-- the topic may have been made anew, and anybody can write headers.
 CREATE FUNCTION custody.resolve_replayed(
     p_dlq custody.topics, p_topic text, p_partition int, p_offset bigint, p_group text, p_copy custody.event
 ) RETURNS boolean
@@ -150,7 +150,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- a claim decides on what is dead
+    -- Claims depend on what is dead.
     PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = p_partition FOR UPDATE;
     SELECT * INTO v_case FROM custody.cases
     WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset AND state = 'dead' FOR UPDATE;

@@ -1,10 +1,10 @@
 -- Rewind: done messages become ready again, from an offset or a time on.
 
--- Leases over that range lose it (their acks are lost), cases there are closed, and [target, frontier) comes back at
--- attempt 0. Without p_partition every partition is rewound. Returns how many messages came back, for each partition. A
--- dry run locks nothing: it says what a rewind would do now.
--- It holds the cursors, so nobody claims meanwhile: it waits only p_wait for a lock. A lease that an open transaction
--- has locked for longer makes it `busy`, which names the transaction; it may be tried again.
+-- Leases lose the range (their acks are lost), its cases are closed, and [target, frontier) comes back with attempt 0.
+-- Without p_partition all partitions are rewound. Returns how many messages came back, for each partition. A dry run
+-- locks nothing and returns what a rewind would do now.
+-- It holds the cursors, so nobody can claim meanwhile. Therefore it waits only p_wait for a lock. If an open
+-- transaction holds a lease for longer, the answer is `busy` and names the transaction; the caller may try again.
 CREATE FUNCTION custody.rewind(
     p_topic text, p_group text, p_to_offset bigint DEFAULT NULL, p_to_time timestamptz DEFAULT NULL,
     p_partition int DEFAULT NULL, p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL,
@@ -25,9 +25,9 @@ BEGIN
     IF (p_to_offset IS NULL) = (p_to_time IS NULL) THEN
         PERFORM custody.refuse('invalid_argument', 'a rewind needs either an offset or a time');
     END IF;
-    -- until the end of the function
+    -- It holds until the end of the function.
     PERFORM set_config('lock_timeout', round(1000 * extract(epoch FROM p_wait)) || 'ms', true);
-    -- retention takes this lock too: what is returned here is still in the log
+    -- Retention takes this lock too: messages that come back are still in the log.
     v_topic := CASE WHEN p_dry_run THEN custody.topic_named(p_topic) ELSE custody.lock_topic(p_topic) END;
     v_group := custody.lifecycle_group(p_topic, p_group);
     IF p_partition IS NOT NULL THEN
@@ -79,7 +79,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Locks the cursors and the leases that a rewind takes something from. Refuses if somebody keeps one of them for long.
+-- Locks the cursors and the leases that lose messages by the rewind. Refuses if somebody holds one of them for long.
 CREATE FUNCTION custody.lock_for_rewind(
     p_topic custody.topics, p_group custody.groups, p_partition int, p_to_offset bigint, p_to_time timestamptz
 )
@@ -105,8 +105,7 @@ BEGIN
     LOOP
         v_at := custody.position((p_group).group_id, v_head.partition);
         v_target := coalesce(p_to_offset, custody.offset_at(v_head, p_to_time));
-        -- whoever had a row before may have settled a part of it, or split it into others: look again until nothing has
-        -- changed
+        -- Whoever held a row before may have settled a part of it, or split it: look again until nothing has changed.
         LOOP
             SELECT array_agg(x.l) INTO v_locked
             FROM (SELECT l FROM custody.leases l
@@ -134,7 +133,7 @@ EXCEPTION WHEN lock_not_available THEN
         'Nothing was changed. Try again when it has ended.');
 END $$;
 
--- Takes offsets out of the parked runs of a partition; the caller holds the cursor.
+-- Takes offsets out of the parked runs of a partition. The caller holds the cursor.
 CREATE FUNCTION custody.cut_parked(p_group_id int, p_partition int, p_set int8multirange) RETURNS void
 LANGUAGE sql AS $$
     WITH cut AS (

@@ -1,20 +1,21 @@
--- Settle: what a worker says of the messages of its lease. It acts on the named offsets that the lease still holds, and
--- on nothing else: offsets it does not hold, and everything at or after the deadline, come back as lost. What the same
--- lease has settled in the same way before is a success: whoever got no answer may ask again.
+-- Settle: the outcome of messages of a lease. It acts only on the named offsets that the lease still holds. Offsets
+-- that it does not hold are returned as lost, and so is everything after the deadline. If the same lease has settled a
+-- message with the same outcome before, that is a success: a caller that got no answer may repeat the call.
 
 CREATE TYPE custody.settled AS (
     settled  bigint,             -- messages that are settled as this call says
-    lost     bigint[],           -- meant, but not held by the lease any more
-    dead     bigint[],           -- settled, and dead by it
-    released bigint[],           -- unnamed later messages of a key that stopped: no longer in the lease
-    already  bigint[]            -- those of the settled ones that the same lease had settled so before
+    lost     bigint[],           -- named, but no longer held by the lease
+    dead     bigint[],           -- settled, and dead because of it
+    released bigint[],           -- later messages of a key that stopped, which were not named: no longer in the lease
+    already  bigint[]            -- settled before by the same lease with the same outcome
 );
 
--- One outcome for each offset: ack, nack, dead (given up by the handler), reject (a nack without a retry), later or
--- release. p_delays: when a nack or later comes back (seconds). p_acked: what is done besides, as a set, which costs
--- less. p_copy: false if the caller takes heads of its own, and copies what has died together with them (see
--- dead_letter.sql). p_exact: all or nothing, for a call in a transaction: if the lease does not hold all of it now, the
--- call is refused (lease_lost). What was settled before is not held either: the transaction that did it has done what
+-- One outcome for each offset: ack, nack, dead (the handler gave up), reject (a nack without a retry), later or
+-- release.
+-- p_delays: seconds until a nack or later comes back. p_acked: more done messages, as a set, which costs less. p_copy:
+-- false if the caller locks heads itself, and copies the dead messages together with them (see dead_letter.sql).
+-- p_exact: all or nothing, for a call in a transaction. If the lease does not hold all of it now, the call is refused
+-- (lease_lost). That includes messages that were settled before: the transaction that settled them has also done what
 -- belongs to it.
 CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL,
@@ -63,7 +64,7 @@ BEGIN
     SELECT * INTO v_head FROM custody.heads WHERE topic_id = v_group.topic_id AND partition = v_parts[1].partition;
     v_failed := 'nack' = ANY (p_outcomes);
     IF v_group.breaker_state <> 'closed' AND v_failed THEN
-        -- whatever is wrong, it is not this message: put off, not charged
+        -- The message is not the cause: it is put off and not charged.
         SELECT coalesce(range_agg(int8range(o, o + 1)), '{}') INTO v_put_off FROM unnest(p_offsets, p_outcomes) m (o, x)
         WHERE x = 'nack' AND v_held @> o;
         p_outcomes := array_replace(p_outcomes, 'nack', 'later');
@@ -73,7 +74,7 @@ BEGIN
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead', 'reject')), '{}') AS failed,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
-           -- after these the rest of the key has to wait
+           -- After one of these the rest of its key has to wait.
            coalesce(range_agg(int8range(o, o + 1)) FILTER (
                WHERE x IN ('nack', 'later', 'release') OR x IN ('dead', 'reject') AND v_group.on_dead = 'hold'), '{}'
            ) AS stops
@@ -115,7 +116,8 @@ BEGIN
     FROM (
         SELECT 'ack' AS kind, v_set.ack AS offsets, NULL::text AS error, NULL::jsonb AS detail
         UNION ALL SELECT 'later', v_set.later - v_put_off, NULL, NULL
-        UNION ALL SELECT 'later', v_put_off, NULL, '{"outcome": "nack"}'      -- a repeat finds what its holder has said
+        -- for a repeat: the outcome that the holder named
+        UNION ALL SELECT 'later', v_put_off, NULL, '{"outcome": "nack"}'
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
         SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
@@ -134,8 +136,8 @@ BEGIN
     RETURN v_result;
 END $$;
 
--- Locks the rows of a lease and returns them. Whoever held them before may have split them into others, which a
--- statement that waited for the old ones does not see: so look again until nothing has changed.
+-- Locks the rows of a lease and returns them. Whoever held them before may have split them, and a statement that waited
+-- for the old rows does not see the new ones: so look again until nothing has changed.
 CREATE FUNCTION custody.lock_lease(p_lease_id uuid) RETURNS custody.leases[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -151,8 +153,8 @@ BEGIN
     RETURN v_parts;
 END $$;
 
--- What the journal says of messages that a lease does not hold (p_gone; p_held is what it does hold): settled by the
--- same lease with the outcome that is named again, or lost.
+-- What the journal says of messages that a lease does not hold (p_gone; p_held is what it holds): settled by the same
+-- lease with the same outcome, or lost.
 CREATE FUNCTION custody.settled_before(
     p_lease_id uuid, p_held int8multirange, p_gone int8multirange, p_offsets bigint[], p_outcomes text[],
     p_acked int8multirange
@@ -160,7 +162,7 @@ CREATE FUNCTION custody.settled_before(
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_past  custody.lease_record := custody.record_of(p_lease_id, p_held);
-    v_other int8multirange;      -- again, and not acked
+    v_other int8multirange;      -- repeated, and not acked
     v_again int8multirange;
 BEGIN
     SELECT coalesce(range_agg(int8range(m.o, m.o + 1)) FILTER (WHERE m.x <> 'ack'), '{}'),
@@ -169,14 +171,14 @@ BEGIN
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE p_gone @> m.o AND custody.settled_as(v_past, m.x) @> m.o;
     RETURN ROW(custody.cardinality(v_again), custody.offsets_list(p_gone - v_again),
                custody.offsets_list(v_other * v_past.dead),
-               -- what left the lease with the key of one that stopped is told again too
+               -- This includes what left the lease behind a message that stopped.
                CASE WHEN isempty(v_other) THEN '{}'
                     ELSE custody.offsets_list(v_past.released - custody.offsets_set(p_offsets) - p_acked) END,
                custody.offsets_list(v_again))::custody.settled;
 END $$;
 
--- Every message of the lease is done: one statement, whatever their number, if all that its holder has not settled is
--- in one row without cases. Where there are several rows, or cases, or something was lost, settle_lease decides.
+-- Acknowledges the whole lease, in one statement whatever its size, if all that the holder has not settled is in one
+-- row without cases. With several rows, cases or losses settle_lease decides.
 CREATE FUNCTION custody.ack_lease(
     p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
@@ -197,14 +199,15 @@ BEGIN
         FROM custody.groups g WHERE g.group_id = v_lease.group_id AND g.breaker_state = 'probing';
         RETURN ROW(v_lease.remaining, '{}', '{}', '{}', '{}')::custody.settled;
     ELSIF v_lease.lease_id IS NOT NULL THEN
-        -- it waited for somebody who had locked the row and did not change it, and meanwhile the deadline has passed
+        -- It waited for somebody who held the row and did not change it, and the deadline has passed meanwhile.
         INSERT INTO custody.leases SELECT v_lease.*;
     END IF;
     RETURN custody.settle_lease(p_lease_id, 'ack', p_worker => p_worker, p_now => p_now, p_exact => p_exact);
 END $$;
 
--- One outcome for every message of the lease that its holder has not settled. What of it was lost comes back as lost,
--- and the rest is settled; with p_exact nothing is, and the call is refused. Where nothing is left, it may be a repeat.
+-- One outcome for every message of the lease that the holder has not settled. Lost messages are returned as lost, and
+-- the rest is settled; with p_exact nothing is settled, and the call is refused. If nothing is left, it may be a
+-- repeat.
 CREATE FUNCTION custody.settle_lease(
     p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL,
     p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
@@ -250,10 +253,10 @@ LANGUAGE sql VOLATILE AS $$
     WHERE lease_id = p_lease_id AND deadline > coalesce(p_now, clock_timestamp())
 $$;
 
--- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is then split off under the
--- same lease and attempt. With ordering by key its key goes with it: the messages of a key live and expire together, or
--- a later one could be settled when an earlier one is lost. Returns the new deadline, null if nothing was extended, and
--- what the lease has lost of what is meant; with p_exact a loss refuses the call.
+-- Sets the deadline to now plus the timeout, for the whole lease or for one message, which is split off under the same
+-- lease and attempt. With ordering by key the other messages of its key are extended with it: if they expired apart, a
+-- later one could be settled while an earlier one is lost. Returns the new deadline, or null if nothing was extended,
+-- and what the lease has lost; with p_exact a loss refuses the call.
 CREATE TYPE custody.extended AS (deadline timestamptz, lost bigint[]);
 
 CREATE FUNCTION custody.extend(

@@ -1,7 +1,7 @@
--- The steps of settle, one for each outcome. The lease's rows are locked; its messages belong to the caller.
+-- The steps of settle, one for each outcome. The rows of the lease are locked, so its messages belong to the caller.
 
--- Order within a lease: what has to leave it because an earlier message of its key did not go well, and a refusal of
--- what would resolve a message before an earlier one of its key.
+-- Order within a lease: which messages have to leave it because an earlier one of their key failed. Refuses to resolve
+-- a message before an earlier one of its key.
 CREATE FUNCTION custody.followers(
     p_group custody.groups, p_head custody.heads, p_held int8multirange, p_named int8multirange, p_acked int8multirange,
     p_failed int8multirange, p_stops int8multirange, p_released int8multirange,
@@ -11,19 +11,19 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_resolved int8multirange := (p_acked + p_failed) - p_stops;
     v_stay     int8multirange := p_held - p_named;
-    v_keys     text[];           -- the keys that matter; null: all
+    v_keys     text[];           -- keys to check; null: all
     v_conflict record;
 BEGIN
     parked := '{}';
     parked_keys := '{}';
     released := '{}';
     leaving := '{}';
-    -- what is settled in the order of the log and without a stop cannot conflict
+    -- Messages that are settled in the order of the log, without a stop, cannot conflict.
     IF isempty(p_stops) AND (isempty(v_stay) OR isempty(v_resolved) OR upper(v_resolved) <= lower(v_stay)) THEN
         RETURN;
     END IF;
-    -- with nothing left in the lease only the keys that stop matter; a few messages of a big lease concern only their
-    -- own
+    -- If nothing is left in the lease, only the keys that stop matter. If few messages of a large lease are settled,
+    -- only their own keys do.
     IF isempty(v_stay) OR custody.cardinality(p_named) * 8 < custody.cardinality(p_held) THEN
         SELECT array_agg(DISTINCT k.key) INTO v_keys
         FROM custody.keys_of(p_head, CASE WHEN isempty(v_stay) THEN p_stops ELSE p_named * p_held END) k
@@ -35,10 +35,11 @@ BEGIN
     WITH keyed AS MATERIALIZED (
         SELECT k."offset" AS o, k.key AS k FROM custody.keys_of(p_head, p_held, v_keys) k WHERE k.key IS NOT NULL
     ), barred AS MATERIALIZED (
-        -- for each key its first message that this call does not resolve
+        -- For each key: its first message that this call does not resolve,
         SELECT k, min(o) AS o FROM keyed WHERE NOT v_resolved @> o GROUP BY k
     ), stopped AS MATERIALIZED (
-        -- and the first one after which the rest has to leave; merely given back, the rest is given back with it
+        -- and the first one after which the rest has to leave. If that one is only given back, the rest is given back,
+        -- too.
         SELECT DISTINCT ON (k) k, o, p_released @> o AS given_back FROM keyed WHERE p_stops @> o ORDER BY k, o
     )
     SELECT min(m.o) FILTER (WHERE v_resolved @> m.o) AS late, min(b.o) FILTER (WHERE v_resolved @> m.o) AS early,
@@ -106,7 +107,7 @@ BEGIN
                           p_now);
 END $$;
 
--- Not now: comes back after its delay, and this delivery does not count.
+-- Later: the message comes back after its delay, and this delivery does not count.
 CREATE FUNCTION custody.settle_later(
     p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_offsets bigint[],
     p_errors text[], p_delays double precision[], p_worker text, p_now timestamptz
@@ -127,7 +128,7 @@ LANGUAGE sql AS $$
         updated_at = excluded.updated_at
 $$;
 
--- Given back: ready again at once, and this delivery does not count.
+-- Release: the message is ready again at once, and this delivery does not count.
 CREATE FUNCTION custody.settle_released(
     p_group custody.groups, p_partition int, p_parts custody.leases[], p_set int8multirange, p_now timestamptz
 )
@@ -145,7 +146,7 @@ LANGUAGE sql AS $$
     GROUP BY p.attempt, p.first_delivery, p.last_error
 $$;
 
--- Later messages of a key whose earlier one failed: back behind it, and this delivery does not count.
+-- Later messages of a key whose earlier message failed are parked behind it, and this delivery does not count.
 CREATE FUNCTION custody.settle_parked(
     p_group custody.groups, p_partition int, p_parts custody.leases[], p_offsets bigint[], p_keys text[],
     p_now timestamptz
@@ -168,9 +169,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes settled offsets out of a lease. A big row that is settled piece by piece is first split into blocks of 256
--- offsets: a multirange with thousands of gaps would be written anew with every ack. One of the rows that are left
--- counts what has gone.
+-- Takes settled offsets out of a lease. A large row that is settled piece by piece is first split into blocks of 256
+-- offsets, because every ack would rewrite a multirange with thousands of gaps. One of the rows that are left counts
+-- the settled messages.
 CREATE FUNCTION custody.shrink_lease(
     p_lease_id uuid, p_parts custody.leases[], p_gone int8multirange, p_now timestamptz
 ) RETURNS void

@@ -1,7 +1,7 @@
--- Reading the log in bulk, past the functions: which tables to read, for a client that streams them by itself.
+-- Bulk reads: which tables a client has to read that streams the log itself.
 
--- The tables that hold [p_from, p_until) of a partition, and the part of it that each has. The log alone: what was kept
--- aside for dead letters when its segment went is no part of it.
+-- The tables that hold [p_from, p_until) of a partition, and the part of it that each has. This is the log alone,
+-- without the dead messages that were kept when their segment was dropped.
 CREATE FUNCTION custody.log_reads(p_topic text, p_partition int, p_from bigint, p_until bigint)
 RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
 LANGUAGE plpgsql STABLE AS $$

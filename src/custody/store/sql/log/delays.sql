@@ -1,6 +1,6 @@
--- Delayed messages: they wait in a table of their own, and the first claim or publish after their time appends them to
--- the log. Whoever stores one holds the partition's head, as whoever appends: so `delayed_from` is never passed by one
--- that is committed late.
+-- Delayed messages wait in a table of their own. The first claim or publish after their time appends them to the log.
+-- Whoever stores one holds the head of the partition, as whoever appends does. So no message that is committed late is
+-- due before `delayed_from`.
 
 CREATE FUNCTION custody.publish_delayed(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
@@ -15,7 +15,7 @@ DECLARE
     v_ids   bigint[];
 BEGIN
     PERFORM custody.require_read_committed();
-    -- by the clock of the database: it is the one that decides when they are due
+    -- The clock of the database counts: it decides when they are due.
     SELECT array_agg(coalesce(m.t, coalesce(p_now, clock_timestamp()) + make_interval(secs => m.d)) ORDER BY m.n)
     INTO p_deliver_at
     FROM unnest(p_deliver_at, p_delays) WITH ORDINALITY m (t, d, n);
@@ -41,7 +41,7 @@ BEGIN
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, p_partitions[v_known + 1:], p_keys[v_known + 1:]);
     END IF;
-    -- what waits may be due earlier than anything that waited before; what is past due already is due now
+    -- A new message may be due before all that wait. One that is past due is due now.
     PERFORM custody.lock_heads(v_topic, p_partitions[v_known + 1:], p_of);
     UPDATE custody.heads h SET delayed_from = least(h.delayed_from, w.earliest)
     FROM (SELECT m.p, min(m.t) AS earliest FROM unnest(p_partitions, p_deliver_at) WITH ORDINALITY m (p, t, n)
@@ -65,7 +65,8 @@ BEGIN
         FROM unnest(p_partitions[v_known + 1:], v_ids, p_deliver_at[v_known + 1:]) m (p, i, t);
 END $$;
 
--- Takes the heads of these partitions, in order. p_of: among how many the caller placed its keys.
+-- Locks the heads of these partitions, in order. p_of is the number of partitions among which the caller placed its
+-- keys.
 CREATE FUNCTION custody.lock_heads(p_topic custody.topics, p_partitions int[], p_of int DEFAULT NULL)
 RETURNS SETOF custody.heads
 LANGUAGE plpgsql AS $$
@@ -75,7 +76,7 @@ BEGIN
     RETURN QUERY
     SELECT h.* FROM custody.heads h WHERE h.topic_id = (p_topic).topic_id AND h.partition = ANY (p_partitions)
     ORDER BY h.partition FOR UPDATE;
-    -- under the heads: the number of partitions changes only under all of them
+    -- The number of partitions changes only under all heads, so it is read here.
     SELECT * INTO v_topic FROM custody.topics t WHERE t.topic_id = (p_topic).topic_id;
     IF NOT FOUND OR p_of <> v_topic.partitions THEN
         PERFORM custody.refuse('topic_changed', format('topic %L has changed meanwhile', (p_topic).name),
@@ -83,8 +84,8 @@ BEGIN
     END IF;
 END $$;
 
--- Appends what is due to the log, up to p_most messages, in the order of their times. Without anything due it takes no
--- lock. Returns the head as it is then. The caller holds at most cursors: the head comes after them.
+-- Appends due messages to the log, up to p_most, in the order of their times. If none is due, it takes no lock. Returns
+-- the head as it is afterwards. The caller may hold cursors and nothing else: heads are locked after them.
 CREATE FUNCTION custody.deliver_due(p_head custody.heads, p_now timestamptz, p_most int DEFAULT 1000)
 RETURNS custody.heads
 LANGUAGE plpgsql AS $$
@@ -97,7 +98,8 @@ BEGIN
         WHERE d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition
           AND d.deliver_at >= (p_head).delayed_from) <= p_now
     THEN
-        -- who has the head delivers them, or the next: to wait here would stall the claims of the partition
+        -- If somebody else has the head, they or the next claim deliver. Waiting here would stall the claims of the
+        -- partition.
         SELECT h.* INTO v_head FROM custody.heads h
         WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
@@ -111,7 +113,7 @@ BEGIN
                  WHERE d.topic_id = $1 AND d.partition = $2 AND d.deliver_at >= $3 AND d.deliver_at <= $4
                  ORDER BY d.deliver_at, d.delay_id LIMIT $5
              ), taken AS (
-                 -- a message that is being cancelled is waited for: it is delivered, or it is not
+                 -- This waits for a message that is being cancelled: it is delivered, or it is gone.
                  DELETE FROM custody.delayed d WHERE d.delay_id IN (SELECT u.delay_id FROM due u) RETURNING d.*
              ), appended AS (
                  INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload,
@@ -123,7 +125,8 @@ BEGIN
         INTO v_until
         USING (p_head).topic_id, (p_head).partition, (p_head).delayed_from, p_now, p_most, v_tail.next_offset,
               greatest(p_now, v_tail.newest);
-        -- the next look starts here, and not at what has gone: under a held xmin the index would be walked through
+        -- The next scan starts here, behind the rows that are gone: while an old snapshot is held, their index entries
+        -- stay.
         IF v_until > (p_head).delayed_from THEN
             UPDATE custody.heads h SET delayed_from = v_until
             WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition;
@@ -141,7 +144,7 @@ LANGUAGE sql STABLE AS $$
       AND d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition AND d.deliver_at >= (p_head).delayed_from
 $$;
 
--- What waits, the next one first; with p_bytes none after the one that reaches so much payload.
+-- The messages that wait, the next one first. With p_bytes the list ends with the message that reaches so much payload.
 CREATE FUNCTION custody.delayed_messages(
     p_topic text, p_key text DEFAULT NULL, p_limit int DEFAULT 100, p_bytes bigint DEFAULT NULL
 )
@@ -173,7 +176,7 @@ LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM custody.delayed d WHERE d.topic_id = (custody.topic_named(p_topic)).topic_id
 $$;
 
--- Takes back a message that is still waiting.
+-- Cancels a message that still waits.
 CREATE FUNCTION custody.cancel_delayed(p_topic text, p_delay_id bigint) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,7 +1,6 @@
--- A topic gets more partitions. Keys move by that: their next messages go elsewhere, and could be handled before
--- earlier ones.
+-- Growing a topic. Keys move to other partitions: their next messages could be handled before earlier ones.
 
--- Refused while a group that is ordered by key has anything unresolved, for the order of a key is kept within its
+-- Refused while a group that is ordered by key has unresolved messages, because the order of a key holds within its
 -- partition.
 CREATE FUNCTION custody.grow_topic(p_topic text, p_partitions int, p_now timestamptz DEFAULT NULL)
 RETURNS custody.topics
@@ -43,7 +42,7 @@ BEGIN
             'Stop publishing until it has resolved them all, and grow then; or make another topic.');
     END IF;
     UPDATE custody.topics t SET partitions = p_partitions WHERE t.topic_id = v_topic.topic_id;
-    -- publishers that wait for a head see in it that their keys may belong elsewhere now
+    -- Publishers that wait for a head see there that their keys may belong to other partitions now.
     UPDATE custody.heads h SET partitions = p_partitions, grown_at = (custody.tail(h)).next_offset
     WHERE h.topic_id = v_topic.topic_id;
     INSERT INTO custody.heads (topic_id, partition, segment_id, partitions)
@@ -53,14 +52,14 @@ BEGIN
     INSERT INTO custody.segment_bounds (segment_id, partition, first_offset)
     SELECT h.segment_id, h.partition, 0 FROM custody.heads h
     WHERE h.topic_id = v_topic.topic_id AND h.partition >= v_topic.partitions;
-    -- delayed messages move with their keys; one whose partition was named stays
+    -- Delayed messages move with their keys. A message whose partition was named stays.
     UPDATE custody.delayed d SET partition = custody.partition_for(d.key, p_partitions)
     WHERE d.topic_id = v_topic.topic_id AND d.partition = custody.partition_for(d.key, v_topic.partitions);
     UPDATE custody.heads h SET delayed_from = least(h.delayed_from, w.earliest)
     FROM (SELECT d.partition, min(d.deliver_at) AS earliest FROM custody.delayed d WHERE d.topic_id = v_topic.topic_id
           GROUP BY d.partition) w
     WHERE h.topic_id = v_topic.topic_id AND h.partition = w.partition;
-    -- in this order: a claim that finds a cursor finds the rest
+    -- The cursor comes last: a claim that finds a cursor finds the rest.
     INSERT INTO custody.frontiers
     SELECT g.group_id, n, 0, 0, 1 FROM custody.groups g, generate_series(v_topic.partitions, p_partitions - 1) n
     WHERE g.topic_id = v_topic.topic_id;
@@ -74,14 +73,14 @@ BEGIN
     RETURN custody.topic_named(p_topic);
 END $$;
 
--- Whether a message lies where its key belonged before the topic grew, and newer ones of its key lie elsewhere.
+-- Whether the key of a message moved to another partition when the topic grew. Newer messages of the key are there.
 CREATE FUNCTION custody.key_moved(p_head custody.heads, p_offset bigint, p_key text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_key IS NOT NULL AND p_offset < (p_head).grown_at
         AND custody.partition_for(p_key, (p_head).partitions) <> (p_head).partition
 $$;
 
--- An ordered group does not go back to messages whose keys have moved: a claim looks for a key in its own partition
+-- An ordered group does not go back to messages whose keys have moved. A claim looks for a key in its own partition
 -- only, and could hand out an old message beside a newer one.
 CREATE FUNCTION custody.require_unmoved(p_topic text, p_group custody.groups, p_dead custody.cases[]) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
@@ -105,7 +104,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same for a range of a partition. It is looked through in steps, and only up to the first such message.
+-- The same for a range of a partition. It is read in steps, up to the first such message.
 CREATE FUNCTION custody.require_unmoved_from(
     p_topic text, p_group custody.groups, p_head custody.heads, p_from bigint, p_until bigint
 )

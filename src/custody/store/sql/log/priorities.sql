@@ -1,5 +1,5 @@
--- Priorities: each partition of a topic that has them is five in the log, one lane for each priority. Partition p of
--- the log is lane p % 5 of partition p / 5. All else is as for any other partition, so a key keeps its order within a
+-- Priorities. Each partition of such a topic is five in the log, a lane for each priority: partition p of the log is
+-- lane p % 5 of partition p / 5. Otherwise a lane is a partition like any other, so a key keeps its order within a
 -- lane.
 
 CREATE FUNCTION custody.lanes() RETURNS text[]
@@ -8,7 +8,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY['critical', 'high', 'normal', 'low', '
 CREATE FUNCTION custody.lane(p_partition int) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT (custody.lanes())[p_partition % 5 + 1] $$;
 
--- Where a message goes: by its key, or anywhere; on a topic with priorities into the lane of its own (else normal).
+-- The partition of a message: by its key, or random. On a topic with priorities it is the lane of the message's
+-- priority (normal, if it has none).
 CREATE FUNCTION custody.place(p_topic custody.topics, p_key text, p_priority text DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -27,9 +28,8 @@ BEGIN
            + CASE WHEN v_lanes = 1 THEN 0 ELSE v_lane END;
 END $$;
 
--- Since when the message that waits longest in a partition could be handed out; null if none could. A fresh one waits
--- since it was published, a retry since it was due, what came back since it did, what was parked since it was
--- published.
+-- Since when the message that has waited longest in a partition could be handed out; null if there is none. A fresh or
+-- parked message waits since it was published, a retry since it was due, and one that came back since then.
 CREATE FUNCTION custody.waiting_since(p_group custody.groups, p_head custody.heads, p_now timestamptz)
 RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
@@ -83,8 +83,8 @@ BEGIN
     RETURN v_since;
 END $$;
 
--- The candidates of a claim on a topic with priorities, what waits past the limit first, each with its part of the
--- weight of its lane. `rank` is drawn: a lane of twice the weight comes first twice as often.
+-- The candidates of a claim on a topic with priorities, each with its part of the weight of its lane. Messages that
+-- have waited longer than the limit come first. `rank` is drawn: a lane of twice the weight comes first twice as often.
 CREATE FUNCTION custody.weighed_candidates(p_group custody.groups, p_limit interval, p_now timestamptz)
 RETURNS TABLE (partition int, weight double precision, starving boolean, since timestamptz, rank double precision)
 LANGUAGE sql VOLATILE AS $$
@@ -100,7 +100,7 @@ LANGUAGE sql VOLATILE AS $$
              WITH ORDINALITY w (weight, lane)) l ON l.lane = c.partition % 5
 $$;
 
--- In which order a claim tries them. What cannot be handed out for certain comes last.
+-- The order in which a claim tries the candidates. Partitions that have nothing for certain come last.
 CREATE FUNCTION custody.candidates_by_priority(p_group custody.groups, p_limit interval, p_now timestamptz)
 RETURNS int[]
 LANGUAGE sql VOLATILE AS $$
@@ -109,8 +109,8 @@ LANGUAGE sql VOLATILE AS $$
     FROM custody.weighed_candidates(p_group, p_limit, p_now) c
 $$;
 
--- In which order a pipeline takes from them, and which part each may take of what is left: those with little to give
--- for their weight first, so that what they leave goes to the others.
+-- The order in which a pipeline takes from the candidates, and the part of the rest that each may take. Those with
+-- little to give for their weight come first, so that the others get what they leave.
 CREATE FUNCTION custody.shares_by_priority(
     p_group custody.groups, p_limit interval, p_now timestamptz, OUT candidates int[], OUT shares double precision[]
 )
@@ -127,7 +127,7 @@ LANGUAGE sql VOLATILE AS $$
         WINDOW w AS (PARTITION BY x.starving ORDER BY x.fresh / x.weight, x.partition)) s
 $$;
 
--- What one has to know of a topic to place messages in it.
+-- What a caller has to know of a topic to place messages in it.
 CREATE FUNCTION custody.layout(p_topic text) RETURNS TABLE (topic_id int, partitions int, priorities boolean)
 LANGUAGE sql STABLE AS $$
     SELECT t.topic_id, t.partitions, t.starvation_limit IS NOT NULL FROM custody.topic_named(p_topic) t

@@ -1,4 +1,5 @@
--- Idempotent producers: a sequence counts a producer's messages over all topics; a repeat returns the first receipts.
+-- Idempotent producers. A sequence counts the messages of a producer over all topics. A repeat returns the first
+-- receipts.
 
 CREATE FUNCTION custody.producer_bucket(p_producer text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$ SELECT get_byte(sha256(convert_to(p_producer, 'UTF8')), 0) $$;
@@ -20,7 +21,8 @@ BEGIN
         SET epoch = p.epoch + 1, last_sequence = -1, updated_at = excluded.updated_at
     RETURNING * INTO v_producer;
     IF v_producer.epoch = 1 THEN
-        -- It may have been here before. A statement of its own: the insert may have waited for whoever forgot it.
+        -- The producer may have been forgotten before. This is a second statement, because the insert may have waited
+        -- for whoever forgot it.
         UPDATE custody.producers p SET epoch = f.highest + 1 FROM custody.forgotten_producers f
         WHERE p.producer_id = p_producer AND f.bucket = custody.producer_bucket(p_producer)
         RETURNING p.epoch INTO v_epoch;
@@ -30,8 +32,8 @@ BEGIN
     RETURN v_producer;
 END $$;
 
--- Locks the producer, refuses what is fenced or out of sequence, and returns the receipts of the messages it has
--- already had: a prefix of the batch, often none.
+-- Locks the producer, refuses calls that are fenced or out of sequence, and returns the receipts of the messages that
+-- it has sent before: a prefix of the batch, often empty.
 CREATE FUNCTION custody.known_receipts(
     p_topic text, p_producer text, p_epoch int, p_sequence bigint, p_count int, p_delayed boolean DEFAULT false
 ) RETURNS TABLE (partition int, "offset" bigint, duplicate boolean, deliver_at timestamptz)
@@ -106,7 +108,7 @@ BEGIN
     WHERE producer_id = p_producer AND epoch = p_epoch AND last_sequence < v_last - 1000;
 END $$;
 
--- After a publish whose answer was lost: where the producer stands.
+-- The state of a producer, for a caller that lost the answer of a publish.
 CREATE FUNCTION custody.producer_state(p_producer text)
 RETURNS TABLE (producer_id text, epoch int, last_sequence bigint, topic text, partition int, "offset" bigint,
                deliver_at timestamptz)
@@ -125,9 +127,9 @@ BEGIN
     END IF;
 END $$;
 
--- A producer that will not come back: its receipts go with it, and what it had sent cannot be repeated any more. Its
--- epoch is remembered: if it does come back, it begins above it. With an epoch only that instance is meant. False if
--- there is none of that name.
+-- Forgets a producer that will not come back. Its receipts are deleted, so its messages cannot be repeated any more.
+-- Its epoch is remembered: if it does come back, it gets a higher one. With p_epoch only that instance is forgotten.
+-- Returns false if there is no producer of that name.
 CREATE FUNCTION custody.forget_producer(p_producer text, p_epoch int DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql AS $$

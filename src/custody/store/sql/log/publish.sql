@@ -1,8 +1,8 @@
--- Publishing: the head row held to commit makes offsets dense and commit-ordered.
+-- Publishing. The head row is locked until the commit, which makes offsets dense and commit-ordered.
 
--- Takes the heads of the named partitions, in order, and says where each grows: what COPY or INSERT writes next. p_of
--- is the number of partitions among which the caller placed its keys, p_priorities whether it took them for lanes. The
--- caller holds the partitions until it commits, so it should commit at once.
+-- Locks the heads of the named partitions, in order, and returns where each ends: there COPY or INSERT goes on. p_of is
+-- the number of partitions among which the caller placed its keys, and p_priorities whether it chose lanes. The caller
+-- should commit at once, because it holds the partitions until then.
 CREATE FUNCTION custody.reserve(
     p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
@@ -29,17 +29,19 @@ BEGIN
         ORDER BY h.partition FOR UPDATE
     LOOP
         v_seen := v_seen + 1;
-        -- as the locked row says it: the topic may have grown while this call waited
+        -- The locked row counts: the topic may have grown while this call waited.
         IF p_of <> v_head.partitions THEN
             PERFORM custody.refuse('topic_changed',
                 format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
                 'Place the messages anew.');
         END IF;
-        -- not where the caller expects an end: it would be refused, its delivery undone with it, and so each time
+        -- Nothing is delivered if the caller expects an end: it would be refused, the delivery would be rolled back,
+        -- and so each time.
         IF v_head.delayed_from IS NOT NULL AND p_expected IS NULL THEN
             v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
         END IF;
-        v_now := coalesce(p_now, clock_timestamp());      -- in a variable: the function would not be an index condition
+        -- in a variable: a function call would not be an index condition
+        v_now := coalesce(p_now, clock_timestamp());
         IF p_expected IS NULL AND EXISTS (
             SELECT FROM custody.outbox o
             WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL
@@ -57,12 +59,12 @@ BEGIN
             PERFORM custody.require_room(v_topic, v_head, v_tail.next_offset,
                                          p_counts[array_position(p_partitions, v_head.partition)]);
         END IF;
-        -- time never goes back within a partition, whatever the clock does
+        -- Time never goes back within a partition, even if the clock does.
         v_now := greatest(coalesce(p_now, clock_timestamp()), v_tail.newest);
         RETURN QUERY SELECT v_head.partition, v_tail.next_offset, v_head.segment_id, v_now;
     END LOOP;
     IF v_seen < cardinality(p_partitions) THEN
-        v_topic := custody.topic_named(p_topic);    -- it may have been deleted while this call waited
+        v_topic := custody.topic_named(p_topic);    -- the topic may have been deleted while this call waited
         IF p_of IS NULL OR p_of = v_topic.partitions THEN
             PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
         END IF;
@@ -70,8 +72,8 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses a key beside a partition that is not its own: a key in two partitions has no order. Returns the number of
--- partitions for which that holds.
+-- Refuses a key beside a partition that is not its own, because a key in two partitions has no order. Returns the
+-- number of partitions for which that was checked.
 CREATE FUNCTION custody.require_whole_keys(p_topic text, p_partitions int[], p_keys text[]) RETURNS int
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -96,7 +98,7 @@ BEGIN
 END $$;
 
 -- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads. With
--- p_of the caller says among how many partitions it has placed its keys; without it a key has to be in its own
+-- p_of the caller has placed the keys itself, among so many partitions. Without it a key has to be in its own
 -- partition, unless p_allow_split.
 CREATE FUNCTION custody.publish(
     p_topic text, p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],

@@ -1,8 +1,8 @@
--- Reading the log by offset. The lifecycle knows a message only as (topic, partition, offset, key); this is where the
--- rest of it comes from.
+-- Reading the log by offset. The lifecycle knows a message only as (topic, partition, offset, key); the rest is read
+-- here.
 
 -- The tables that hold [p_from, p_until) of a partition, and the part of it that each has. Literal table names keep the
--- plan small however many segments there are: the parent's generic plan would lock them all.
+-- plan small: a generic plan of the parent table would lock all segments.
 CREATE FUNCTION custody.segments_over(p_head custody.heads, p_from bigint, p_until bigint)
 RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -29,8 +29,8 @@ BEGIN
     ORDER BY s.first;
 END $$;
 
--- The keys of a set of offsets, for those that have one of p_keys (of all, if that is null). ORDER BY keeps the lateral
--- a lateral: flattened into a join it scans the whole log.
+-- The keys of a set of offsets; only of messages with one of p_keys, unless that is null. ORDER BY keeps the planner
+-- from flattening the lateral into a join, which would scan the whole log.
 CREATE FUNCTION custody.keys_of(p_head custody.heads, p_set int8multirange, p_keys text[] DEFAULT NULL)
 RETURNS TABLE ("offset" bigint, key text)
 LANGUAGE plpgsql STABLE AS $$
@@ -68,7 +68,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Up to p_max messages of a partition from an offset on; with p_bytes none after the one that reaches so much payload.
+-- Up to p_max messages of a partition from an offset on. With p_bytes they end with the message that reaches so much
+-- payload.
 CREATE FUNCTION custody.read(
     p_topic text, p_partition int, p_from bigint DEFAULT NULL, p_max int DEFAULT 100, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
@@ -98,7 +99,7 @@ BEGIN
             FROM custody.events_in(v_head, int8multirange(int8range(p_from, p_from + p_max))) e;
         RETURN;
     END IF;
-    -- the length of a payload is known without reading it
+    -- The length of a payload is known without reading it.
     RETURN QUERY
     SELECT x."offset", x.published_at, x.key, x.kind, x.payload, x.headers, v_lane, v_topic.uid
     FROM (SELECT e.*, sum(octet_length(e.payload)) OVER (ORDER BY e."offset") - octet_length(e.payload) AS before
@@ -106,8 +107,8 @@ BEGIN
     WHERE x.before < p_bytes ORDER BY x."offset";
 END $$;
 
--- The first offset whose message was published at p_time or later (the end of the log, if there is none).
--- Publishing keeps published_at from going back within a partition, so the offsets can be bisected: no index is needed.
+-- The first offset whose message was published at p_time or later, or the end of the log. published_at never decreases
+-- within a partition, so the offsets are bisected and no index is needed.
 CREATE FUNCTION custody.offset_at(p_head custody.heads, p_time timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

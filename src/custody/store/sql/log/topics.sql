@@ -1,14 +1,14 @@
--- Topics, their segments, and where a partition ends.
+-- Topics, their segments, and the end of a partition.
 
--- The stable hash that sends a key to its partition: the first eight bytes of SHA-256 of the key in UTF-8, read as a
--- big-endian number without its sign bit, modulo the number of partitions.
+-- The stable hash of a key: the first eight bytes of SHA-256 of the key in UTF-8, read as a big-endian number without
+-- its sign bit, modulo the number of partitions.
 CREATE FUNCTION custody.partition_for(p_key text, p_partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT ((('x' || encode(substr(sha256(convert_to(p_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
              & 9223372036854775807) % p_partitions)::int
 $$;
 
--- Makes the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF
+-- Creates the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF
 -- would.
 CREATE FUNCTION custody.open_segment(p_topic_id int, p_now timestamptz) RETURNS int
 LANGUAGE plpgsql AS $$
@@ -93,8 +93,8 @@ BEGIN
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;
 END $$;
 
--- The next offset of a partition and the time of its newest message. Exact under the head's lock, a lower bound
--- without.
+-- The next offset of a partition and the time of its newest message. It is exact under the head's lock, and a lower
+-- bound without it.
 CREATE FUNCTION custody.tail(p_head custody.heads, OUT next_offset bigint, OUT newest timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -109,7 +109,7 @@ BEGIN
                 SELECT published_at INTO newest
                 FROM custody.events_in(p_head, int8multirange(int8range(next_offset - 1, next_offset)));
             EXCEPTION WHEN undefined_table THEN
-                newest := NULL;     -- dropped meanwhile: then the caller has no lock, and does not ask for the time
+                newest := NULL;     -- the segment was dropped: so the caller has no lock, and needs no time
             END;
         END IF;
     END IF;

@@ -1,6 +1,6 @@
--- Transactions: what a producer adds waits in tables of its own; the commit publishes all of it and acknowledges what
--- was consumed, in one transaction of the database. So a reader by offset sees nothing before, and an abort leaves no
--- gap. A timeout is a rule, not a process. Locks: transaction → producer → lease → case → head.
+-- Transactions. Messages that a producer adds wait in tables of their own. The commit publishes them and acknowledges
+-- what was consumed, in one transaction of the database: no reader sees them before, and an abort leaves no gap. A
+-- timeout is a rule, not a process. Locks: transaction → producer → lease → case → head.
 
 CREATE FUNCTION custody.begin_transaction(
     p_producer text, p_epoch int DEFAULT NULL, p_timeout interval DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -18,14 +18,14 @@ BEGIN
     END IF;
     PERFORM custody.clear_transactions(p_now);
     v_producer := custody.require_epoch(p_producer, p_epoch);
-    v_now := coalesce(p_now, clock_timestamp());      -- after the wait for the producer: its time begins now
+    v_now := coalesce(p_now, clock_timestamp());      -- after the wait for the producer: the timeout begins now
     INSERT INTO custody.transactions (producer_id, epoch, begun_at, expires_at)
     VALUES (p_producer, v_producer.epoch, v_now, v_now + coalesce(p_timeout, '60 s'))
     RETURNING * INTO v_transaction;
     RETURN v_transaction;
 END $$;
 
--- The producer, if this is its epoch; nobody takes over from it before the caller has committed.
+-- The producer, if this is its epoch. No other instance takes over before the caller commits.
 CREATE FUNCTION custody.require_epoch(p_producer text, p_epoch int) RETURNS custody.producers
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -43,8 +43,8 @@ BEGIN
     RETURN v_producer;
 END $$;
 
--- What nobody can commit any more gives its room back; receipts are remembered for a day. A few at a time: whoever
--- begins a transaction calls it, and upkeep does until it returns 0.
+-- Deletes transactions that nobody can commit any more, and receipts after a day. It deletes a few at a time: whoever
+-- begins a transaction calls it, and upkeep calls it until it returns 0.
 CREATE FUNCTION custody.clear_transactions(p_now timestamptz DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -89,7 +89,7 @@ BEGIN
     RETURN v_transaction;
 END $$;
 
--- Open, in time, and of the producer's present epoch.
+-- Open, in time, and of the current epoch of the producer.
 CREATE FUNCTION custody.require_open(p_transaction custody.transactions, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -104,9 +104,9 @@ BEGIN
     PERFORM custody.require_epoch((p_transaction).producer_id, (p_transaction).epoch);
 END $$;
 
--- Adds messages; nobody sees them. p_first is the number of the first one, counted from 0: what was added before under
--- the same number is not added again, so that a call whose answer was lost can be repeated. Returns how many there are
--- now.
+-- Adds messages, which nobody sees yet. p_first is the number of the first one, counted from 0. Messages that were
+-- added before under the same number are not added again, so a call whose answer was lost can be repeated. Returns how
+-- many messages there are now.
 CREATE FUNCTION custody.add_to_transaction(
     p_transaction uuid, p_first int, p_topic text, p_partitions int[], p_named boolean[], p_of int, p_keys text[],
     p_kinds text[], p_payloads bytea[], p_headers text[], p_deliver_at timestamptz[], p_delays double precision[],
@@ -143,8 +143,9 @@ BEGIN
     RETURN greatest(v_count, p_first + cardinality(p_payloads));
 END $$;
 
--- These offsets of a lease, or all that its holder has not settled, are to be done by the commit: what it has lost
--- until then refuses the commit, for others publish what follows from it. The lease is not kept alive by this.
+-- Adds acks: the commit settles these offsets of a lease, or all that its holder has not settled. If the lease has lost
+-- any of them by then, the commit is refused, because somebody else publishes what follows from them. This does not
+-- extend the lease.
 CREATE FUNCTION custody.ack_in_transaction(
     p_transaction uuid, p_lease_id uuid, p_offsets bigint[] DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS void
@@ -168,7 +169,7 @@ BEGIN
     ON CONFLICT (transaction_id, lease_id) DO UPDATE SET offsets = a.offsets + excluded.offsets;
 END $$;
 
--- All or nothing. A repeat returns what the first commit did.
+-- Commits all or nothing. A repeat returns what the first commit did.
 CREATE FUNCTION custody.commit_transaction(
     p_transaction uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 )
@@ -199,7 +200,7 @@ BEGIN
             WHERE (h.topic_id, h.partition) IN (SELECT m.topic_id, m.partition FROM custody.transaction_messages m
                                                 WHERE m.transaction_id = p_transaction)
             ORDER BY h.topic_id, h.partition FOR UPDATE;
-            -- under the heads the number of partitions stays as it is
+            -- Under the heads the number of partitions does not change.
             EXIT WHEN NOT EXISTS (SELECT FROM custody.transaction_messages m JOIN custody.topics t USING (topic_id)
                                   WHERE m.transaction_id = p_transaction AND m.placed_of <> t.partitions);
         END LOOP;
@@ -251,7 +252,7 @@ BEGIN
             p, o, d);
 END $$;
 
--- Topics may have got more partitions since the messages were placed.
+-- Topics may have grown since the messages were placed.
 CREATE FUNCTION custody.place_transaction(p_transaction uuid) RETURNS void
 LANGUAGE sql AS $$
     UPDATE custody.transaction_messages m
@@ -264,7 +265,7 @@ LANGUAGE sql AS $$
     WHERE m.transaction_id = p_transaction AND t.topic_id = m.topic_id AND m.placed_of <> t.partitions
 $$;
 
--- Nothing of it will ever be seen. True if it was open; aborting twice is as good as once.
+-- Aborts: nobody will ever see the messages. Returns true if the transaction was open. Aborting twice is allowed.
 CREATE FUNCTION custody.abort_transaction(
     p_transaction uuid, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 ) RETURNS boolean
@@ -282,7 +283,7 @@ BEGIN
     RETURN v_transaction.state = 'open';
 END $$;
 
--- Those that are open, and what they hold; one past its time is aborted, whether somebody has cleared it away or not.
+-- Open transactions and what they hold. One past its timeout is shown as aborted, even if it was not deleted yet.
 CREATE FUNCTION custody.open_transactions(p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (transaction_id uuid, producer_id text, epoch int, begun_at timestamptz, expires_at timestamptz,
                messages bigint, acks bigint)

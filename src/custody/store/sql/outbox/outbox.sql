@@ -1,8 +1,7 @@
--- The outbox: events written in the caller's own transaction. The table itself refuses what is no move of an event's
--- life.
+-- The outbox: events that are written in the caller's own transaction. Triggers refuse every change of an event that is
+-- not a legal move.
 
--- Only called for what is refused: the conditions of the triggers below decide. A TRUNCATE has none, and is judged
--- here.
+-- Called only to refuse: the conditions of the triggers below decide. A TRUNCATE has no condition, and is checked here.
 CREATE FUNCTION custody.outbox_refused() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -73,7 +72,7 @@ CREATE TRIGGER outbox_stays BEFORE DELETE ON custody.outbox FOR EACH ROW
 CREATE TRIGGER outbox_stays_whole BEFORE TRUNCATE ON custody.outbox FOR EACH STATEMENT
     EXECUTE FUNCTION custody.outbox_refused();
 
--- Fires for statements that name one of these columns only: no verb does, so none pays for comparing payloads.
+-- It fires only for statements that name one of these columns. No verb does, so no verb pays for comparing payloads.
 CREATE TRIGGER outbox_says BEFORE UPDATE OF id, event_id, event_type, destination, kind, payload, headers,
 partition_key, ordering_key, created_at,
     first_due ON custody.outbox FOR EACH ROW
@@ -84,11 +83,11 @@ partition_key, ordering_key, created_at,
           OR OLD.created_at <> NEW.created_at OR OLD.first_due IS DISTINCT FROM NEW.first_due)
     EXECUTE FUNCTION custody.outbox_refused();
 
--- The six moves. A failure and an expiry count an attempt; a release gives an event back that no attempt was made for,
--- and counts as such. What is published again is counted by `replays`, or a target that remembers events would take it
--- for a repetition. Times are compared with those of the server: a claim is made now, and one that had expired when the
--- transaction began publishes nothing. Who gives a time of its own (p_now) says so in custody.given_time, for its
--- transaction. IS NOT TRUE: what is null is refused.
+-- The six moves. A failure and an expiry count an attempt. A release gives an event back without an attempt, and is
+-- counted as such. `replays` counts how often an event is published again: without it a target that remembers events
+-- would take it for a repetition. Times are compared with those of the server: a claim is made now, and a claim that
+-- had expired when the transaction began publishes nothing. A caller that gives its own time (p_now) sets
+-- custody.given_time for its transaction. IS NOT TRUE: null is refused.
 CREATE TRIGGER outbox_moves BEFORE UPDATE ON custody.outbox FOR EACH ROW
     WHEN ((CASE
         WHEN OLD.status = NEW.status THEN
@@ -123,8 +122,8 @@ CREATE TRIGGER outbox_moves BEFORE UPDATE ON custody.outbox FOR EACH ROW
     END) IS NOT TRUE)
     EXECUTE FUNCTION custody.outbox_refused();
 
--- A UUID of version 7: the time in milliseconds, and 74 random bits. Such ids lie side by side in their indexes, here
--- and where they arrive; random ones would touch a page of the index each.
+-- A UUID of version 7: the time in milliseconds, and 74 random bits. Such ids are neighbours in indexes, here and at
+-- the target; each random id would touch another page.
 CREATE FUNCTION custody.outbox_id() RETURNS uuid
 LANGUAGE sql VOLATILE AS $$
     SELECT encode(set_bit(set_bit(
@@ -133,16 +132,16 @@ LANGUAGE sql VOLATILE AS $$
         52, 1), 53, 1), 'hex')::uuid
 $$;
 
--- Which lock an ordering_key has. 4,096 for all keys: one for each would exhaust the server's lock table in a
--- transaction that writes many.
+-- The lock of an ordering_key. All keys share 4,096 locks: with one for each, a transaction that writes many keys would
+-- exhaust the lock table of the server.
 CREATE FUNCTION custody.outbox_lock_of(p_key text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT hashtext(p_key) & 4095
 $$;
 
--- Takes the keys that a transaction will write, to its end. Locks are taken in the order of their numbers, so that two
--- who call this before their first event never wait each for the other; in the order of the keys they could, since keys
--- share locks.
+-- Locks the keys that a transaction will write, until its end. The locks are taken in the order of their numbers, so
+-- that two callers never deadlock if both call this before their first event. In the order of the keys they could,
+-- because keys share locks.
 CREATE FUNCTION custody.outbox_lock(p_keys text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -153,8 +152,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Writes an event and returns its id. With an ordering_key the transaction first takes the key, so that those who write
--- the same key commit in the order of their ids; it keeps the key to its end.
+-- Writes an event and returns its id. With an ordering_key the transaction first locks the key, until its end. So
+-- events of one key are committed in the order of their ids.
 CREATE FUNCTION custody.outbox_add(
     p_event_type text, p_kind text, p_payload bytea, p_destination text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
     p_partition_key text DEFAULT NULL, p_ordering_key text DEFAULT NULL, p_available_at timestamptz DEFAULT NULL,
@@ -211,22 +210,22 @@ LANGUAGE sql VOLATILE AS $$
                               p_partition_key, p_ordering_key, p_available_at, p_event_id)
 $$;
 
--- Since when an event could have been published, which is what its age counts from: its last replay, the time that it
--- was written for, or when it was written.
+-- The time from which the age of an event counts: its last replay, the time that it was written for, or when it was
+-- written.
 CREATE FUNCTION custody.outbox_waits_since(p_event custody.outbox) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(p_event.replayed_at, p_event.first_due, p_event.created_at)
 $$;
 
--- Of these events those that may go now: the ones without an ordering_key, and of each key those before which nothing
--- is open but others of them. An event whose claim is not committed yet looks open here, and holds back what follows
--- it: the caller has locked its events before, in a statement of its own.
+-- Which of these events may be published now: those without an ordering_key, and those before which only events of this
+-- list are open in their key. An event whose claim is not committed yet is still open here, and holds back those behind
+-- it. So the caller locks its events first, in a statement of its own.
 CREATE FUNCTION custody.outbox_in_order(p_ids bigint[], p_hold boolean DEFAULT false) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     WITH mine AS MATERIALIZED (
         SELECT o.id, o.ordering_key, o.destination, o.topic_id, row_number() OVER w AS place,
                count(*) OVER (PARTITION BY o.ordering_key, o.destination) AS events
-        -- a join with them may walk through the primary key from its beginning
+        -- A join with them may read the primary key from its beginning.
         FROM custody.outbox o WHERE o.id = ANY (p_ids)
         WINDOW w AS (PARTITION BY o.ordering_key, o.destination ORDER BY o.id)
     ), open AS MATERIALIZED (
@@ -234,18 +233,18 @@ LANGUAGE sql VOLATILE AS $$
         FROM mine m
         CROSS JOIN LATERAL (
             SELECT o.id FROM custody.outbox o
-            -- in rows and their order, for the index of the keys: by `=` and id alone the primary key would do, and all
-            -- its past with it
+            -- Compared as rows, and in their order, so that the index of the keys is used. With `=` and the id alone a
+            -- plan could read the primary key, with all published events.
             WHERE (o.ordering_key, o.destination, o.id) > (m.ordering_key, m.destination, 0)
               AND (o.ordering_key, o.destination) <= (m.ordering_key, m.destination)
               AND o.ordering_key IS NOT NULL AND o.published_at IS NULL AND (p_hold OR o.ended_at IS NULL)
-              -- a topic that was made anew is another one; as a CASE, which the planner takes for likely: else it would
-              -- read a whole key
+              -- A topic that was made anew is another one. It is a CASE, which the planner expects to be true:
+              -- otherwise it would read a whole key.
               AND CASE WHEN o.topic_id IS NOT DISTINCT FROM m.topic_id THEN true ELSE false END
             ORDER BY o.ordering_key, o.destination, o.id LIMIT m.events) e
         WHERE m.place = 1 AND m.ordering_key IS NOT NULL
     )
-    -- if an event has the same place among the open ones of its key as among ours, then all before it are ours
+    -- If an event has the same place among the open events of its key as among ours, all before it are ours.
     SELECT coalesce(array_agg(m.id ORDER BY m.id), '{}')
     FROM mine m LEFT JOIN open e ON e.id = m.id AND e.place = m.place
     WHERE m.ordering_key IS NULL OR e.id IS NOT NULL

@@ -1,4 +1,4 @@
--- Where an outbox stands alone no destination is a topic: all of them are the relay's.
+-- In an outbox alone no destination is a topic: the relay serves all of them.
 
 CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_id int, OUT partition int)
 LANGUAGE sql STABLE AS $$

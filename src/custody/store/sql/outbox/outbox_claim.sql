@@ -1,9 +1,10 @@
--- A relay's verbs: claim, settle, extend. A claim has a name of its own (the relay's and a number), and only who still
--- holds it settles.
+-- The verbs of a relay: claim, settle, extend. Each claim has its own name (the relay's and a number), and only its
+-- holder can settle it.
 
--- Ends claims that have expired: each counts as an attempt. The deadline decides, whoever reads; this only writes it
--- down. One of the events may have killed its relay. Which one is found out by smaller claims, a tenth each time. Only
--- an event that was claimed alone, as a suspect, is charged: it is dead when that has happened p_max_attempts times.
+-- Ends claims that have expired, and counts an attempt for each event. The deadline alone decides that for every
+-- reader; this only records it. One of the events may have killed its relay. Smaller claims, a tenth each time, find
+-- out which one. Only an event that was claimed alone, as a suspect, is charged: it is dead after p_max_attempts of
+-- that.
 CREATE FUNCTION custody.outbox_expire(p_ids bigint[], p_max_attempts int, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
     WITH expired AS (
@@ -20,16 +21,16 @@ LANGUAGE sql AS $$
     FROM expired e WHERE o.id = e.id
 $$;
 
--- How many events are claimed together at most after a claim of so many has expired.
+-- The most events that are claimed together after a claim of so many has expired.
 CREATE FUNCTION custody.outbox_next_size(p_size int) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(1, p_size / 10)
 $$;
 
--- Suspects are not claimed with other events, nor more of them than the smallest of their sizes; one that is to be
--- claimed alone only by a relay that has nothing else in hand (p_alone). Of these events (p_sizes: null for those that
--- are no suspects), in the order of their ids, those to be claimed now: of the kind that comes first. `left_out` is the
--- first of the others; `held_back`: one waits to be alone.
+-- Which of these events to claim now. p_sizes has the size of each suspect, and null for the others. Suspects are not
+-- claimed with other events, nor more of them than the smallest of their sizes. One that has to be alone is claimed
+-- only by a relay that has no other event in hand (p_alone). In the order of their ids, the kind that comes first is
+-- chosen. `left_out` is the first of the others; `held_back`: one waits to be alone.
 CREATE FUNCTION custody.outbox_apart(
     p_ids bigint[], p_sizes int[], p_alone boolean, OUT ids bigint[], OUT left_out bigint, OUT held_back boolean
 )
@@ -49,15 +50,14 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM judged j
 $$;
 
--- Up to p_max events that are due, from p_after on, of the destinations whose name (what stands before the colon) is
--- one of p_names, but not of p_excepted, or only of those in p_only. The first row has no id and says in `scanned`
--- where to go on, null at the end. At most p_window events are looked at, so that a backlog that has to wait costs no
--- more than that. Claims that have expired are found on the way: what is claimed lies among what is pending. Those of
--- other names are left to a relay that serves them, whose limit counts.
--- Of an ordering_key only what has nothing open before it is claimed; p_hold: what is dead holds its key, too. p_alone:
--- the relay has nothing else in hand. What it gets may be an event that has to be alone (its `suspect` is 1): then it
--- takes nothing more until that one is settled. If such an event is held back because the relay is busy, the first row
--- says so (`suspect` is 1).
+-- Up to p_max due events from p_after on, of destinations whose name (before the colon) is in p_names; not of
+-- p_excepted, or only of p_only. The first row has no id; its `scanned` says where to go on, null at the end. At most
+-- p_window events are scanned, so that a backlog that has to wait costs no more than that. Expired claims are found
+-- among the pending events. Those of other names are left to a relay that serves them, because its limit counts.
+-- Of an ordering_key only events with nothing open before them are claimed. p_hold: dead events hold their key, too.
+-- p_alone: the relay has no other event in hand. It may get an event that has to be alone (its `suspect` is 1): then it
+-- claims no more until that one is settled. If such an event is held back because the relay is busy, the `suspect` of
+-- the first row is 1.
 CREATE FUNCTION custody.outbox_claim(
     p_relay text, p_max int, p_lease interval, p_max_attempts int, p_max_age interval DEFAULT NULL,
     p_names text[] DEFAULT NULL, p_excepted text[] DEFAULT NULL, p_only text[] DEFAULT NULL,
@@ -89,8 +89,8 @@ BEGIN
         PERFORM set_config('custody.given_time', 'on', true);
     END IF;
 
-    -- chosen without locks, so that what has to wait is not locked in passing. Ordered by more than the id, and keys
-    -- compared as rows: else a plan may take the primary key, and walk through all that has been published
+    -- Chosen without locks, so that events that have to wait are not locked in passing. Ordered by more than the id,
+    -- and keys compared as rows: otherwise a plan may read the primary key, with all published events.
     SELECT coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.wanted), '{}'),
            array_agg(c.id) FILTER (WHERE c.expired), count(*), max(c.id),
            CASE WHEN bool_or(c.size IS NOT NULL) FILTER (WHERE c.wanted) THEN array_agg(c.size
@@ -160,7 +160,7 @@ BEGIN
               o.ordering_key, o.created_at, o.attempts, o.replays, o.claimed_by, o.expires_at, NULL::bigint, o.suspect;
 END $$;
 
--- Ends events without another attempt: what is PENDING is claimed first, for there is no other way.
+-- Ends events without another attempt. PENDING ones are claimed first, because there is no direct move.
 CREATE FUNCTION custody.outbox_bury(p_ids bigint[], p_by text, p_error text, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -178,8 +178,8 @@ BEGIN
     RETURN v_buried;
 END $$;
 
--- Of the events of a claim that could be locked, those of whose key no earlier one is locked by somebody else. The
--- others go the way of that one: if its claim expires they are published again behind it, and not before.
+-- Of the events of a claim that could be locked: those before which nobody else has locked one of their key. The others
+-- follow that one: if its claim expires, they are published again behind it, and not before.
 CREATE FUNCTION custody.outbox_unhindered(p_claim text, p_ids bigint[], p_locked bigint[]) RETURNS bigint[]
 LANGUAGE sql VOLATILE AS $$
     WITH skipped AS MATERIALIZED (
@@ -193,12 +193,13 @@ LANGUAGE sql VOLATILE AS $$
     WHERE o.id = ANY (p_locked) AND s.id IS NULL
 $$;
 
--- What became of claimed events: published; failed (an attempt is counted, and it is tried again after its delay);
+-- The outcomes of claimed events: published; failed (an attempt is counted, and it is tried again after its delay);
 -- unavailable (an attempt is counted, but the event does not die of it: its destination was down, or took no more);
--- dead (a terminal error); or released (no attempt was made). An event that has failed is dead if it did so
--- p_max_attempts times and is older than p_retry_for, or if it is older than p_max_age. Returns what each is now. An
--- event that the claim no longer holds is left out and unchanged. One that somebody else has locked (an operator, in an
--- open transaction) is not waited for: it is still CLAIMED, to be settled later, and so are those of its key behind it.
+-- dead (a terminal error); or released (no attempt was made). A failed event is dead if it has failed p_max_attempts
+-- times and is older than p_retry_for, or if it is older than p_max_age.
+-- Returns the new state of each. An event that the claim no longer holds is left out and unchanged. An event that
+-- somebody else has locked (an operator, in an open transaction) is not waited for: it is still CLAIMED, to be settled
+-- later, and so are those behind it in its key.
 CREATE FUNCTION custody.outbox_settle(
     p_claim text, p_ids bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_max_attempts int,
     p_max_age interval DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_retry_for interval DEFAULT '0'
@@ -216,8 +217,8 @@ BEGIN
     IF p_now IS NOT NULL THEN
         PERFORM set_config('custody.given_time', 'on', true);
     END IF;
-    -- the rows first, each statement after that sees what they are: another relay may be at them since the claim
-    -- expired
+    -- Lock the rows first, so that each later statement sees their current state: the claim may have expired, and
+    -- another relay may hold them.
     v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
     IF cardinality(v_ids) < cardinality(p_ids) THEN
@@ -251,7 +252,7 @@ BEGIN
         last_error = coalesce(s.error, o.last_error),
         available_at = CASE WHEN s.outcome = 'failed' THEN v_now + make_interval(secs => coalesce(s.delay, 0))
                             ELSE o.available_at END,
-        -- who was tried and left its relay alive is no suspect
+        -- An event that was tried and left its relay alive is no suspect.
         claimed_at = NULL, claimed_by = NULL, expires_at = NULL, claimed_with = NULL,
         suspect = CASE WHEN s.outcome = 'released' THEN o.suspect END, updated_at = v_now
     FROM unnest(p_ids, p_outcomes, p_errors, p_delays) s (id, outcome, error, delay)
@@ -259,8 +260,8 @@ BEGIN
     RETURNING o.id, o.status;
 END $$;
 
--- Keeps a claim for longer; the events that it still holds. What somebody else has locked is not waited for, and not
--- among them, nor is what lies behind it in its key.
+-- Extends a claim. Returns the events that it still holds. Events that somebody else has locked are not waited for and
+-- not returned, nor are those behind them in their keys.
 CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease interval, p_now timestamptz DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
@@ -281,8 +282,8 @@ BEGIN
     RETURNING o.id;
 END $$;
 
--- How many events are not finished yet that a relay with publishers of these names would serve, topics of this database
--- included.
+-- How many events are not finished that a relay with publishers of these names would serve, including those for topics
+-- of this database.
 CREATE FUNCTION custody.outbox_left(p_names text[]) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM custody.outbox o
@@ -290,14 +291,14 @@ LANGUAGE sql STABLE AS $$
          + (SELECT count(*) FROM custody.outbox o WHERE o.ended_at IS NULL AND o.topic_id IS NOT NULL)
 $$;
 
--- Whether anything is open for a destination that relays serve.
+-- Whether an event is open for a destination that relays serve.
 CREATE FUNCTION custody.outbox_waits(p_destination text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM custody.outbox o
                    WHERE o.ended_at IS NULL AND o.topic_id IS NULL AND o.destination = p_destination)
 $$;
 
--- The destinations for which something waits and no publisher of these names is there.
+-- Destinations for which events wait that no publisher of these names serves.
 CREATE FUNCTION custody.outbox_unserved(p_names text[], p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (destination text, events bigint)
 LANGUAGE sql STABLE AS $$

@@ -1,6 +1,6 @@
--- What an operator asks of the outbox and does to it. Reads change nothing; what changes something leaves a record.
+-- Operators' reads and verbs. Reads change nothing; each verb leaves a record.
 
--- Every event as it is at this moment: a claim past its deadline has expired, written down or not.
+-- Every event as it is now: a claim past its deadline has expired, whether that was recorded or not.
 CREATE VIEW custody.outbox_events AS
 SELECT o.id, o.event_id, o.event_type, nullif(o.destination, '') AS destination, o.partition_key, o.ordering_key,
        o.headers, CASE o.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
@@ -16,8 +16,8 @@ SELECT o.id, o.event_id, o.event_type, nullif(o.destination, '') AS destination,
 FROM custody.outbox o
 CROSS JOIN LATERAL (SELECT o.status = 'CLAIMED' AND o.expires_at <= clock_timestamp() AS expired) x;
 
--- The events that a filter picks, oldest first. Null means no condition; the times are those of the last change.
--- p_routed: those whose destination is there, or those whose topic is gone.
+-- The events that match a filter, the oldest first. Null means no condition; times are those of the last change.
+-- p_routed: true for events whose destination exists, false for those whose topic is gone.
 CREATE FUNCTION custody.outbox_chosen(
     p_states text[] DEFAULT NULL, p_from timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL,
     p_type text DEFAULT NULL, p_destination text DEFAULT NULL, p_ordering_key text DEFAULT NULL,
@@ -31,7 +31,7 @@ CREATE FUNCTION custody.outbox_chosen(
 )
 LANGUAGE sql STABLE AS $$
     SELECT e.* FROM custody.outbox o JOIN custody.outbox_events e USING (id)
-    -- what the states say once more on the table's own columns, for its indexes
+    -- The same condition on columns of the table, for its indexes.
     WHERE (p_states IS NULL OR NOT p_states <@ '{PUBLISHED}' OR o.published_at IS NOT NULL)
       AND (p_states IS NULL OR NOT p_states <@ '{DEAD}' OR o.published_at IS NULL)
       AND (p_states IS NULL OR NOT p_states <@ '{PUBLISHED,DEAD}' OR o.ended_at IS NOT NULL
@@ -54,15 +54,15 @@ LANGUAGE sql AS $$
     VALUES (p_now, p_actor, p_action, p_reason, jsonb_strip_nulls(p_chosen), p_events, p_ids)
 $$;
 
--- What operators did, newest first.
+-- What operators did, the newest first.
 CREATE FUNCTION custody.outbox_records(p_limit bigint DEFAULT NULL) RETURNS SETOF custody.outbox_audit
 LANGUAGE sql STABLE AS $$
     SELECT a.* FROM custody.outbox_audit a ORDER BY a.entry DESC LIMIT p_limit
 $$;
 
--- Events that are PUBLISHED or DEAD become PENDING, due at once and with a fresh budget; last_error stays. Those of an
--- ordering_key go out in their order. Those of a topic that is gone are left out. What had been published is sent under
--- another number, or a target that remembers events would take it for a repetition.
+-- PUBLISHED or DEAD events become PENDING: due at once, with all attempts; last_error stays. Events of an ordering_key
+-- are published in their order. Events of a topic that is gone are left out. An event that was published gets another
+-- number: without it a target that remembers events would take it for a repetition.
 CREATE FUNCTION custody.outbox_replay(
     p_states text[] DEFAULT '{DEAD}', p_from timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL,
     p_type text DEFAULT NULL, p_destination text DEFAULT NULL, p_ordering_key text DEFAULT NULL,
@@ -141,7 +141,7 @@ BEGIN
     RETURN QUERY SELECT o.event_id FROM custody.outbox o WHERE o.id = ANY (v_ids) ORDER BY o.id;
 END $$;
 
--- What was published, or is dead, since before a time.
+-- Events that were published, or are dead, since before a time.
 CREATE FUNCTION custody.outbox_ended(p_states text[], p_before timestamptz) RETURNS SETOF bigint
 LANGUAGE sql STABLE AS $$
     SELECT id FROM custody.outbox
@@ -150,8 +150,8 @@ LANGUAGE sql STABLE AS $$
     SELECT id FROM custody.outbox WHERE 'DEAD' = ANY (p_states) AND published_at IS NULL AND ended_at < p_before
 $$;
 
--- Removes what was published (or is dead, if asked) before a time. Returns how many events, with p_dry_run how many it
--- would be.
+-- Deletes events that were published (or are dead, if asked) before a time. Returns how many; with p_dry_run how many
+-- it would be.
 CREATE FUNCTION custody.outbox_prune(
     p_before timestamptz, p_states text[] DEFAULT '{PUBLISHED}', p_dry_run boolean DEFAULT false,
     p_actor text DEFAULT NULL, p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -177,8 +177,8 @@ BEGIN
     RETURN v_gone;
 END $$;
 
--- Forgets which events of other databases have come before a time: a later repetition would count as new. Returns how
--- many, with p_dry_run how many it would be.
+-- Forgets which events of other databases have come before a time: a later repetition counts as new. Returns how many;
+-- with p_dry_run how many it would be.
 CREATE FUNCTION custody.outbox_forget(
     p_before timestamptz, p_dry_run boolean DEFAULT false, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
     p_now timestamptz DEFAULT NULL
@@ -198,7 +198,7 @@ BEGIN
 END $$;
 
 -- Figures for each destination: what waits and since when, what is claimed and dead, what was published and failed in
--- the last p_window. Nothing is counted that was finished before it, but for the dead.
+-- the last p_window. Events that were published before that are not counted.
 CREATE FUNCTION custody.outbox_stats(p_window interval DEFAULT '1 minute', p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     destination text, backlog bigint, due bigint, retrying bigint, claimed bigint, dead bigint,

@@ -1,7 +1,7 @@
--- The outbox as the way into the log: from a caller's own transaction, and from other databases.
+-- The outbox as a way into the log: from the caller's own transaction, and from other databases.
 
--- A plain name is a topic of this database; what has a colon, or is nothing, is the relay's. The partition is chosen
--- here.
+-- A plain name is a topic of this database. The relay serves names with a colon, and the empty one. The partition is
+-- chosen here.
 CREATE FUNCTION custody.outbox_route(p_destination text, p_key text, OUT topic_id int, OUT partition int)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -14,17 +14,17 @@ BEGIN
     END IF;
 END $$;
 
--- Whether there is such a topic, if it is one.
+-- Whether the topic exists, if the destination is one.
 CREATE FUNCTION custody.outbox_routed(p_destination text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT p_destination = '' OR position(':' IN p_destination) > 0
         OR EXISTS (SELECT FROM custody.topics t WHERE t.name = p_destination)
 $$;
 
--- The first events of a partition from p_from on that are due and have nothing of their key before them, while other
--- keys wait: of p_waiting, to which keys are added that turn out to wait, nothing is looked at. At most p_window open
--- events are passed, a thousand at a time, so that a publish does not pay for all that waits; `scanned` is the last of
--- them, null at the end. Nothing is locked.
+-- The first due events of a partition from p_from on that have nothing of their key before them, while other keys wait.
+-- Keys in p_waiting are not looked at, and keys that turn out to wait are added. At most p_window open events are
+-- scanned, a thousand at a time, so that a publish does not pay for all that waits; `scanned` is the last of them, null
+-- at the end. Nothing is locked.
 CREATE FUNCTION custody.outbox_look(
     p_head custody.heads, p_now timestamptz, p_from bigint, p_window int, INOUT p_waiting text[], OUT ids bigint[],
     OUT scanned bigint
@@ -58,8 +58,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same, and if there is nothing within the window once more from anywhere behind it: no place is kept between two
--- calls, and in the end each event has its turn.
+-- The same; if there is nothing within the window, once more from a random place behind it. No position is kept between
+-- two calls, and in the end each event has its turn.
 CREATE FUNCTION custody.outbox_beside(p_head custody.heads, p_now timestamptz, p_window int, p_waiting text[])
 RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -74,8 +74,7 @@ BEGIN
         WHERE (o.topic_id, o.partition) <= ((p_head).topic_id, (p_head).partition) AND o.topic_id IS NOT NULL
           AND o.ended_at IS NULL
         ORDER BY o.topic_id DESC, o.partition DESC, o.id DESC LIMIT 1;
-        -- every other time rather near: ids have gaps, and all but a few of the open events may lie close behind the
-        -- window
+        -- Every other time near the window: ids have gaps, and most open events may be close behind it.
         v_ahead := greatest(v_last - v_look.scanned, 0);
         v_ahead := CASE WHEN random() < 0.5 THEN random() * v_ahead ELSE power(v_ahead + 1, random()) - 1 END;
         SELECT * INTO v_look
@@ -84,16 +83,16 @@ BEGIN
     RETURN v_look.ids;
 END $$;
 
--- Whether an event still goes to its partition: the topic may have grown since it was written.
+-- Whether an event still belongs to its partition: the topic may have grown since it was written.
 CREATE FUNCTION custody.outbox_belongs(p_event custody.outbox, p_partitions int) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(custody.partition_for(coalesce(p_event.ordering_key, p_event.partition_key), p_partitions),
                     p_event.partition) = p_event.partition
 $$;
 
--- Moves what is committed and due for a partition into the log, in order: one transaction, hence exactly once. Does
--- nothing while somebody else has the partition's head: that one moves them, or the next. What a topic's max_depth has
--- no room for stays.
+-- Moves committed and due events of a partition into the log, in order. It is one transaction, so it happens exactly
+-- once. If somebody else holds the head of the partition, it does nothing: they move the events, or the next caller
+-- does. Events for which max_depth leaves no room stay.
 CREATE FUNCTION custody.take_outbox(
     p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000, p_window int DEFAULT 5000
 ) RETURNS int
@@ -121,11 +120,11 @@ BEGIN
     p_max := least(p_max, custody.room_left(v_head, v_tail.next_offset));
     SELECT t.starvation_limit IS NOT NULL OR v_head.partitions = 1 INTO v_fixed FROM custody.topics t
     WHERE t.topic_id = v_head.topic_id;
-    -- at first as if no key had to wait, which is much cheaper; if one has to, once more, since what waits would hold
-    -- all others
+    -- First as if no key had to wait, which is much cheaper. If one has to, once more, because its events would hold up
+    -- all others.
     FOREACH v_careful IN ARRAY ARRAY[false, true] LOOP
         IF v_careful THEN
-            -- materialized: else the index of the keys is walked from end to end, for it has them sorted
+            -- Materialized: otherwise a plan reads the whole index of the keys, because it has them sorted.
             WITH keys AS MATERIALIZED (
                 SELECT o.ordering_key FROM custody.outbox o
                 WHERE o.id = ANY (ARRAY(SELECT unnest(v_found.here) EXCEPT SELECT unnest(v_ids))))
@@ -149,9 +148,9 @@ BEGIN
                                     ELSE custody.outbox_belongs(o, v_head.partitions) END AS belongs,
                          coalesce(octet_length(coalesce(o.ordering_key, o.partition_key)) > 2000, false) AS long
                   FROM custody.outbox o
-                  -- rows compared, and in their order: only the index of what is open can give that. By `=` and id
-                  -- alone the primary key could, too, and a plan that was made with an empty outbox would walk through
-                  -- all that has been published
+                  -- Compared as rows, and in their order: only the index of open events can give that. With `=` and the
+                  -- id alone the primary key could, too, and a plan that was made with an empty outbox would read all
+                  -- published events.
                   WHERE (o.topic_id, o.partition, o.id) > (v_head.topic_id, v_head.partition, 0)
                     AND (o.topic_id, o.partition) <= (v_head.topic_id, v_head.partition)
                     AND o.topic_id IS NOT NULL AND o.ended_at IS NULL AND o.status = 'PENDING'
@@ -159,13 +158,13 @@ BEGIN
                   ORDER BY o.topic_id, o.partition, o.id LIMIT p_max FOR UPDATE OF o SKIP LOCKED) w;
         END IF;
         IF v_found.elsewhere IS NOT NULL THEN
-            -- whoever comes to their new partition takes them
+            -- Whoever comes to their new partition takes them.
             UPDATE custody.outbox
             SET partition = custody.partition_for(coalesce(ordering_key, partition_key), v_head.partitions)
             WHERE id = ANY (v_found.elsewhere);
         END IF;
         IF v_found.long IS NOT NULL THEN
-            -- written before keys had a limit: the log does not take them, and they would hold up all others
+            -- The log does not take keys that are too long. These events would hold up all others.
             PERFORM custody.outbox_bury(v_found.long, 'custody', 'a key has at most 2,000 bytes', p_now);
         END IF;
         v_ids := custody.outbox_in_order(v_found.here);
@@ -195,7 +194,7 @@ BEGIN
     RETURN v_moved;
 END $$;
 
--- How many messages more a partition may have: null for any number.
+-- How many more messages a partition may have; null: any number.
 CREATE FUNCTION custody.room_left(p_head custody.heads, p_next bigint) RETURNS int
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN t.max_depth IS NOT NULL THEN greatest(0, t.max_depth - coalesce(
@@ -206,7 +205,7 @@ LANGUAGE sql STABLE AS $$
     FROM custody.topics t WHERE t.topic_id = (p_head).topic_id
 $$;
 
--- The partitions for which something is pending, with the topic's name: null if the topic is gone.
+-- The partitions for which events are pending, with the name of the topic, or null if it is gone.
 CREATE FUNCTION custody.outbox_partitions() RETURNS TABLE (topic text, topic_id int, partition int)
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     WITH RECURSIVE waiting AS (
@@ -222,7 +221,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT t.name, w.topic_id, w.partition FROM waiting w LEFT JOIN custody.topics t USING (topic_id) ORDER BY 2, 3
 $$;
 
--- Moves what is pending for one partition; for a topic that is gone, ends it.
+-- Moves pending events of one partition. If the topic is gone, it ends them.
 CREATE FUNCTION custody.move_outbox(
     p_topic_id int, p_partition int, p_max int DEFAULT 1000, p_now timestamptz DEFAULT NULL
 ) RETURNS int
@@ -248,8 +247,8 @@ BEGIN
     RETURN 0;
 END $$;
 
--- Publishes events of another database's outbox, each once in this topic and from this source: what has come before is
--- left out. Returns how many were new.
+-- Publishes events of the outbox of another database, each once in this topic and from this source: events that have
+-- come before are left out. Returns how many were new.
 CREATE FUNCTION custody.outbox_receive(
     p_topic text, p_events uuid[], p_replays int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_now timestamptz DEFAULT NULL, p_source text DEFAULT ''
@@ -262,7 +261,7 @@ DECLARE
     v_of      int[];
 BEGIN
     PERFORM custody.require_read_committed();
-    -- sorted, so that two who bring the same events wait for one another instead of each for the other
+    -- Sorted, so that two who bring the same events do not deadlock.
     WITH added AS (
         INSERT INTO custody.outbox_received (topic_id, source, event_id, replay, received_at)
         SELECT v_topic.topic_id, p_source, e.event_id, e.replay, coalesce(p_now, clock_timestamp())
@@ -277,7 +276,7 @@ BEGIN
         SELECT array_agg(e.key ORDER BY e.n), array_agg(e.kind ORDER BY e.n), array_agg(e.payload ORDER BY e.n),
                array_agg(e.headers ORDER BY e.n)
         INTO p_keys, p_kinds, p_payloads, p_headers
-        -- the first of those that are named more than once
+        -- The first of those that are named more than once.
         FROM (SELECT DISTINCT ON (b.event_id, b.replay) b.*
               FROM unnest(p_events, p_replays, p_keys, p_kinds, p_payloads, p_headers) WITH ORDINALITY
                    b (event_id, replay, key, kind, payload, headers, n)

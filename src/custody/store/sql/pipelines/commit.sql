@@ -1,6 +1,7 @@
--- Committing a claim: what its messages came to and what they publish, in one transaction that happens once.
+-- Commit of a claim: the outcomes of its messages and the messages that they publish, in one transaction that happens
+-- once.
 
--- The later messages of the keys of p_stops, within p_held: they have to wait with them.
+-- The later messages of the keys of p_stops, within p_held: they have to wait, too.
 CREATE FUNCTION custody.behind(p_head custody.heads, p_held int8multirange, p_stops int8multirange)
 RETURNS int8multirange
 LANGUAGE sql STABLE AS $$
@@ -13,14 +14,14 @@ LANGUAGE sql STABLE AS $$
     WHERE m."offset" > s.first AND EXISTS (SELECT FROM stopped)
 $$;
 
--- What the messages of one lease come to: those it still holds and are done, and those to be settled otherwise.
+-- The outcomes of one lease: the messages that it still holds and that are done, and those that are settled otherwise.
 CREATE TYPE custody.part_outcome AS (
     held int8multirange, done int8multirange, offsets bigint[], outcomes text[], errors text[],
     delays double precision[]
 );
 
--- The arrays name what did not go well (offsets, outcomes, errors, delays), and p_left what was not run (multiranges);
--- everything else is done, but for what is behind one of those in its key.
+-- The arrays name the messages that failed (offsets, outcomes, errors, delays), and p_left those that were not run
+-- (multiranges). All others are done, unless they are behind one of those in their key.
 CREATE FUNCTION custody.outcome_of_part(
     p_group custody.groups, p_claim bigint, p_part custody.pipeline_parts,
     p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
@@ -55,7 +56,7 @@ BEGIN
     v_stops := (v_named.stops + v_left) * v_result.held;
     IF (p_group).ordering = 'key' AND NOT isempty(v_stops) THEN
         v_result.done := v_result.done - custody.behind(v_head, v_result.held, v_stops);
-        -- one that failed behind one that was stopped has to wait too, whatever it came to
+        -- A message that failed behind one that was stopped has to wait, too, whatever its outcome.
         SELECT array_agg(m.o) AS offsets, array_agg(m.x) AS outcomes, array_agg(m.e) AS errors, array_agg(m.d) AS delays
         INTO v_named.offsets, v_named.outcomes, v_named.errors, v_named.delays
         FROM unnest(v_named.offsets, v_named.outcomes, v_named.errors, v_named.delays) m (o, x, e, d),
@@ -74,10 +75,11 @@ CREATE TYPE custody.committed AS (
     lost bigint, outputs bigint
 );
 
--- One transaction: what the claim's messages came to, as in outcome_of_part, and what they published. p_placed_…: what
--- was staged (see publish_staged). p_ran: with p_exact, for how many messages outputs were staged; if just those are
--- done now, all of it is published as it is, else only what came from them. p_done: so many have to be done, since just
--- theirs was written outside (see pipeline_writes.sql). A repeat changes nothing and says what the first commit did.
+-- Commits a claim in one transaction: the outcomes of its messages, as in outcome_of_part, and what they published.
+-- p_placed_…: what was staged (see publish_staged). p_ran: with p_exact, for how many messages output was staged; if
+-- exactly those are done, all of it is published as it is, else only the output of the done ones. p_done: so many have
+-- to be done, because only their output was written outside (see pipeline_writes.sql). A repeat changes nothing and
+-- returns what the first commit did.
 CREATE FUNCTION custody.commit_claim(
     p_topic text, p_group text, p_epoch bigint, p_claim bigint,
     p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],

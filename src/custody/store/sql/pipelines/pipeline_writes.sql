@@ -1,9 +1,9 @@
--- Sinks outside of the database. What a claim puts there is written before the commit and shown after it: a row of
--- pipeline_writes is made before anything is written, and goes when nothing is left to do. Whoever dies in between
--- leaves it to the next driver.
+-- Sinks outside the database. The output of a claim is written before the commit and published after it. A row of
+-- pipeline_writes is inserted before anything is written, and deleted when nothing is left to do. If a driver dies in
+-- between, the next one finds the row.
 
--- Before a claim's results are written outside: which of its messages will be done, by partition. Arrays as in
--- outcome_of_part. Nothing is settled yet; the commit refuses if it would come to another number.
+-- Called before output is written outside: which messages of the claim will be done, by partition. Arrays as in
+-- outcome_of_part. Nothing is settled yet. The commit refuses if it comes to another number.
 CREATE FUNCTION custody.begin_write(
     p_topic text, p_group text, p_epoch bigint, p_claim bigint,
     p_partitions int[], p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[],
@@ -34,8 +34,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- What was begun outside and is not over: to be shown if it was committed, else to be cleared away. Not the claim in
--- flight.
+-- Output that was begun outside and is not finished: to be published if it was committed, else to be removed. Without
+-- the claim in flight.
 CREATE FUNCTION custody.open_writes(p_topic text, p_group text, p_epoch bigint)
 RETURNS TABLE (claim bigint, epoch bigint, token text, sinks text[], committed boolean)
 LANGUAGE plpgsql AS $$
@@ -51,7 +51,7 @@ BEGIN
         ORDER BY w.claim;
 END $$;
 
--- Nothing is left to do for what a claim put outside.
+-- Nothing is left to do for the output of a claim.
 CREATE FUNCTION custody.end_write(p_topic text, p_group text, p_epoch bigint, p_claim bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

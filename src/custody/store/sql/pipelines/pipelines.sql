@@ -1,7 +1,7 @@
--- Pipelines: a group that is driven by Spark. Everything is fenced by the epoch, and the claim's number is the key by
--- which a commit is recognised. Locks: pipeline → cursor → lease → case → head.
+-- Pipelines: groups that Spark drives. Every call is fenced by the epoch, and a repeated commit is recognised by the
+-- number of its claim. Locks: pipeline → cursor → lease → case → head.
 
--- The pipeline's row, locked, if this epoch still drives it.
+-- The row of the pipeline, locked, if this epoch still drives it.
 CREATE FUNCTION custody.driven_by(p_group custody.groups, p_epoch bigint) RETURNS custody.pipelines
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -18,8 +18,8 @@ BEGIN
     RETURN v_pipeline;
 END $$;
 
--- Renews the leases of the claim in flight. Returns how many messages they still hold; 0 if there is no claim, or
--- nothing of it.
+-- Renews the leases of the claim in flight. Returns how many messages they still hold; 0 if there is no claim, or if
+-- all of it is lost.
 CREATE FUNCTION custody.renew_claim(p_group_id int, p_visibility interval, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,9 +35,9 @@ BEGIN
     RETURN v_held;
 END $$;
 
--- Takes over: a new epoch, and the claim that the driver before had in flight. until and due: where a pass over what is
--- there now would end. With p_after only if that epoch still drives it: a driver that starts again must not push out a
--- newer one.
+-- Takes over a pipeline: a new epoch, and the claim that the last driver had in flight. until and due: the end of a
+-- pass over what is there now. With p_after only if that epoch still drives it: a driver that restarts must not replace
+-- a newer one.
 CREATE FUNCTION custody.start_pipeline(
     p_topic text, p_group text, p_driver text, p_visibility interval DEFAULT NULL, p_after bigint DEFAULT NULL,
     p_now timestamptz DEFAULT NULL
@@ -58,7 +58,7 @@ BEGIN
         started_at = excluded.started_at
     RETURNING p.group_id, p.epoch, p.uid INTO group_id, epoch, uid;
     v_now := coalesce(p_now, clock_timestamp());
-    -- a driver that starts again is still trying; what a driver before this one had tried is over
+    -- A driver that restarts is still retrying. The tries of an earlier driver do not count.
     INSERT INTO custody.pipeline_reports AS r (group_id, epoch, state, since, tries, seen_at)
     VALUES (v_group.group_id, start_pipeline.epoch, 'running', v_now, 0, v_now)
     ON CONFLICT ON CONSTRAINT pipeline_reports_pkey DO UPDATE
@@ -66,10 +66,10 @@ BEGIN
         state = CASE WHEN p_after IS NULL THEN 'running' ELSE r.state END,
         since = CASE WHEN p_after IS NULL THEN v_now ELSE r.since END,
         tries = CASE WHEN p_after IS NULL THEN 0 ELSE r.tries END;
-    DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the driver before
+    DELETE FROM custody.malformed m WHERE m.group_id = v_group.group_id;      -- by the schema of the last driver
     PERFORM custody.renew_claim(v_group.group_id, coalesce(p_visibility, v_group.visibility_timeout), p_now);
     SELECT c.claim INTO claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
-    -- what was committed in the outbox before the pass began belongs to it
+    -- A pass includes what was committed in the outbox before it began.
     FOR v_head IN
         SELECT h.* FROM custody.heads h
         WHERE h.topic_id = v_group.topic_id
@@ -88,10 +88,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- The claim in flight, its leases renewed; else a new one over every partition that has something to give, up to p_max
--- messages in all. Without a claim the reason says why there is none, and due_in in how many seconds there may be
--- something; `passed`: of a bound group, nothing of what was looked at could be handed out, and there is more: claim
--- again at once.
+-- The claim in flight, with its leases renewed; else a new one over every partition that has something to give, up to
+-- p_max messages in all. If there is none, `reason` says why, and due_in in how many seconds there may be something.
+-- `passed`: no bound message among those scanned; claim again at once.
 CREATE FUNCTION custody.claim_batch(
     p_topic text, p_group text, p_epoch bigint, p_max int, p_visibility interval DEFAULT NULL,
     p_worker text DEFAULT NULL, p_until bigint[] DEFAULT NULL, p_due timestamptz DEFAULT NULL,
@@ -126,8 +125,8 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        PERFORM custody.forget_claim(v_group.group_id);     -- all of it was taken away: it comes back by itself
-        v_now := coalesce(p_now, clock_timestamp());        -- after a wait for its leases
+        PERFORM custody.forget_claim(v_group.group_id);     -- all of it was lost: it comes back by itself
+        v_now := coalesce(p_now, clock_timestamp());        -- this may have waited for its leases
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
         reason := 'paused';
@@ -145,8 +144,8 @@ BEGIN
     IF v_limit IS NOT NULL THEN
         SELECT * INTO v_candidates, v_shares FROM custody.shares_by_priority(v_group, v_limit, v_now);
     ELSE
-        -- the partitions with least to give first, so that what they leave of their share goes to the others; if there
-        -- are more partitions than messages wanted, in turn
+        -- The partitions with least to give come first, so that the others get what they leave of their share. If there
+        -- are more partitions than messages are wanted, the order is random.
         SELECT array_agg(x.p ORDER BY CASE WHEN p_max < x.candidates THEN random() ELSE x.fresh END) INTO v_candidates
         FROM (SELECT p, (custody.tail(h)).next_offset - (custody.position(v_group.group_id, p)).frontier AS fresh,
                      count(*) OVER () AS candidates
@@ -164,12 +163,12 @@ BEGIN
             v_left := v_left - 1;
             CONTINUE;
         END IF;
-        IF v_binding <> v_group.binding_no THEN      -- the group has been bound anew since it was read
+        IF v_binding <> v_group.binding_no THEN      -- the group was bound anew since it was read
             SELECT g.matcher, g.binding_no, g.fairness INTO v_group.matcher, v_group.binding_no, v_group.fairness
                 FROM custody.groups g WHERE g.group_id = v_group.group_id;
         END IF;
         SELECT h.* INTO v_head FROM custody.heads h WHERE h.topic_id = v_group.topic_id AND h.partition = v_partition;
-        -- a partition that was added since has nothing to give to a pass that began before
+        -- A partition that was added since has nothing for a pass that began before.
         v_share := CASE WHEN v_shares IS NULL THEN (p_max - messages) / v_left
                         ELSE floor((p_max - messages) * v_shares[cardinality(v_candidates) - v_left + 1]) END;
         v_found := custody.claim_partition(v_group, v_head, greatest(1, v_share), v_visibility, p_worker, v_now,
@@ -204,7 +203,7 @@ BEGIN
     END LOOP;
     IF v_found.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_found.died, p_now);
-        -- it may have waited for heads: the leases are as long as they should be from now on
+        -- This may have waited for heads, so the visibility timeout begins now.
         UPDATE custody.leases l SET deadline = coalesce(p_now, clock_timestamp()) + v_visibility
         FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id AND l.lease_id = p.lease_id;
     END IF;
@@ -241,7 +240,8 @@ BEGIN
     RETURN custody.renew_claim(v_pipeline.group_id, coalesce(p_visibility, v_group.visibility_timeout), p_now);
 END $$;
 
--- Gives back a claim that will not be run: ready at once, and the delivery does not count. False if there was none.
+-- Gives back a claim that will not be run: it is ready at once, and the delivery does not count. Returns false if there
+-- was none.
 CREATE FUNCTION custody.release_claim(
     p_topic text, p_group text, p_epoch bigint, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 )
@@ -258,7 +258,7 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- Gives back what a lease still holds. Returns how many messages that were.
+-- Gives back what a lease still holds. Returns the number of messages.
 CREATE FUNCTION custody.release_rest(p_lease_id uuid, p_worker text, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -271,7 +271,7 @@ BEGIN
                            p_worker => p_worker, p_now => p_now)).settled;
 END $$;
 
--- What a claim took of each partition; nothing if it is not the one in flight (it was committed, or came back).
+-- What a claim took of each partition. Nothing if it is not in flight any more (it was committed, or came back).
 CREATE FUNCTION custody.claimed(p_group_id int, p_claim bigint)
 RETURNS TABLE (partition int, ranges int8multirange, messages int)
 LANGUAGE sql STABLE AS $$
@@ -280,8 +280,8 @@ LANGUAGE sql STABLE AS $$
     WHERE c.group_id = p_group_id AND c.claim = p_claim ORDER BY p.partition
 $$;
 
--- For how many seconds its leases still hold all that they have of a claim's partition; NULL if they hold nothing of it
--- any more.
+-- For how many seconds the leases still hold all that they have of a partition of the claim; null if they hold nothing
+-- of it.
 CREATE FUNCTION custody.claim_left(p_group_id int, p_claim bigint, p_partition int, p_now timestamptz DEFAULT NULL)
 RETURNS double precision
 LANGUAGE sql VOLATILE AS $$
@@ -291,7 +291,7 @@ LANGUAGE sql VOLATILE AS $$
       AND l.deadline > coalesce(p_now, clock_timestamp())
 $$;
 
--- Where a claim's messages of a partition are: as custody.segments_over says it.
+-- Where the messages of a claim are, for one partition: see custody.segments_over.
 CREATE FUNCTION custody.claim_reads(p_group_id int, p_claim bigint, p_partition int)
 RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
 LANGUAGE sql STABLE AS $$
@@ -303,7 +303,7 @@ LANGUAGE sql STABLE AS $$
     WHERE p.partition = p_partition
 $$;
 
--- The claim's messages of a partition that were delivered before: all others are at their first attempt.
+-- The messages of a claim that were delivered before, for one partition. All others are at their first attempt.
 CREATE FUNCTION custody.claim_attempts(p_group_id int, p_claim bigint, p_partition int)
 RETURNS TABLE (ranges int8multirange, attempt int, first_delivery timestamptz, last_error text)
 LANGUAGE sql STABLE AS $$
@@ -321,7 +321,7 @@ LANGUAGE sql STABLE AS $$
     WHERE c.group_id = p_group_id AND c.claim = p_claim AND p.partition = p_partition AND l.of_cases
 $$;
 
--- A claim's messages by key and offset: neighbours in this list can be run apart from the rest.
+-- The messages of a claim by key and offset: a part of this list can be run apart from the rest.
 CREATE FUNCTION custody.claim_by_key(p_group_id int, p_claim bigint) RETURNS TABLE (partition int, "offset" bigint)
 LANGUAGE sql STABLE AS $$
     SELECT p.partition, k."offset"
@@ -332,7 +332,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY k.key, p.partition, k."offset"
 $$;
 
--- Before a task runs these messages once more after an attempt that died: what is noted last tells which one it was.
+-- Called before a task runs these messages again after an attempt that died. The last note tells which message ended
+-- it.
 CREATE FUNCTION custody.note_suspect(
     p_group_id int, p_claim bigint, p_attempt bigint, p_partition int, p_offset bigint, p_size int
 ) RETURNS void
@@ -341,7 +342,7 @@ LANGUAGE sql AS $$
     VALUES (p_group_id, p_claim, p_attempt, p_partition, p_offset, p_size)
 $$;
 
--- A message that does not fit the schema of its pipeline, and is not handed to it.
+-- Records a message that does not fit the schema of its pipeline, and that is not handed to it.
 CREATE FUNCTION custody.note_malformed(
     p_group_id int, p_claim bigint, p_partitions int[], p_offsets bigint[], p_errors text[]
 ) RETURNS void
@@ -351,7 +352,7 @@ LANGUAGE sql AS $$
     ON CONFLICT DO NOTHING
 $$;
 
--- The last note of each attempt that did not come to its end.
+-- The last note of each attempt that did not end.
 CREATE FUNCTION custody.suspected(p_group_id int, p_claim bigint)
 RETURNS TABLE (partition int, "offset" bigint, size int)
 LANGUAGE sql STABLE AS $$
@@ -361,8 +362,8 @@ LANGUAGE sql STABLE AS $$
     WHERE x.size > 0
 $$;
 
--- A handler has been running for so many seconds on this message; null: it has ended by itself. p_stopped: its process
--- is about to be killed for it, and the message fails when the claim is run again.
+-- Records that a handler has been running for so many seconds on this message; null: it has ended. p_stopped: its
+-- process is about to be killed, and the message fails when the claim is run again.
 CREATE FUNCTION custody.note_overdue(
     p_group_id int, p_claim bigint, p_partition int, p_offset bigint, p_seconds double precision, p_stopped boolean,
     p_now timestamptz DEFAULT NULL
@@ -380,7 +381,7 @@ LANGUAGE sql AS $$
         SET since = excluded.since, stopped = o.stopped OR excluded.stopped
 $$;
 
--- What the watchdogs have noted of a claim, the longest first; of the one in flight if none is named.
+-- What the watchdogs have recorded of a claim, the longest first. Without p_claim it is the claim in flight.
 CREATE FUNCTION custody.overdue(p_group_id int, p_claim bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (partition int, "offset" bigint, seconds double precision, stopped boolean)
 LANGUAGE sql STABLE AS $$
@@ -389,8 +390,8 @@ LANGUAGE sql STABLE AS $$
     FROM custody.overdue o WHERE o.group_id = p_group_id AND o.claim = coalesce(p_claim, o.claim) ORDER BY o.since
 $$;
 
--- The driver of this epoch is alive, and this is how its pipeline fares; what is left out stays as it is. The same may
--- be said again.
+-- The driver of this epoch reports that it is alive, and the state of its pipeline. Arguments that are left out change
+-- nothing. A report may be repeated.
 CREATE FUNCTION custody.report_pipeline(
     p_topic text, p_group text, p_epoch bigint, p_state text DEFAULT NULL, p_tries int DEFAULT NULL,
     p_error text DEFAULT NULL, p_now timestamptz DEFAULT NULL
@@ -411,9 +412,8 @@ BEGIN
     END IF;
 END $$;
 
--- What the pipelines of a database are at. state: running; retrying (it failed and is tried again: tries, last_error);
--- stopped in order; failed (it has given up, or cannot be run); gone: its driver was running and has not been heard of
--- for 20 seconds.
+-- The state of all pipelines: running; retrying (it failed and is tried again: tries, last_error); stopped; failed (it
+-- has given up, or cannot be run); gone (its driver was running and has not reported for 20 seconds).
 CREATE FUNCTION custody.pipeline_states(
     p_topic text DEFAULT NULL, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL
 )
@@ -444,7 +444,7 @@ $$;
 
 CREATE VIEW custody.pipeline_state AS SELECT * FROM custody.pipeline_states();
 
--- The figures of a pipeline in one row: where its group stands, and what its last batch came to.
+-- The figures of a pipeline in one row: the state of its group, and the result of its last batch.
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
     lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,

@@ -1,7 +1,7 @@
--- Staging: tasks write what is to be published into an unlogged table, each attempt under a number of its own; one
--- transaction then publishes the attempts that count. What others wrote is never looked at.
+-- Staging. Tasks write their output into an unlogged table, each attempt under its own number. One transaction then
+-- publishes the attempts that count. Output of other attempts is never read.
 
--- Makes the table if it is not there, and clears away what somebody left a day ago.
+-- Creates the table if there is none, and drops those that somebody left a day ago.
 CREATE FUNCTION custody.open_stage(p_stage text, p_now timestamptz DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,7 +28,7 @@ BEGIN
     RETURN p_stage;
 END $$;
 
--- False if somebody still writes into it: it is dropped another time.
+-- Drops a stage. Returns false if somebody still writes into it: it is dropped another time.
 CREATE FUNCTION custody.drop_stage(p_stage text) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 BEGIN
@@ -39,11 +39,11 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END $$;
 
--- Publishes what the named attempts staged: so many messages (p_counts) of each attempt for each partition of each
--- topic (p_topics: their ids; p_of: among how many partitions the tasks placed them). With p_exact every staged message
--- goes out, and a message's place is the number that its task gave it. Else only what came from p_sources (a set of
--- offsets for each source partition), in the order of the source. The heads are held to the caller's commit. Under a
--- negative topic id are messages that wait for their time: see stage_delayed.
+-- Publishes the output of the named attempts: p_counts messages of each attempt for each partition of each topic
+-- (p_topics are their ids, p_of the number of partitions among which the tasks placed the messages). With p_exact every
+-- staged message is published, at the place that its task gave it. Else only the output of p_sources (a set of offsets
+-- for each source partition) is published, in the order of the source. The heads are locked until the caller commits.
+-- Messages under a negative topic id are delayed: see stage_delayed.
 CREATE FUNCTION custody.publish_staged(
     p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[], p_of int[], p_exact boolean,
     p_source_partitions int[] DEFAULT '{}', p_sources int8multirange[] DEFAULT '{}', p_now timestamptz DEFAULT NULL
@@ -74,14 +74,14 @@ BEGIN
                 'Run the batch again.');
         END IF;
         IF v_placed.topic_id < 0 THEN
-            -- all heads of the topic at once, those that it takes below too
+            -- All heads of the topic at once, including those that are locked below.
             PERFORM custody.lock_heads(v_topic, array_agg(w.partition), v_placed.of)
             FROM unnest(p_topics, p_partitions) w (topic_id, partition) WHERE abs(w.topic_id) = v_topic.topic_id;
             SELECT d.staged, d.stored INTO v_staged, v_written
             FROM custody.stage_delayed(p_stage, p_attempts, v_topic, NOT p_exact, p_source_partitions, p_sources,
                                        p_now) d;
         ELSIF p_exact THEN
-            -- in a statement of its own, so that it runs once: each call would give the partition another time
+            -- A statement of its own, so that it runs once: each call would give the partition another time.
             SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases,
                    array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
             INTO v_heads
@@ -127,8 +127,8 @@ BEGIN
     RETURN v_total;
 END $$;
 
--- Stores what was staged to wait for its time: a header says until when, or how many seconds from now on (+3.5). With
--- p_chosen only what came from p_sources. The caller has the heads.
+-- Stores staged messages that are delayed. A header has their time, or the number of seconds from now on (+3.5). With
+-- p_chosen only the output of p_sources. The caller holds the heads.
 CREATE FUNCTION custody.stage_delayed(
     p_stage text, p_attempts bigint[], p_topic custody.topics, p_chosen boolean, p_source_partitions int[],
     p_sources int8multirange[], p_now timestamptz, OUT staged bigint, OUT stored bigint
@@ -208,8 +208,8 @@ BEGIN
     RETURN v_written;
 END $$;
 
--- The plain sink: publishes a batch of a streaming query once, however often it is replayed and whatever its topics.
--- Null if it was published before. Without a query it is published in any case.
+-- The plain sink: publishes a batch of a streaming query once, however often it is replayed and whatever its topics
+-- are. Returns null if it was published before. Without a query it is always published.
 CREATE FUNCTION custody.sink_commit(
     p_query text, p_batch bigint, p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_counts int[],
     p_of int[], p_now timestamptz DEFAULT NULL
@@ -228,17 +228,18 @@ BEGIN
     v_published := custody.publish_staged(p_stage, p_attempts, p_topics, p_partitions, p_counts, p_of, true,
                                           p_now => p_now);
     IF p_query IS NOT NULL THEN
-        -- after the heads are taken, as delete_topic does it: the topics cannot go away any more
+        -- After the heads are locked, as in delete_topic: the topics cannot be deleted any more.
         INSERT INTO custody.sink_batches
         SELECT p_query, w.topic_id, p_batch, sum(w.messages), coalesce(p_now, clock_timestamp())
         FROM unnest(p_topics, p_counts) w (topic_id, messages) GROUP BY w.topic_id;
-        -- Spark replays the last batch only: of earlier ones nobody asks again
+        -- Spark replays only the last batch. Nobody asks for earlier ones.
         DELETE FROM custody.sink_batches WHERE query_id = p_query AND batch_id < p_batch - 100;
     END IF;
     RETURN v_published;
 END $$;
 
--- Wakes those who wait for these topics. Called after the commit: inside, all committers would queue for one lock.
+-- Wakes those who wait for these topics. Called after the commit: inside the transaction all committers would queue for
+-- one lock.
 CREATE FUNCTION custody.hint(p_topics int[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

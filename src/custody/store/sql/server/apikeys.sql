@@ -1,4 +1,4 @@
--- API keys of the HTTP interface. The secret is made by the caller, and only its digest comes here.
+-- API keys of the HTTP interface. The caller makes the secret, and only its digest is stored.
 
 CREATE FUNCTION custody.create_api_key(
     p_key_id text, p_name text, p_digest bytea, p_produce text[], p_consume text[], p_admin text[],
@@ -28,7 +28,7 @@ BEGIN
     RETURN v_key;
 END $$;
 
--- Those in use, or all; the newest last.
+-- The keys in use, or all; the newest last.
 CREATE FUNCTION custody.list_api_keys(p_revoked boolean DEFAULT false, p_now timestamptz DEFAULT NULL) RETURNS TABLE (
     key_id text, name text, digest bytea, produce text[], consume text[], admin text[], created_at timestamptz,
     created_by text, expires_at timestamptz, revoked_at timestamptz, revoked_by text, active boolean)
@@ -45,7 +45,7 @@ LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM custody.api_keys)
 $$;
 
--- False if it was revoked before.
+-- Revokes a key. Returns false if it was revoked before.
 CREATE FUNCTION custody.revoke_api_key(p_name text, p_actor text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql AS $$

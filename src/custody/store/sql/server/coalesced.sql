@@ -1,14 +1,14 @@
--- What a server does for many callers at once: one transaction and one fsync for all, and for each its own answer. A
--- refusal undoes what its own request has done and nothing else. Whether a row is in somebody's way is known before
--- anything is written: unless p_wait, requests whose rows somebody holds are answered `blocked` and have done nothing,
--- so that a partition which is held for long stops nobody but those who publish to it.
+-- Requests of many callers in one transaction, with one fsync for all and an answer for each. A refusal rolls back its
+-- own request and nothing else. Whether a row is locked is checked before anything is written: unless p_wait, requests
+-- whose rows somebody holds are answered `blocked`, and nothing was done for them. So a partition that is locked for
+-- long stops only those who publish to it.
 
--- One row for each message of a request that went well; one with a code for each that did not, which counts before any
--- rows of the same request. A request is one unit, or several that stand or fall together: messages of one topic,
--- delayed or not.
+-- One row for each message of a request that succeeded. One row with a code for each request that did not, which
+-- overrides other rows of the same request. A request is one unit, or several that succeed or fail together: messages
+-- of one topic, delayed or not.
 CREATE FUNCTION custody.publish_each(
     p_requests int[], p_topics text[], p_delayed boolean[], p_producers text[], p_epochs int[], p_sequences bigint[],
-    -- of each unit; those of a request are neighbours
+    -- of each unit; the units of a request are neighbours
     p_expected bigint[], p_of int[], p_priorities boolean[],
     p_units int[], p_partitions int[], p_keys text[], p_kinds text[], p_payloads bytea[], p_headers text[],
     p_deliver_at timestamptz[], p_delays double precision[],              -- of each message, by unit (from 1 on)
@@ -26,7 +26,7 @@ DECLARE
     v_unit      record;
 BEGIN
     PERFORM custody.require_read_committed();
-    -- all locks in the order of kinds and keys, before the first request takes its own
+    -- All locks in the order of kinds and keys, before the first request takes its own.
     IF p_wait THEN
         PERFORM FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id FOR UPDATE;
         PERFORM FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
@@ -94,7 +94,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The heads that units of messages grow, each once, or once for each unit.
+-- The heads of these units of messages, each once, or once for each unit.
 CREATE FUNCTION custody.units_heads(p_topics text[], p_units int[], p_partitions int[], p_each boolean DEFAULT false)
 RETURNS TABLE (topic_id int, partition int, unit int)
 LANGUAGE sql STABLE AS $$
@@ -103,10 +103,10 @@ LANGUAGE sql STABLE AS $$
     GROUP BY 1, 2, 3
 $$;
 
--- One row for each request: what it settled, what of it was lost, whether some of it was settled before, or the code of
--- its refusal. Offsets: those from p_first to p_last of p_offsets, or, without bounds, all of the lease that are not
--- settled. A lease that is not of the topic and partition which are named with it does not hold the offsets that are
--- meant. Without a lease it is the one that holds the message now.
+-- One row for each request: what it settled, what was lost, whether some was settled before, or the code of its
+-- refusal. Its offsets are those from p_first to p_last of p_offsets; without bounds all of the lease that are not
+-- settled. A lease of another topic or partition than the named one does not hold these offsets. Without a lease it is
+-- the one that holds the message now.
 CREATE FUNCTION custody.ack_each(
     p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_groups text[],
     p_partitions int[], p_workers text[], p_wait boolean DEFAULT true, p_now timestamptz DEFAULT NULL
@@ -180,8 +180,8 @@ LANGUAGE sql STABLE AS $$
                        WHERE l.partition <> p_partition OR l.topic <> p_topic)
 $$;
 
--- The lease that holds a message now: at most one does. Whoever names neither lease nor receipt may mean a delivery
--- that is over.
+-- The lease that holds a message now: there is at most one. A caller that names neither lease nor receipt may mean a
+-- delivery that is over.
 CREATE FUNCTION custody.live_lease(
     p_topic text, p_group text, p_partition int, p_offset bigint, p_now timestamptz DEFAULT NULL
 )
@@ -208,8 +208,8 @@ BEGIN
 END $$;
 
 -- Claims for several callers, one after the other, until there is nothing to give, p_bytes of payload were given, or
--- half a second is over: the rows of custody.claim for each. A claim that copies dead messages holds the heads of their
--- topic, and nothing is matched under a head: a bound group with such a topic serves one caller.
+-- half a second has passed: the rows of custody.claim for each. A claim that copies dead messages holds the heads of
+-- their topic, and nothing is matched under a head: so a bound group with such a topic serves one caller.
 CREATE FUNCTION custody.claim_each(
     p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[],
     p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
@@ -248,7 +248,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- What is in flight, over all groups or for one of them, for each partition.
+-- What is in flight on each partition, over all groups or for one of them.
 CREATE FUNCTION custody.in_flight_figures(p_topic text, p_group text DEFAULT NULL, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (partition int, messages bigint, oldest_age double precision)
 LANGUAGE plpgsql STABLE AS $$

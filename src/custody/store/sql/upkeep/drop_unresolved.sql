@@ -1,8 +1,8 @@
--- Where the topic says so, retention passes what is unresolved: those messages are done, and the journal says that it
--- was retention. Dead letters are kept aside as ever, held ones too. What is in flight is not touched: its lease holds
--- the segment.
+-- If the topic allows it, retention passes unresolved messages: they are done, and the journal names retention as the
+-- cause. Dead letters are kept as always, held ones too. Messages in flight are not touched: their lease holds the
+-- segment.
 
--- Takes back what has expired in a segment's reach, so that only live leases hold it. The caller has cursors and heads.
+-- Folds expired leases within a segment, so that only live leases hold it. The caller holds cursors and heads.
 CREATE FUNCTION custody.fold_segment(p_segment custody.segments, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,8 +21,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Resolves everything that any group has open in a segment, but for dead letters. Returns how many deliveries were
--- given up.
+-- Resolves everything that any group has open in a segment, except dead letters. Returns the number of deliveries that
+-- were given up.
 CREATE FUNCTION custody.pass_segment(p_segment custody.segments, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,5 +1,4 @@
--- The journal in parts: a full one is left behind by moving the sequence of its entries on to the next, and goes as a
--- whole table.
+-- The journal in parts. The sequence of its entries moves on to the next part, and the old part is dropped as a table.
 
 CREATE FUNCTION custody.part_start(p_part int) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT p_part * 1099511627776 $$;
@@ -23,8 +22,7 @@ BEGIN
     RETURN v_settings;
 END $$;
 
--- One step for the journal, as custody.maintain does it for a topic: opened, sealed, dropped or busy; the topic is
--- null.
+-- One step for the journal, as custody.maintain does for a topic: opened, sealed, dropped or busy. The topic is null.
 CREATE FUNCTION custody.maintain_journal(p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,7 +37,7 @@ BEGIN
     IF v_settings.retention_time IS NULL AND v_settings.retention_bytes IS NULL THEN
         RETURN;
     END IF;
-    -- one at a time; who comes second leaves it to the first
+    -- One at a time. Whoever comes second does nothing.
     PERFORM 1 FROM custody.journal_settings FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -53,7 +51,7 @@ BEGIN
         RETURN NEXT v_done;
         RETURN;
     END IF;
-    -- a sequence moves on for good, even if the transaction that moved it is rolled back
+    -- A sequence moves for good, even if the transaction that moved it is rolled back.
     UPDATE custody.journal_parts SET sealed_at = v_now WHERE part < v_last.part AND sealed_at IS NULL;
     v_done.bytes := custody.part_bytes(v_last.part);
     IF (v_settings.retention_bytes IS NOT NULL AND v_done.bytes >= greatest(v_settings.retention_bytes / 10, 1048576)
@@ -69,7 +67,7 @@ BEGIN
     IF FOUND AND (
             v_part.sealed_at <= v_now - v_settings.retention_time
             OR v_settings.retention_bytes < (SELECT sum(custody.part_bytes(p.part)) FROM custody.journal_parts p))
-        -- a circuit breaker counts what is in its window
+        -- A circuit breaker counts the entries in its window.
         AND v_part.sealed_at <= v_now
             - coalesce((SELECT max(breaker_window) FROM custody.groups WHERE breaker_rate IS NOT NULL), '0')
     THEN
@@ -94,9 +92,9 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN 'busy';
 END $$;
 
--- New entries go to a part that was attached in an earlier transaction. A statement that began before may not know that
--- part yet and would find no place for its entry: so this comes after the end of all transactions that had the journal
--- when it began. It only looks for them, and locks nobody out; if they take long, it is for another time.
+-- New entries go to a part that was attached in an earlier transaction. A statement that began before that may not know
+-- the part and would find no place for its entry. So this happens only when all transactions that had the journal open
+-- at the time are over. It only checks, and locks nobody out; if they take long, the next call tries again.
 CREATE FUNCTION custody.move_on(p_part int, p_now timestamptz) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -106,7 +104,7 @@ DECLARE
                                AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 BEGIN
     IF (SELECT opened_by FROM custody.journal_parts WHERE part = p_part) = pg_current_xact_id_if_assigned() THEN
-        RETURN 'busy';      -- in the transaction that has attached it nobody else knows the part yet
+        RETURN 'busy';      -- in the transaction that attached it nobody else knows the part yet
     END IF;
     FOR v_try IN 1..20 LOOP
         IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.virtualtransaction = ANY (v_before)
@@ -120,8 +118,8 @@ BEGIN
     RETURN 'busy';
 END $$;
 
--- Everybody writes to the journal, so everybody would wait behind this: it looks first whether somebody keeps it for
--- long.
+-- Everybody writes to the journal, so everybody would wait behind this. It first checks whether somebody holds the
+-- journal for long.
 CREATE FUNCTION custody.drop_part(p_part custody.journal_parts) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- Segments end and go. Retention never passes an unresolved message unless the topic allows it, and keeps the events of
--- dead ones aside.
+-- Segments are sealed and dropped. Retention never passes an unresolved message unless the topic allows it, and it
+-- keeps dead messages.
 
--- Ends the current segment of a topic and opens the next one.
+-- Seals the open segment of a topic and opens the next one.
 CREATE FUNCTION custody.seal_segment(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -11,7 +11,7 @@ DECLARE
     v_segment int;
     v_sealed  int;
 BEGIN
-    -- the new table is made before publishers have to wait
+    -- The new table is created before publishers have to wait.
     UPDATE custody.segments SET sealed_at = v_now WHERE topic_id = v_topic.topic_id AND sealed_at IS NULL
     RETURNING segment_id INTO v_sealed;
     v_segment := custody.open_segment(v_topic.topic_id, v_now);
@@ -26,7 +26,7 @@ BEGIN
     RETURN v_segment;
 END $$;
 
--- The first offset of a partition that lies beyond a segment.
+-- The first offset of a partition behind a segment.
 CREATE FUNCTION custody.segment_end(p_segment custody.segments, p_partition int) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT b.first_offset FROM custody.segment_bounds b JOIN custody.segments s USING (segment_id)
@@ -51,8 +51,8 @@ LANGUAGE sql STABLE AS $$
         (p_at).frontier)
 $$;
 
--- Who keeps a segment from being dropped, by name; null if nobody does. Where the topic lets retention pass what is
--- unresolved, only what is in flight holds it: nothing is taken out of the hands of a worker.
+-- What keeps a segment from being dropped; null if nothing does. If the topic lets retention pass unresolved messages,
+-- only messages in flight hold it: no worker loses its messages.
 CREATE FUNCTION custody.segment_holder(
     p_segment custody.segments, p_in_flight_only boolean, OUT held_group text, OUT held_partition int,
     OUT held_offset bigint
@@ -72,8 +72,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY g.name, h.partition LIMIT 1
 $$;
 
--- A claim reads the log under its cursor, a redrive makes a dead message unresolved under it, and a publish holds its
--- heads: who has all of them has the topic to himself, but for settles.
+-- Locks all cursors and heads of a topic. A claim reads the log under its cursor, a redrive reopens a dead message
+-- under it, and a publish holds its heads. So after this only settles are under way.
 CREATE FUNCTION custody.lock_cursors_and_heads(p_topic_id int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -82,7 +82,7 @@ BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = p_topic_id ORDER BY partition FOR UPDATE;
 END $$;
 
--- What was kept for a dead letter that has been redriven and is done by now. It needs no lock: what is below the first
+-- Deletes what was kept for dead letters that were redriven and are done. It needs no lock: a message below the first
 -- offset never gets a case again.
 CREATE FUNCTION custody.forget_kept(p_topic_id int) RETURNS void
 LANGUAGE sql SET enable_seqscan = off AS $$
@@ -92,9 +92,9 @@ LANGUAGE sql SET enable_seqscan = off AS $$
                       WHERE g.topic_id = k.topic_id AND c.partition = k.partition AND c."offset" = k."offset")
 $$;
 
--- Removes a segment that nobody holds, and returns how many events were kept aside. The caller has the topic, its
--- cursors and its heads. The file goes after the commit, when the locks are gone; under them there is only the
--- catalogue to change.
+-- Drops a segment that nothing holds, and returns how many messages were kept. The caller holds the topic, its cursors
+-- and its heads. PostgreSQL removes the file after the commit, when the locks are released; only the catalog is changed
+-- under them.
 CREATE FUNCTION custody.remove_segment(p_segment custody.segments, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -115,14 +115,14 @@ BEGIN
          ON CONFLICT DO NOTHING', (p_segment).segment_id) USING v_topic_id, p_segment;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     UPDATE custody.heads h SET first_offset = custody.segment_end(p_segment, h.partition) WHERE h.topic_id = v_topic_id;
-    -- a long reader of the log holds its tables: better no drop this time than everybody queueing behind ours
+    -- A long reader of the log holds its tables. It is better not to drop now than to make everybody queue behind this.
     PERFORM set_config('lock_timeout', '200ms', true);
     EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', (p_segment).segment_id);
     EXECUTE format('DROP TABLE custody.log_%s', (p_segment).segment_id);
     PERFORM set_config('lock_timeout', v_timeout, true);
     UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp())
     WHERE s.segment_id = (p_segment).segment_id;
-    -- a dropped segment is remembered only as long as events of it are kept
+    -- A dropped segment has a row only as long as messages of it are kept.
     DELETE FROM custody.segment_bounds b USING custody.segments s
     WHERE s.topic_id = v_topic_id AND s.dropped_at IS NOT NULL AND b.segment_id = s.segment_id;
     DELETE FROM custody.segments s
@@ -131,15 +131,15 @@ BEGIN
     RETURN v_kept;
 END $$;
 
--- By hand: drops the sealed segments, oldest first, that were sealed before p_before and hold nothing unresolved.
--- Returns each segment that it looked at; the last one may be kept, and then says which group holds it.
+-- By hand: drops sealed segments, the oldest first, that were sealed before p_before and have nothing unresolved.
+-- Returns each segment that it checked. The last one may be kept, and then has the group that holds it.
 CREATE FUNCTION custody.drop_segments(
     p_topic text, p_before timestamptz DEFAULT 'infinity', p_now timestamptz DEFAULT NULL
 )
 RETURNS TABLE (segment_id int, dropped boolean, kept_events bigint, held_by text)
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- create_group and rewind take this lock too: nobody can be placed on what is about to go
+    -- create_group and rewind take this lock too: nobody can be placed on what is about to be dropped.
     v_topic   custody.topics := custody.lock_topic(p_topic);
     v_segment custody.segments;
     v_holder  record;

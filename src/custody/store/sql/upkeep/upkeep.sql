@@ -1,5 +1,5 @@
--- What a topic keeps, and the upkeep that sees to it. No process has to run: workers, pipelines and `custody maintain`
--- do a step at a time, each in a transaction of its own, and none of them waits for long.
+-- Retention of a topic, and the upkeep that enforces it. No process has to run: workers, pipelines and `custody
+-- maintain` do a step at a time, each in its own transaction, and none of them waits for long.
 
 CREATE FUNCTION custody.set_retention(
     p_topic text, p_time interval DEFAULT NULL, p_bytes bigint DEFAULT NULL, p_segment_time interval DEFAULT NULL,
@@ -18,7 +18,7 @@ BEGIN
     END IF;
     UPDATE custody.topics t SET
         retention_time = p_time, retention_bytes = p_bytes, drop_unresolved = p_drop_unresolved,
-        -- a tenth of what is kept, within reason: a segment is a table, and the granularity of what goes
+        -- A tenth of what is kept, within bounds: a segment is a table, and only whole segments are dropped.
         segment_time = coalesce(p_segment_time,
                                 CASE WHEN p_time IS NOT NULL THEN greatest(p_time / 10, '1 minute') END),
         segment_bytes = coalesce(p_segment_bytes,
@@ -42,15 +42,16 @@ LANGUAGE sql STABLE AS $$
     WHERE h.topic_id = (p_segment).topic_id
 $$;
 
--- What one step did: sealed, dropped, held (by whom), or busy: somebody had what it needed, so it gave up at once.
+-- What one step did: sealed, dropped, held (and what holds it), or busy: somebody had a lock that it needed, so it gave
+-- up.
 CREATE TYPE custody.upkeep AS (
     topic text, did text, segment int, messages bigint, bytes bigint, kept bigint, lost bigint,
     held_group text, held_partition int, held_offset bigint
 );
 
--- One step for one topic; no row if there is nothing to do. Call it again while it says sealed or dropped. It waits for
--- nobody longer than its time-out for each lock. Others wait for what a drop does under them, which grows with
--- partitions and groups.
+-- One step for one topic; no row if there is nothing to do. Call it again while it returns sealed or dropped. It waits
+-- for no lock longer than its timeout. Others wait while it drops, and the longer the more partitions and groups there
+-- are.
 CREATE FUNCTION custody.maintain(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS SETOF custody.upkeep
 LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
@@ -65,7 +66,7 @@ BEGIN
     END IF;
     v_done.topic := p_topic;
     BEGIN
-        -- those who maintain a topic do not wait for one another, nor for those who place a group on it
+        -- Those who maintain a topic do not wait for one another, nor for those who place a group on it.
         PERFORM 1 FROM custody.topics WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             RAISE lock_not_available;
@@ -98,7 +99,7 @@ BEGIN
     RETURN NEXT v_done;
 END $$;
 
--- A segment was sealed after its newest message was published: when it has been sealed for so long, all of it is older.
+-- A segment is sealed after its newest message was published. So when it was sealed that long ago, all of it is older.
 CREATE FUNCTION custody.beyond_retention(p_topic custody.topics, p_segment custody.segments, p_now timestamptz)
 RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
@@ -107,8 +108,7 @@ LANGUAGE sql VOLATILE AS $$
                                                  WHERE s.topic_id = (p_topic).topic_id AND s.dropped_at IS NULL), false)
 $$;
 
--- The tables are taken before the rows: while it waits for a long reader of the log, if only for a moment, no claim and
--- no publish waits for it.
+-- Tables are locked before rows: while this waits for a long reader of the log, no claim and no publish waits for it.
 CREATE FUNCTION custody.drop_unless_held(
     p_topic custody.topics, p_segment custody.segments, p_done custody.upkeep, p_now timestamptz
 )
@@ -117,7 +117,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_holder record;
 BEGIN
-    -- first a look without locks: a group that is stuck for a week must not cost the others a lock every half minute
+    -- First a check without locks: a group that is stuck for a week must not cost the others a lock every half minute.
     SELECT * INTO v_holder FROM custody.segment_holder(p_segment, false);
     IF v_holder.held_group IS NULL OR (p_topic).drop_unresolved THEN
         PERFORM custody.forget_kept((p_topic).topic_id);
@@ -149,8 +149,7 @@ LANGUAGE sql STABLE AS $$
     SELECT name FROM custody.topics WHERE retention_time IS NOT NULL OR retention_bytes IS NOT NULL ORDER BY name
 $$;
 
--- The segments of a topic that are there, oldest first, and what holds the oldest one, or would hold it once it is
--- sealed.
+-- The segments of a topic, the oldest first, and what holds the oldest one, or would hold it if it were sealed.
 CREATE FUNCTION custody.describe_segments(p_topic text)
 RETURNS TABLE (
     segment int, created_at timestamptz, sealed_at timestamptz, messages bigint, bytes bigint, from_time timestamptz,
@@ -189,7 +188,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- How many events of dead messages are kept aside for a topic, and their size.
+-- How many dead messages are kept for a topic, and their size.
 CREATE FUNCTION custody.kept_aside(p_topic text, OUT events bigint, OUT bytes bigint)
 LANGUAGE sql STABLE AS $$
     SELECT count(*), coalesce(sum(pg_column_size(k.*)), 0)::bigint
