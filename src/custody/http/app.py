@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from functools import cache
 
 from custody import tracing
 from custody.errors import CustodyError, MethodNotAllowed, NoSuchPath
@@ -192,17 +193,26 @@ class Application:
 def _documents() -> list[Operation]:
     """What describes the operations. It does not describe itself."""
     table = Table("documents")
-    document, html = describe(OPERATIONS), page(OPERATIONS).encode()
 
     @table.operation("GET", "/openapi.json", answer=None, open=True)
     async def openapi(_call: Call) -> Answer:
-        return Answer(document)
+        return Answer(_openapi())
 
     @table.operation("GET", "/docs", answer=None, open=True)
     async def docs(_call: Call) -> Answer:
-        return Answer(html, content_type=b"text/html; charset=utf-8")
+        return Answer(_page(), content_type=b"text/html; charset=utf-8")
 
     return table.operations
+
+
+@cache  # made for whoever asks first: it takes as long as the rest of a start
+def _openapi() -> bytes:
+    return describe(OPERATIONS)
+
+
+@cache
+def _page() -> bytes:
+    return page(OPERATIONS).encode()
 
 
 def _unknown(scope: Scope, request: Request, methods: list[str]) -> Answer:

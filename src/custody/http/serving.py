@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -95,19 +96,38 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Tells those who wait as soon as a stop is wanted: uvicorn itself would wait for them."""
+    """Tells those who wait as soon as a stop is wanted: uvicorn itself would wait for them, and looks only now and then
+    whether it is to stop."""
 
     def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
         super().__init__(config)
         self._stopping = stopping
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
+        self._told = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         if self._ended.is_set():
             return
         await super().serve(sockets)
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # each second it sets the date of the answers
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(0)  # for who was accepted just now
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        # as above, without its pauses: nobody is there to be waited for
+        for sock in sockets or []:
+            sock.close()
+        await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         # not uvicorn's own, which would raise the signal again at the end: a stop that was asked for is a success
@@ -122,7 +142,11 @@ class _Uvicorn(uvicorn.Server):
 
     def _tell(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopping)
+            self._loop.call_soon_threadsafe(self._stop_now)
+
+    def _stop_now(self) -> None:
+        self._told.set()
+        self._stopping()
 
 
 def bound(settings: Settings) -> socket.socket:
