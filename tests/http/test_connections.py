@@ -233,6 +233,7 @@ def fill(c: custody.Custody, megabytes: int) -> None:
     c.publish_many("orders", [b"x" * 500_000] * (2 * megabytes))
 
 
+@pytest.mark.chaos
 def test_a_client_that_takes_nothing_is_cut_and_one_that_reads_slowly_is_not(
     c: custody.Custody, serve: Callable[..., Http], opened: ExitStack
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_database_that_is_not_there_is_named(server_url: str) -> None:
         custody.connect("postgresql://127.0.0.1:1/custody")
 
 
+@pytest.mark.chaos
 def test_a_stopped_database_is_unavailable_and_used_again_when_it_is_back(base: Path) -> None:
     home = base / "home"
     with custody.connect(home=home) as c:

@@ -27,6 +27,7 @@ def write(connection: psycopg.Connection[Any], *payloads: int, destination: str 
     connection.commit()
 
 
+@pytest.mark.chaos
 @pytest.mark.req("O8")
 def test_a_stop_while_the_database_is_away_ends_the_relay(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with psycopg.connect(database_url) as mine:

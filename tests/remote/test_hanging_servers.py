@@ -87,6 +87,7 @@ def test_it_ends_all_the_same(c: custody.Custody, proxy: Proxy, orders: Fill, mo
     assert c.topic("orders").message_count == 1
 
 
+@pytest.mark.chaos
 @pytest.mark.req("G14")
 def test_a_worker_keeps_its_leases_although_a_server_hangs(database_url: str) -> None:
     """By the real clock: a lease that is not extended in time expires."""

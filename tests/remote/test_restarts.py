@@ -100,6 +100,7 @@ def restarts(c: custody.Custody, process: Start, *, kills: int, threads: int) ->
     assert set(handled) == set(log.values())
 
 
+@pytest.mark.chaos
 @pytest.mark.req("G11", "C8")
 def test_a_client_publishes_and_works_through_restarts(database_url: str, process: Start) -> None:
     with custody.connect(database_url) as c:

@@ -63,6 +63,7 @@ def far_from(url: str, door: str) -> Iterator[tuple[custody.Custody, Proxy]]:
         yield opened, proxy
 
 
+@pytest.mark.chaos
 @pytest.mark.req("X2")
 @pytest.mark.parametrize("door", ["direct", "http"])
 def test_a_worker_cut_off_from_the_database_begins_nothing_on_a_lease_that_may_be_over(
@@ -93,6 +94,7 @@ def test_a_worker_cut_off_from_the_database_begins_nothing_on_a_lease_that_may_b
     assert live.stats("t", "g").dead == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.req("X2")
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_begins_nothing_of_it(
     live: custody.Custody, database_url: str, db: psycopg.Connection, start: Start

@@ -252,6 +252,7 @@ def test_it_goes_on_after_it_has_lost_its_lease(live: custody.Custody, start: St
     assert set(seen) == set(range(40))
 
 
+@pytest.mark.chaos
 def test_it_stops_in_time_while_the_database_is_down() -> None:
     home = Path(tempfile.mkdtemp(prefix="custody-worker-"))
     with custody.connect(home=home) as c:
@@ -319,6 +320,7 @@ def test_a_signal_stops_it_gracefully(live: custody.Custody, number: signal.Sign
     assert 0 < stats.depth < 200
 
 
+@pytest.mark.chaos
 @pytest.mark.req("V5", "C3")
 def test_a_killed_worker_costs_the_visibility_timeout_and_nothing_else(live: custody.Custody, start: Start) -> None:
     prepare(live, 60, Policy(visibility_timeout="1s", max_attempts=2))
@@ -334,6 +336,7 @@ def test_a_killed_worker_costs_the_visibility_timeout_and_nothing_else(live: cus
     assert max(again) >= 2
 
 
+@pytest.mark.chaos
 @pytest.mark.req("V5")
 def test_it_survives_a_crash_of_the_database() -> None:
     home = Path(tempfile.mkdtemp(prefix="custody-worker-"))
