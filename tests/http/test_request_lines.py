@@ -104,7 +104,7 @@ def test_callers_are_not_told_the_words_of_the_database(
     c: custody.Custody, db: psycopg.Connection, process: Callable[..., Process]
 ) -> None:
     c.create_topic("orders")
-    server = process("--statement-timeout", "300ms")
+    server = process("--statement-timeout", "1s")
     message = {"topic": "orders", "payload": 1, "key": "hidden-value"}
 
     def refused(status: int, path: str = "/messages", body: object = message) -> dict[str, Any]:

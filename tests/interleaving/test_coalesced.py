@@ -13,7 +13,7 @@ import pytest
 import custody
 from custody.coalesced import Ack, Claim, Publish
 from custody.engine.serving import ServerVerbs
-from custody.errors import CustodyError, LeaseLost
+from custody.errors import Busy, CustodyError, LeaseLost
 from custody.model import Outgoing
 
 pytestmark = pytest.mark.core
@@ -153,7 +153,8 @@ def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, d
 
         def rewind(random: random.Random) -> None:
             if random.random() < 0.2:
-                c.rewind(random.choice(TOPICS[:2]), "g", to_offset=0, partition=random.randrange(2))
+                with contextlib.suppress(Busy):  # it gives up when the others leave it no gap for long
+                    c.rewind(random.choice(TOPICS[:2]), "g", to_offset=0, partition=random.randrange(2))
 
         assert storm([claim, ack, nack, rewind], 11) == []
         assert deadlocks(db) == before

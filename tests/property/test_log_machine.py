@@ -19,7 +19,7 @@ from custody.placement import partition_for
 if TYPE_CHECKING:
     from tests.conftest import Clock
 
-EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "10"))
 STEPS = int(os.environ.get("CUSTODY_PROPERTY_STEPS", "40"))
 
 KEYS = ("a", "b", "c", None)
