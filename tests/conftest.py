@@ -1,4 +1,4 @@
-"""A real PostgreSQL for every test: one server for each test process, one template database, copied for each test."""
+"""A real PostgreSQL for every test: one server for each test process, and a database that is as new for each test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from tests import jvm
+from tests.databases import Copy, Kept, url_of
 
 import custody
 from custody.store import embedded, migrate
@@ -27,6 +28,8 @@ TEMPLATE = "custody_template"
 _numbers = itertools.count()
 FIRST = ("spark", "docs", "chaos", "property", "cli")
 """Folders of files that take long: what is short comes last, so that no process is left alone with a long one."""
+OWN = ("spark", "chaos", "pooler")
+"""Folders whose tests leave processes behind that know a database by its name."""
 ARCHIVE = pytest.StashKey[Path | None]()
 """Where the classes for JVMs are to be found, while they are not used yet."""
 
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "chaos":
             item.add_marker("chaos")
+        if item.path.parent.name in OWN:
+            item.add_marker("own_database")
     place = {folder: number for number, folder in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(FIRST)))
 
@@ -88,18 +93,6 @@ def server_url() -> Iterator[str]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def url_of(server_url: str, database: str) -> str:
-    """The same server, another database."""
-    parts = conninfo_to_dict(server_url)
-    host, port = parts.get("host") or "", parts.get("port")
-    login = str(parts.get("user") or "postgres")
-    if parts.get("password"):
-        login += f":{parts['password']}"
-    if str(host).startswith("/"):
-        return f"postgresql://{login}@/{database}?host={host}" + (f"&port={port}" if port else "")
-    return f"postgresql://{login}@{host}:{port or 5432}/{database}"
-
-
 def _execute(url: str, *statements: sql.Composed) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
@@ -110,23 +103,39 @@ def _execute(url: str, *statements: sql.Composed) -> None:
 def template(server_url: str) -> str:
     name = f"{TEMPLATE}_{os.getpid()}"
     _execute(server_url, sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name)))
-    _execute(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    _execute(server_url, sql.SQL("CREATE DATABASE {} STRATEGY FILE_COPY").format(sql.Identifier(name)))
     migrate.migrate(url_of(server_url, name))
     return name
 
 
+@pytest.fixture(scope="session")
+def kept_database(server_url: str, template: str) -> Iterator[Kept]:
+    with closing(Kept(server_url, template)) as made:
+        yield made
+
+
 @pytest.fixture
-def database_url(server_url: str, template: str) -> Iterator[str]:
-    """A fresh database with Custody's schema."""
-    name = f"custody_test_{os.getpid()}_{next(_numbers)}"
-    _execute(
-        server_url,
-        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
-            sql.Identifier(name), sql.Identifier(template)
-        ),
-    )
-    yield url_of(server_url, name)
-    _execute(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+def database(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[Kept | Copy]:
+    """A database with Custody's schema, as new: the kept one, or with the mark `own_database` a copy."""
+    if request.node.get_closest_marker("own_database"):
+        with closing(Copy(server_url, template)) as copy:
+            yield copy
+        return
+    kept: Kept = request.getfixturevalue("kept_database")
+    yield kept
+    kept.recycle()
+
+
+@pytest.fixture
+def bare_url(server_url: str) -> Iterator[str]:
+    """A database without anything of Custody."""
+    with closing(Copy(server_url)) as copy:
+        yield copy.url
+
+
+@pytest.fixture
+def database_url(database: Kept | Copy) -> str:
+    return database.url
 
 
 class Clock:
@@ -148,9 +157,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def c(database_url: str, clock: Clock) -> Iterator[custody.Custody]:
+def c(database: Kept | Copy, clock: Clock) -> Iterator[custody.Custody]:
     """Custody on a fresh database, with a clock that the test moves."""
-    with custody.connect(database_url, worker="test", clock=clock) as opened:
+    with database.custody(worker="test", clock=clock) as opened:
         yield opened
 
 

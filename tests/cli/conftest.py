@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.databases import Copy, Kept
 
 import custody
 import custody.cli
@@ -131,9 +132,9 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[...,
 
 
 @pytest.fixture
-def live(database_url: str) -> Iterator[custody.Custody]:
+def live(database: Kept | Copy) -> Iterator[custody.Custody]:
     """Custody on the same database, with the real clock, as the commands have it."""
-    with custody.connect(database_url, worker="test") as opened:
+    with database.custody(worker="test") as opened:
         yield opened
 
 

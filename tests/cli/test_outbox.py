@@ -125,7 +125,7 @@ def test_verify_prints_a_result_for_each_id(quick: Run, explained: Callable[[Any
 def test_install_into_a_database_of_ones_own(cli: Run, quick: Run, server_url: str) -> None:
     name = "custody_cli_alone"
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY FILE_COPY").format(sql.Identifier(name)))
         url = url_of(server_url, name)
         missing = quick("outbox", "list", "--database", url, "--json", code=1)
         assert missing.error["code"] == "schema_missing"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
-from tests.conftest import Clock, database_url
+from tests.conftest import Clock
+from tests.databases import Copy, Kept
 from tests.http.conftest import served
 
 import custody
@@ -16,9 +17,9 @@ TRANSPORTS = ("direct", "http")
 
 
 @pytest.fixture
-def direct(database_url: str, clock: Clock) -> Iterator[custody.Custody]:
+def direct(database: Kept | Copy, clock: Clock) -> Iterator[custody.Custody]:
     """The direct connection, which the server has too: its clock is the test's."""
-    with custody.connect(database_url, worker="test", clock=clock) as opened:
+    with database.custody(worker="test", clock=clock) as opened:
         yield opened
 
 
@@ -66,9 +67,7 @@ def fill(c: custody.Custody) -> Fill:
 @pytest.fixture(scope="module", params=["direct", "http"])
 def tried(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[custody.Custody]:
     """Custody, by either way, with one database for all the calls that a file tries: few of them change anything."""
-    making = database_url.__wrapped__(server_url, template)
-    url = next(making)
-    with custody.connect(url, worker="test") as direct:
+    with closing(Copy(server_url, template)) as copy, copy.custody(worker="test") as direct:
         direct.create_topic("orders")
         direct.create_group("orders", "stock")
         direct.init_producer("p")
@@ -78,4 +77,3 @@ def tried(request: pytest.FixtureRequest, server_url: str, template: str) -> Ite
         else:
             with served(direct) as server, custody.connect(server.url, worker="test") as remote:
                 yield remote
-    next(making, None)

@@ -282,11 +282,12 @@ async def _many(url: str, count: int, group_of: Callable[[int], str], all_wait: 
 
 
 @pytest.mark.req("C5", "G4")
+@pytest.mark.own_database  # connections are counted
 @pytest.mark.parametrize("groups", [1, 50])
-def test_two_thousand_wait_on_one_server_with_ten_connections(
-    c: custody.Custody, process: Callable[..., Process], db: psycopg.Connection, groups: int
+@pytest.mark.parametrize("waiting_consumers", [400, pytest.param(2000, marks=pytest.mark.long)])
+def test_many_wait_on_one_server_with_ten_connections(
+    c: custody.Custody, process: Callable[..., Process], db: psycopg.Connection, waiting_consumers: int, groups: int
 ) -> None:
-    waiting_consumers = 2000
     c.create_topic("orders", partitions=4)
     names = [f"g{number}" for number in range(groups)]
     for name in names:

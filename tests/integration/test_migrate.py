@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
-from tests.conftest import url_of
 
 import custody
 from custody.errors import CustodyError, SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
@@ -21,7 +17,6 @@ from custody.store import migrate
 pytestmark = pytest.mark.core
 
 LATEST = migrate.latest()
-_numbers = itertools.count()
 
 CATALOG = """
 SELECT 'function', p.oid::regprocedure::text, pg_get_functiondef(p.oid)
@@ -52,16 +47,6 @@ def change(url: str, statement: str) -> None:
         connection.execute(statement)
 
 
-@pytest.fixture
-def empty_url(server_url: str) -> Iterator[str]:
-    """A database without Custody's schema."""
-    name = f"custody_empty_{next(_numbers)}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield url_of(server_url, name)
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
 def ledger(url: str) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = one(url, "SELECT version, name FROM custody.migrations ORDER BY version")
     return found
@@ -78,10 +63,10 @@ def supply(monkeypatch: pytest.MonkeyPatch, *steps: tuple[str, str]) -> int:
     return more[-1].version
 
 
-def test_a_new_database_has_the_latest_version(empty_url: str) -> None:
-    assert custody.migrate(empty_url) == [LATEST]
-    assert ledger(empty_url) == [(LATEST, "schema")]
-    assert one(empty_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, migrate.functions()[1])]
+def test_a_new_database_has_the_latest_version(bare_url: str) -> None:
+    assert custody.migrate(bare_url) == [LATEST]
+    assert ledger(bare_url) == [(LATEST, "schema")]
+    assert one(bare_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, migrate.functions()[1])]
 
 
 def test_versions_are_numbered_without_gaps() -> None:
@@ -110,20 +95,20 @@ def test_an_older_database_is_refused_until_its_migrations_ran_and_keeps_its_mes
         assert [m.payload for m in c.read("orders")] == [1]
 
 
-def test_a_new_database_needs_no_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_database_needs_no_migration(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = supply(monkeypatch, ("colour", "ALTER TABLE custody.topics ADD COLUMN colour text"))
-    assert custody.migrate(empty_url) == [newest]
-    assert ledger(empty_url) == [(newest, "schema")]
-    assert one(empty_url, "SELECT FROM pg_attribute WHERE attname = 'colour'") == [], "the schema has what it needs"
+    assert custody.migrate(bare_url) == [newest]
+    assert ledger(bare_url) == [(newest, "schema")]
+    assert one(bare_url, "SELECT FROM pg_attribute WHERE attname = 'colour'") == [], "the schema has what it needs"
 
 
 def test_an_upgraded_database_is_what_a_new_one_is(
-    empty_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+    bare_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    custody.migrate(empty_url)
+    custody.migrate(bare_url)
     change(database_url, "ALTER TABLE custody.producer_receipts DROP COLUMN deliver_at")
     change(database_url, "DROP INDEX custody.segments_kept")
-    assert one(database_url, CATALOG) != one(empty_url, CATALOG)
+    assert one(database_url, CATALOG) != one(bare_url, CATALOG)
     supply(
         monkeypatch,
         (
@@ -134,7 +119,7 @@ def test_an_upgraded_database_is_what_a_new_one_is(
         ),
     )
     custody.migrate(database_url)
-    assert one(database_url, CATALOG) == one(empty_url, CATALOG)
+    assert one(database_url, CATALOG) == one(bare_url, CATALOG)
 
 
 def test_a_migration_that_fails_leaves_the_older_version(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,33 +133,33 @@ def test_a_migration_that_fails_leaves_the_older_version(database_url: str, monk
     custody.connect(database_url).close()
 
 
-def test_an_outbox_alone_runs_its_own_migrations_only(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    custody.outbox.install(empty_url)
+def test_an_outbox_alone_runs_its_own_migrations_only(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    custody.outbox.install(bare_url)
     newest = supply(
         monkeypatch,
         ("outbox_colour", "ALTER TABLE custody.outbox ADD COLUMN colour text"),
         ("topics_colour", "ALTER TABLE custody.topics ADD COLUMN colour text"),
     )
     with pytest.raises(SchemaOlder, match=f"at schema version {newest - 1}"):
-        custody.outbox.Outbox(empty_url)
-    assert custody.outbox.install(empty_url) is True
-    assert one(empty_url, "SELECT version FROM custody.outbox_installed") == [(newest - 1,)]
-    assert one(empty_url, "SELECT attrelid::regclass::text FROM pg_attribute WHERE attname = 'colour'") == [
+        custody.outbox.Outbox(bare_url)
+    assert custody.outbox.install(bare_url) is True
+    assert one(bare_url, "SELECT version FROM custody.outbox_installed") == [(newest - 1,)]
+    assert one(bare_url, "SELECT attrelid::regclass::text FROM pg_attribute WHERE attname = 'colour'") == [
         ("custody.outbox",)
     ]
-    assert custody.outbox.install(empty_url) is False
-    custody.outbox.Outbox(empty_url).close()
+    assert custody.outbox.install(bare_url) is False
+    custody.outbox.Outbox(bare_url).close()
 
 
 def test_an_older_outbox_alone_is_upgraded_when_all_of_custody_comes(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
+    bare_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    custody.outbox.install(empty_url)
-    with psycopg.connect(empty_url) as connection:
+    custody.outbox.install(bare_url)
+    with psycopg.connect(bare_url) as connection:
         event = custody.outbox.write(connection, event_type="e", payload=1, destination="test:")
     newest = supply(monkeypatch, ("outbox_colour", "ALTER TABLE custody.outbox ADD COLUMN colour text"))
-    assert custody.migrate(empty_url) == [newest]
-    assert one(empty_url, "SELECT event_id, colour FROM custody.outbox") == [(event, None)]
+    assert custody.migrate(bare_url) == [newest]
+    assert one(bare_url, "SELECT event_id, colour FROM custody.outbox") == [(event, None)]
 
 
 def test_a_second_run_does_nothing(database_url: str) -> None:
@@ -184,11 +169,11 @@ def test_a_second_run_does_nothing(database_url: str) -> None:
     assert after == before
 
 
-def test_connecting_to_an_empty_database_makes_the_schema(empty_url: str) -> None:
-    with custody.connect(empty_url) as c:
+def test_connecting_to_an_empty_database_makes_the_schema(bare_url: str) -> None:
+    with custody.connect(bare_url) as c:
         c.create_topic("orders")
         assert c.publish("orders", 1).offset == 0
-    assert one(empty_url, "SELECT count(*) FROM custody.migrations") == [(1,)]
+    assert one(bare_url, "SELECT count(*) FROM custody.migrations") == [(1,)]
 
 
 MIGRATE = "import sys, custody; print(custody.migrate(sys.argv[1]))"
@@ -201,10 +186,10 @@ UPGRADE = (
 
 
 @pytest.mark.parametrize(("program", "applied"), [(MIGRATE, [LATEST]), (UPGRADE, [LATEST + 1])])
-def test_two_processes_that_migrate_at_once_are_safe(empty_url: str, program: str, applied: list[int]) -> None:
+def test_two_processes_that_migrate_at_once_are_safe(bare_url: str, program: str, applied: list[int]) -> None:
     if program is UPGRADE:
-        custody.migrate(empty_url)
-    command = [sys.executable, "-c", program, empty_url]
+        custody.migrate(bare_url)
+    command = [sys.executable, "-c", program, bare_url]
     together = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=60)[0].strip() for process in together]
     assert [process.returncode for process in together] == [0, 0]
@@ -248,13 +233,13 @@ def test_an_older_version_is_refused(database_url: str) -> None:
         custody.connect(database_url)
 
 
-def test_a_missing_schema_is_named(empty_url: str) -> None:
-    with psycopg.connect(empty_url) as connection, pytest.raises(SchemaMissing, match=r"custody.migrate"):
+def test_a_missing_schema_is_named(bare_url: str) -> None:
+    with psycopg.connect(bare_url) as connection, pytest.raises(SchemaMissing, match=r"custody.migrate"):
         migrate.check(connection)
 
 
-def test_after_a_change_of_release_the_schema_is_what_a_fresh_one_is(empty_url: str, database_url: str) -> None:
-    custody.migrate(empty_url)
+def test_after_a_change_of_release_the_schema_is_what_a_fresh_one_is(bare_url: str, database_url: str) -> None:
+    custody.migrate(bare_url)
     with custody.connect(database_url) as c:
         c.create_topic("orders")
         c.create_group("orders", "stock")
@@ -271,7 +256,7 @@ def test_after_a_change_of_release_the_schema_is_what_a_fresh_one_is(empty_url: 
     with custody.connect(database_url) as c:
         assert [m.payload for m in c.claim("orders", "stock", max_messages=9)] == [2, 3]
         c.delete_topic("orders")
-    assert one(database_url, CATALOG) == one(empty_url, CATALOG)
+    assert one(database_url, CATALOG) == one(bare_url, CATALOG)
 
 
 MINE = {
@@ -306,12 +291,12 @@ def test_what_a_user_has_built_on_the_tables_alone_is_in_nobodys_way(database_ur
     assert one(database_url, "SELECT * FROM mine") == []
 
 
-def test_a_migration_happens_whole_or_not_at_all(empty_url: str) -> None:
-    change(empty_url, "CREATE SCHEMA custody")
-    change(empty_url, "CREATE TABLE custody.journal (in_the_way int)")
+def test_a_migration_happens_whole_or_not_at_all(bare_url: str) -> None:
+    change(bare_url, "CREATE SCHEMA custody")
+    change(bare_url, "CREATE TABLE custody.journal (in_the_way int)")
     with pytest.raises(CustodyError, match="already exists"):
-        custody.migrate(empty_url)
-    tables = one(empty_url, "SELECT relname FROM pg_class WHERE relnamespace = 'custody'::regnamespace")
+        custody.migrate(bare_url)
+    tables = one(bare_url, "SELECT relname FROM pg_class WHERE relnamespace = 'custody'::regnamespace")
     assert tables == [("journal",)]
-    change(empty_url, "DROP TABLE custody.journal")
-    assert custody.migrate(empty_url) == [LATEST]
+    change(bare_url, "DROP TABLE custody.journal")
+    assert custody.migrate(bare_url) == [LATEST]

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
-from tests.conftest import Clock, url_of
+from tests.conftest import Clock
+from tests.databases import Copy, Kept
 from tests.outbox.web_service import Service
 
 import custody
 from custody.outbox import Outbox
 from custody.relay import ClaimedEvent, Publisher, Relay
 
-_numbers = itertools.count()
+
+@pytest.fixture(scope="session")
+def kept_alone(server_url: str) -> Iterator[Kept]:
+    with closing(Copy(server_url)) as template:
+        assert custody.outbox.install(template.url)
+        with closing(Kept(server_url, template.name)) as made:
+            yield made
 
 
 @pytest.fixture
-def bare_url(server_url: str) -> Iterator[str]:
-    """A database of a user's own, without anything of Custody."""
-    name = f"custody_bare_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield url_of(server_url, name)
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-@pytest.fixture
-def alone_url(bare_url: str) -> str:
+def alone_url(kept_alone: Kept) -> Iterator[str]:
     """A database with the outbox alone."""
-    assert custody.outbox.install(bare_url)
-    return bare_url
+    yield kept_alone.url
+    kept_alone.recycle()
 
 
 @pytest.fixture(params=["alone", "whole"])

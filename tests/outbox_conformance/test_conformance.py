@@ -25,7 +25,7 @@ def results(request: pytest.FixtureRequest, server_url: str, template: str) -> d
 
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY FILE_COPY").format(sql.Identifier(name)))
         url = url_of(server_url, name)
         (custody.outbox.install if request.param == "alone" else custody.migrate)(url)
         with psycopg.connect(url, autocommit=True) as outbox:

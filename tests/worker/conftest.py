@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.databases import Copy, Kept
 
 import custody
 from custody.worker import Worker, WorkerSummary
 
 
 @pytest.fixture
-def live(database_url: str) -> Iterator[custody.Custody]:
+def live(database: Kept | Copy) -> Iterator[custody.Custody]:
     """Custody on a fresh database and the server's own clock."""
-    with custody.connect(database_url, worker="live") as opened:
+    with database.custody(worker="live") as opened:
         yield opened
 
 

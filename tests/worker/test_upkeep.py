@@ -10,14 +10,7 @@ import psycopg
 import pytest
 from tests.waiting import wait_for
 
-import custody
 from custody import Custody, Retention
-
-
-@pytest.fixture
-def live(database_url: str):  # type: ignore[no-untyped-def]
-    with custody.connect(database_url) as opened:
-        yield opened
 
 
 def work(c: Custody, until: Callable[[], bool]) -> list[object]:

@@ -1,0 +1,237 @@
+"""Databases for tests: one is kept for the tests of a process and emptied after each of them; the others are copies.
+
+A copy for each test costs more than most tests do: it is made and dropped, and its connections know none of the
+functions yet. So the kept one is emptied, and keeps its pool of connections. Then it is compared with the template.
+Whatever cannot be put back is gone with it, and the next test gets a copy under another name: a change of the schema or
+of a setting, statistics, and connections and locks that have outlived their test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+import custody
+from custody.store.postgres import Database
+
+_numbers = itertools.count()
+
+ENDING = 0.5
+"""Seconds that the backend of a closed connection has to end."""
+WORN = 200
+"""Tests for which one copy is kept: where another table refers to a table, its deleted rows stay in the file."""
+
+# Whoever changed one of their rows has left a new version of it.
+CATALOGS = {
+    "pg_attrdef": "oid",
+    "pg_attribute": "attrelid",
+    "pg_constraint": "oid",
+    "pg_default_acl": "oid",
+    "pg_event_trigger": "oid",
+    "pg_extension": "oid",
+    "pg_index": "indexrelid",
+    "pg_namespace": "oid",
+    "pg_policy": "oid",
+    "pg_proc": "oid",
+    "pg_rewrite": "oid",
+    "pg_sequence": "seqrelid",
+    "pg_statistic": "starelid",
+    "pg_trigger": "oid",
+    "pg_type": "oid",
+}
+VERSIONS = "(SELECT sum(hashtextextended(concat(t.xmin, t.ctid), 0)) FROM {} t WHERE {} >= {})"
+RELATIONS = """
+    (SELECT sum(hashtextextended(concat_ws(' ', c.oid, c.relname, c.relnamespace, c.relkind, c.relowner, c.relacl,
+        c.reloptions, c.relhastriggers, c.relrowsecurity, c.relispartition, c.relpersistence,
+        CASE WHEN c.relkind <> 'i' THEN c.reltuples END), 0))
+     FROM pg_class c WHERE c.oid >= 16384)"""
+SETTINGS = """
+    (SELECT concat(d.datacl, (SELECT array_agg(s.setconfig) FROM pg_db_role_setting s WHERE s.setdatabase = d.oid))
+     FROM pg_database d WHERE d.datname = current_database())"""
+OTHERS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+      AND (pid <> ALL (%(pool)s) OR state <> 'idle' OR pid IN (SELECT pid FROM pg_locks))"""
+SEGMENTS = """
+    ARRAY(SELECT relname::text FROM pg_class
+          WHERE relnamespace = 'custody'::regnamespace AND relname LIKE 'log\\_%' AND relkind = 'r')"""
+
+
+def url_of(server_url: str, database: str) -> str:
+    """The same server, another database."""
+    parts = conninfo_to_dict(server_url)
+    host, port = parts.get("host") or "", parts.get("port")
+    login = str(parts.get("user") or "postgres")
+    if parts.get("password"):
+        login += f":{parts['password']}"
+    if str(host).startswith("/"):
+        return f"postgresql://{login}@/{database}?host={host}" + (f"&port={port}" if port else "")
+    return f"postgresql://{login}@{host}:{port or 5432}/{database}"
+
+
+def table(name: str) -> sql.Identifier:
+    return sql.Identifier("custody", name)
+
+
+class Copy:
+    """A copy of a template, or an empty database. It is dropped at the end, whoever is connected to it."""
+
+    def __init__(self, server_url: str, template: str = "template1") -> None:
+        self._server_url, self.name = server_url, f"custody_test_{os.getpid()}_{next(_numbers)}"
+        self._execute("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", self.name, template)
+        self.url = url_of(server_url, self.name)
+
+    def _execute(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self._server_url, autocommit=True) as server:
+            server.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    def custody(self, *, worker: str, clock: Callable[[], datetime] | None = None) -> custody.Custody:
+        return custody.connect(self.url, worker=worker, clock=clock)
+
+    def close(self) -> None:
+        self._execute("DROP DATABASE {} WITH (FORCE)", self.name)
+
+
+class Pool(Database):
+    """Connections that stay open when a test closes its Custody."""
+
+    def close(self) -> None:
+        pass
+
+    def end(self) -> None:
+        super().close()
+
+    def backends(self) -> list[int]:
+        """The processes of those connections at the server that nobody uses."""
+        return [connection.info.backend_pid for connection in list(self._pool._pool)]
+
+
+class Schema:
+    """What the template looks like, and how a copy of it is emptied."""
+
+    def __init__(self, template_url: str) -> None:
+        with psycopg.connect(template_url, autocommit=True) as connection:
+            tables = connection.execute(
+                "SELECT c.relname, EXISTS (SELECT FROM pg_constraint r WHERE r.confrelid = c.oid) "
+                "FROM pg_class c WHERE c.relnamespace = 'custody'::regnamespace AND c.relkind = 'r'"
+            ).fetchall()
+            # some have rows from the beginning: the versions of the schema, settings
+            has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {})")
+            filled = [
+                name for name, _ in tables if connection.execute(has_rows.format(table(name))).fetchone() == (True,)
+            ]
+            self._referenced = [name for name, referenced in tables if referenced and name not in filled]
+            self._alone = [name for name, referenced in tables if not referenced and name not in filled]
+            sequences = connection.execute(
+                "SELECT sequencename, coalesce(last_value, start_value), last_value IS NOT NULL "
+                "FROM pg_sequences WHERE schemaname = 'custody'"
+            ).fetchall()
+            self._state = self._state_query(filled, [name for name, *_ in sequences])
+            self._used = self._used_query()
+            self._rewind = sql.SQL("SELECT {}").format(
+                sql.SQL(", ").join(
+                    sql.SQL("setval({}, {}, {})").format(f"custody.{name}", value, called)
+                    for name, value, called in sequences
+                )
+            )
+            self.fresh = self.state(connection)
+
+    def _state_query(self, filled: list[str], sequences: list[str]) -> sql.Composed:
+        catalogs = [
+            sql.SQL(VERSIONS).format(sql.Identifier(name), sql.Identifier(oid), 0 if name == "pg_namespace" else 16384)
+            for name, oid in CATALOGS.items()
+        ]
+        rows = [sql.SQL(VERSIONS).format(table(name), 1, 1) for name in filled]
+        empty = [sql.SQL("EXISTS (SELECT FROM {})").format(table(name)) for name in [*self._referenced, *self._alone]]
+        places = [sql.SQL("(SELECT concat(last_value, is_called) FROM {})").format(table(name)) for name in sequences]
+        return sql.SQL("SELECT {}").format(
+            sql.SQL(", ").join([*catalogs, *rows, *empty, *places, sql.SQL(RELATIONS), sql.SQL(SETTINGS)])
+        )
+
+    def _used_query(self) -> sql.Composed:
+        """Segments of the log, and the tables whose file is not empty."""
+        files = [
+            sql.SQL(
+                "ARRAY(SELECT n FROM unnest({}::text[]) n WHERE pg_relation_size(('custody.' || n)::regclass) > 0)"
+            ).format(names)
+            for names in (self._alone, self._referenced)
+        ]
+        return sql.SQL("SELECT {}").format(sql.SQL(", ").join([sql.SQL(SEGMENTS), *files]))
+
+    def state(self, connection: psycopg.Connection[Any]) -> Any:
+        return connection.execute(self._state, prepare=True).fetchone()
+
+    def empty(self, connection: psycopg.Connection[Any]) -> None:
+        row = connection.execute(self._used, prepare=True).fetchone()
+        assert row is not None
+        segments, alone, referenced = row
+        statements = [sql.SQL("DROP TABLE {}").format(table(name)) for name in segments]
+        if alone:
+            statements.append(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(map(table, alone))))
+        statements += [sql.SQL("DELETE FROM {}").format(table(name)) for name in referenced]
+        connection.execute(sql.SQL("; ").join([*statements, self._rewind]))
+
+
+class Kept:
+    """The database that tests have one after the other."""
+
+    def __init__(self, server_url: str, template: str) -> None:
+        self._server_url, self._template = server_url, template
+        self._schema = Schema(url_of(server_url, template))
+        self._open()
+
+    def _open(self) -> None:
+        self._tests, self._pool = 0, None
+        with ExitStack() as things:
+            copy = Copy(self._server_url, self._template)
+            things.callback(copy.close)
+            self.url = copy.url
+            self._own = things.enter_context(psycopg.connect(self.url, autocommit=True))
+            # no triggers, so that rows go in any order; and no waiting for a transaction that was left open
+            self._own.execute("SET session_replication_role = replica")
+            self._own.execute("SET lock_timeout = '500ms'")
+            self._things = things.pop_all()
+
+    def custody(self, *, worker: str, clock: Callable[[], datetime] | None = None) -> custody.Custody:
+        """Custody on the connections that are kept."""
+        if self._pool is None:
+            self._pool = Pool(self.url)
+            self._things.callback(self._pool.end)
+        return custody.Custody(self._pool, worker=worker, clock=clock)
+
+    def recycle(self) -> None:
+        """After each test: as new, or another one."""
+        self._tests += 1
+        try:
+            clean = self._tests < WORN and self._left() and self._emptied()
+        except psycopg.Error:
+            clean = False  # a lock, another schema, or the test has ended all connections
+        if not clean:
+            self._things.close()
+            self._open()
+
+    def _left(self) -> bool:
+        """Whether the test, and everything it started, has let go of it."""
+        until = time.monotonic() + ENDING
+        while True:
+            pool = [] if self._pool is None else self._pool.backends()
+            (others,) = self._own.execute(OTHERS, {"pool": pool}).fetchone() or (1,)
+            if not others or time.monotonic() > until:
+                return not others
+            time.sleep(0.002)
+
+    def _emptied(self) -> bool:
+        self._schema.empty(self._own)
+        return bool(self._schema.state(self._own) == self._schema.fresh)
+
+    def close(self) -> None:
+        self._things.close()
