@@ -82,7 +82,7 @@ def test_a_refusal_holds_its_key_until_it_is_written_down(
         first = Relay(alone_url, {"test": collector}, lease="100ms", poll="10ms")
     with pytest.raises(RuntimeError):
         first.drain("20s")
-    first.close()
+    first._db.close()  # as its death would
     collector.failing.clear()
     Relay(alone_url, {"test": collector}, poll="10ms").drain("20s")
     assert collector.payloads == [1, 2]
