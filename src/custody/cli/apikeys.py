@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from custody.cli import arguments
-from custody.cli.door import door_of
+from custody.cli.session import session_of
 
 if TYPE_CHECKING:
     from custody.apikeys import ApiKey
@@ -33,16 +33,16 @@ def create(
     ] = None,
 ) -> None:
     """Make a key. Its secret is shown once, here."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     if not (produce or consume or admin):
         raise typer.BadParameter("a key needs a right: --produce, --consume or --admin, each with a pattern of topics")
-    with door.connect() as c:
+    with session.connect() as c:
         made = c.create_api_key(name, produce=produce or (), consume=consume or (), admin=admin or (), expires=expires)
-    if door.json:
-        door.emit(made)
+    if session.json:
+        session.emit(made)
         return
     print(made.secret)
-    door.note(f"This is the key {name}, and it is not shown again. Send it as: Authorization: Bearer …")
+    session.note(f"This is the key {name}, and it is not shown again. Send it as: Authorization: Bearer …")
 
 
 @app.command("list")
@@ -50,17 +50,17 @@ def list_keys(
     ctx: typer.Context, everything: Annotated[bool, typer.Option("--all", help="The revoked ones too.")] = False
 ) -> None:
     """The keys and their rights, without their secrets."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.api_keys(revoked=everything)
-    if door.json:
-        door.emit(found)
+    if session.json:
+        session.emit(found)
         return
     rows = [
         [k.name, *map(_joined, (k.produce, k.consume, k.admin)), k.created_at, k.expires_at, _now(k)] for k in found
     ]
     columns = ["name", "produce", "consume", "admin", "created", "expires", ""]
-    door.table(columns, rows, empty="There are no keys: a server on this machine asks for none.")
+    session.table(columns, rows, empty="There are no keys: a server on this machine asks for none.")
 
 
 def _joined(patterns: tuple[str, ...]) -> str | None:
@@ -76,13 +76,13 @@ def _now(key: ApiKey) -> str:
 @app.command()
 def revoke(ctx: typer.Context, name: Name) -> None:
     """A key opens nothing any more. Servers notice within 5 seconds."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         changed = c.revoke_api_key(name)
         left = len(c.api_keys())
-    if door.json:
-        door.emit({"name": name, "revoked": changed, "left": left})
+    if session.json:
+        session.emit({"name": name, "revoked": changed, "left": left})
         return
-    door.say(f"revoked {name}" if changed else f"{name} was revoked before")
+    session.say(f"revoked {name}" if changed else f"{name} was revoked before")
     if not left:
-        door.note("That was the last key: a server that only this machine reaches asks for none now.")
+        session.note("That was the last key: a server that only this machine reaches asks for none now.")

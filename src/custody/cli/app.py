@@ -30,7 +30,7 @@ from custody.cli import (
     upkeep,
     work,
 )
-from custody.cli.door import Door, door_of
+from custody.cli.session import Session, session_of
 
 FLAGS = ("--json", "--quiet", "-q", "--no-color", "--allow-insecure")
 VALUED = ("--database", "--home", "--listen-url")
@@ -85,7 +85,7 @@ def options(
     """
     if allow_insecure:
         os.environ["CUSTODY_ALLOW_INSECURE"] = "1"  # as settings are read, wherever a server is connected to
-    ctx.obj = Door(
+    ctx.obj = Session(
         database=database if home is None else None,
         home=home,
         listen_url=listen_url if home is None else None,
@@ -101,7 +101,7 @@ def version(ctx: typer.Context) -> None:
     from importlib.metadata import version as version_of
 
     found = {"custody": version_of("custody"), "python": platform.python_version()}
-    door_of(ctx).show(found, f"custody {found['custody']} (Python {found['python']})")
+    session_of(ctx).show(found, f"custody {found['custody']} (Python {found['python']})")
 
 
 def command() -> Callable[..., Any]:

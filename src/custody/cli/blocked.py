@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from custody.cli.arguments import Group, Reason, Topic
-from custody.cli.door import counted, door_of
+from custody.cli.session import counted, session_of
 
 app = typer.Typer(no_args_is_help=True, help="Keys that cannot go on: list, release, skip.")
 
@@ -20,11 +20,11 @@ def list_blocked(
     limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000,
 ) -> None:
     """Blocked keys, what each waits for, and how much waits behind it."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         keys = c.blocked_keys(topic, group, limit=limit)
-    if door.json:
-        door.emit(keys)
+    if session.json:
+        session.emit(keys)
         return
     rows = [
         [
@@ -40,7 +40,7 @@ def list_blocked(
         for key in keys
     ]
     columns = ["key", "why", "by", "attempts", "waiting behind", "since", "due", "last error"]
-    door.table(columns, rows, empty=f"No key of {topic}/{group} is blocked.")
+    session.table(columns, rows, empty=f"No key of {topic}/{group} is blocked.")
 
 
 @app.command()
@@ -52,12 +52,12 @@ def release(
     reason: Reason = None,
 ) -> None:
     """Let a key go on past its held dead messages, which stay dead."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         count = c.release_key(topic, group, key, reason=reason)
-    if door.json:
-        door.emit({"topic": topic, "group": group, "key": key, "released": count})
-    door.say(
+    if session.json:
+        session.emit({"topic": topic, "group": group, "key": key, "released": count})
+    session.say(
         f"key {key} goes on past {counted(count, 'dead message')}"
         if count
         else f"key {key} was not held by a dead message"
@@ -74,9 +74,9 @@ def skip(
     reason: Reason = None,
 ) -> None:
     """Count one waiting or dead message as done."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         c.skip(topic, group, partition, offset, reason=reason)
-    if door.json:
-        door.emit({"topic": topic, "group": group, "partition": partition, "offset": offset, "skipped": True})
-    door.say(f"{topic}/{partition}/{offset} counts as done in {group}")
+    if session.json:
+        session.emit({"topic": topic, "group": group, "partition": partition, "offset": offset, "skipped": True})
+    session.say(f"{topic}/{partition}/{offset} counts as done in {group}")

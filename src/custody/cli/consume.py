@@ -12,7 +12,7 @@ import typer
 
 from custody.cli import render
 from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
-from custody.cli.door import Door, counted, door_of, single
+from custody.cli.session import Session, counted, session_of, single
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, LeaseLost
 from custody.model import Message
@@ -37,18 +37,18 @@ def consume(
     visibility_timeout: VisibilityTimeout = None,
 ) -> None:
     """Take what is due, print it, and acknowledge it: one message on each line."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     single(no_ack=no_ack, follow=follow)
-    with door.connect() as c, _terminated_as_interrupt():
+    with session.connect() as c, _terminated_as_interrupt():
         policy = c.group(topic, group).policy
         if policy is None:
-            count = _read_bare(c, door, topic, group, partition, most, commit=not no_ack, follow=follow)
+            count = _read_bare(c, session, topic, group, partition, most, commit=not no_ack, follow=follow)
         else:
             visibility = seconds(visibility_timeout or policy.visibility_timeout)
-            taking = _Taking(c, door, topic, group, most=most, partition=partition, visibility=visibility)
+            taking = _Taking(c, session, topic, group, most=most, partition=partition, visibility=visibility)
             count = taking.run(keep=not no_ack, follow=follow)
-    if not door.json:
-        door.note(f"{counted(count, 'message')} {'looked at and given back' if no_ack else 'consumed'}")
+    if not session.json:
+        session.note(f"{counted(count, 'message')} {'looked at and given back' if no_ack else 'consumed'}")
 
 
 class _Taking:
@@ -57,7 +57,7 @@ class _Taking:
     def __init__(
         self,
         c: Custody,
-        door: Door,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -65,7 +65,7 @@ class _Taking:
         partition: int | None,
         visibility: float,
     ) -> None:
-        self._c, self._door, self._topic, self._group = c, door, topic, group
+        self._c, self._session, self._topic, self._group = c, session, topic, group
         self._most, self._partition, self._visibility = most, partition, visibility
         self._looked_at: list[Lease] = []
 
@@ -82,7 +82,9 @@ class _Taking:
                         count += self._print(lease, keep=keep)
                     elif lease.reason != "busy" and not follow:
                         if lease.reason != "empty":
-                            self._door.note(f"stopped: {lease.reason}" + (f" ({lease.detail})" if lease.detail else ""))
+                            self._session.note(
+                                f"stopped: {lease.reason}" + (f" ({lease.detail})" if lease.detail else "")
+                            )
                         break
                     else:
                         wait(self._c.next_due(self._topic, self._group), lease.reason)
@@ -103,7 +105,7 @@ class _Taking:
     def _print(self, lease: Lease, *, keep: bool) -> int:
         """Prints, then acknowledges: a message may be printed twice, but is never done unprinted."""
         try:
-            _print(self._door, lease)
+            _print(self._session, lease)
         except BaseException:
             _give_back(lease)
             raise
@@ -111,7 +113,7 @@ class _Taking:
             try:
                 lease.ack()
             except LeaseLost as error:
-                self._door.note(f"printed, but will be delivered again: {error.message}")
+                self._session.note(f"printed, but will be delivered again: {error.message}")
         else:
             self._looked_at.append(lease)
         return len(lease)
@@ -122,14 +124,14 @@ def _give_back(lease: Lease) -> None:
         lease.release()
 
 
-def _print(door: Door, messages: Iterable[Message]) -> None:
-    lines = [to_json(message) if door.json else render.message(message) for message in messages]
+def _print(session: Session, messages: Iterable[Message]) -> None:
+    lines = [to_json(message) if session.json else render.message(message) for message in messages]
     print("\n".join(lines), flush=True)
 
 
 def _read_bare(
     c: Custody,
-    door: Door,
+    session: Session,
     topic: str,
     group: str,
     partition: int | None,
@@ -148,7 +150,7 @@ def _read_bare(
                 size = BATCH if most is None else min(BATCH, most - count)
                 messages = c.fetch(topic, group, number, max_messages=size) if size else []
                 if messages:
-                    _print(door, messages)
+                    _print(session, messages)
                     count += len(messages)
                     if commit:
                         c.commit(topic, group, number, messages[-1].offset + 1)

@@ -10,7 +10,7 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import DryRun, Group, Partition, Reason, Topic, Yes
-from custody.cli.door import Door, counted, door_of
+from custody.cli.session import Session, counted, session_of
 
 WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors like this: 'timeout%'.")]
 Key = Annotated[str | None, typer.Option(help="Only messages of this key.")]
@@ -29,11 +29,11 @@ def dead(
     payload: Annotated[bool, typer.Option("--payload", help="Show the payloads too.")] = False,
 ) -> None:
     """The dead letters of a group, with their errors."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         letters = c.dead(topic, group, limit=limit)
-    if door.json:
-        door.emit(letters)
+    if session.json:
+        session.emit(letters)
         return
     columns = ["message", "key", "attempts", "died", "held", "reason", "last error", *(["payload"] if payload else [])]
     rows: list[list[object]] = [
@@ -49,9 +49,9 @@ def dead(
         ]
         for letter in letters
     ]
-    door.table(columns, rows, empty=f"Group {group} of topic {topic} has no dead letters.")
+    session.table(columns, rows, empty=f"Group {group} of topic {topic} has no dead letters.")
     if len(letters) == limit:
-        door.note(f"the first {limit:,}; there may be more (--limit)")
+        session.note(f"the first {limit:,}; there may be more (--limit)")
 
 
 def redrive(
@@ -70,9 +70,9 @@ def redrive(
     yes: Yes = False,
 ) -> None:
     """Make dead messages ready again, with a fresh budget: all, or those that the filters pick."""
-    door = door_of(ctx)
-    with door.connect() as c:
-        _on_dead(door, c.redrive, "redrive", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
+    session = session_of(ctx)
+    with session.connect() as c:
+        _on_dead(session, c.redrive, "redrive", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
 
 
 def discard(
@@ -91,9 +91,9 @@ def discard(
     yes: Yes = False,
 ) -> None:
     """Give dead messages up for good: all, or those that the filters pick."""
-    door = door_of(ctx)
-    with door.connect() as c:
-        _on_dead(door, c.discard, "discard", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
+    session = session_of(ctx)
+    with session.connect() as c:
+        _on_dead(session, c.discard, "discard", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
 
 
 def replay(
@@ -105,17 +105,17 @@ def replay(
     reason: Reason = None,
 ) -> None:
     """Publish a copy from a dead-letter topic again, once; the dead message counts as done."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         replayed = c.replay(dlq_topic, partition, offset, target_topic=to, reason=reason)
-    if door.json:
-        door.emit(replayed)
+    if session.json:
+        session.emit(replayed)
         return
     where = f"{replayed.topic}/{replayed.partition}/{replayed.offset}"
     said = "was replayed before, as" if replayed.duplicate else "replayed as"
-    door.say(f"{dlq_topic}/{partition}/{offset} {said} {where}")
+    session.say(f"{dlq_topic}/{partition}/{offset} {said} {where}")
     if not replayed.resolved:
-        door.note("its message was not dead any more: somebody has redriven or discarded it")
+        session.note("its message was not dead any more: somebody has redriven or discarded it")
 
 
 def _which(ctx: typer.Context) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _which(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _on_dead(
-    door: Door,
+    session: Session,
     act: Callable[..., list[tuple[int, int]]],
     verb: str,
     topic: str,
@@ -139,13 +139,13 @@ def _on_dead(
     """Looks first, asks if there is anything to ask about, then acts."""
     chosen = act(topic, group, dry_run=True, **which)
     if chosen and not dry_run:
-        door.confirm(f"{verb.title()} {counted(len(chosen), 'dead message')} of {topic}/{group}?", yes=yes)
+        session.confirm(f"{verb.title()} {counted(len(chosen), 'dead message')} of {topic}/{group}?", yes=yes)
         chosen = act(topic, group, reason=reason, **which)
-    if door.json:
+    if session.json:
         messages = [{"partition": partition, "offset": offset} for partition, offset in chosen]
-        door.emit({"topic": topic, "group": group, "dry_run": dry_run, "count": len(chosen), "messages": messages})
+        session.emit({"topic": topic, "group": group, "dry_run": dry_run, "count": len(chosen), "messages": messages})
         return
     if dry_run:
-        door.table(["partition", "offset"], chosen, empty="")
+        session.table(["partition", "offset"], chosen, empty="")
     past = {"redrive": "redriven", "discard": "discarded"}[verb]
-    door.say(f"{counted(len(chosen), 'dead message')} {'would be ' if dry_run else ''}{past}")
+    session.say(f"{counted(len(chosen), 'dead message')} {'would be ' if dry_run else ''}{past}")

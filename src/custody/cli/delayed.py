@@ -8,7 +8,7 @@ import typer
 
 from custody.cli import render
 from custody.cli.arguments import Topic
-from custody.cli.door import counted, door_of
+from custody.cli.session import counted, session_of
 from custody.errors import CustodyError
 
 app = typer.Typer(no_args_is_help=True, help="Messages that wait for their time: list, cancel.")
@@ -22,17 +22,17 @@ def list_delayed(
     limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 100,
 ) -> None:
     """Delayed messages of a topic, the next one first."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         waiting = c.delayed(topic, key=key, limit=limit)
         count = c.delayed_count(topic)
-    if door.json:
-        door.emit(waiting)
+    if session.json:
+        session.emit(waiting)
         return
     rows = [[w.delay_id, w.deliver_at, w.partition, w.key, render.payload(w.payload)] for w in waiting]
-    door.table(["delay id", "deliver at", "partition", "key", "payload"], rows, empty=f"Nothing waits in {topic}.")
+    session.table(["delay id", "deliver at", "partition", "key", "payload"], rows, empty=f"Nothing waits in {topic}.")
     if count > len(waiting) and key is None:
-        door.note(f"{counted(count, 'message')} wait in all: --limit shows more")
+        session.note(f"{counted(count, 'message')} wait in all: --limit shows more")
 
 
 @app.command()
@@ -42,15 +42,15 @@ def cancel(
     delay_ids: Annotated[list[int], typer.Argument(metavar="DELAY_ID…", help="What publish returned, or list shows.")],
 ) -> None:
     """Take back messages that still wait. One that was delivered or cancelled already is refused."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         for number, delay_id in enumerate(delay_ids):
             try:
                 c.cancel_delayed(topic, delay_id)
             except CustodyError:
                 if number:
-                    door.note(f"{counted(number, 'message')} had been cancelled before this:")
+                    session.note(f"{counted(number, 'message')} had been cancelled before this:")
                 raise
-    if door.json:
-        door.emit({"topic": topic, "cancelled": delay_ids})
-    door.say(f"cancelled {counted(len(delay_ids), 'delayed message')} of {topic}")
+    if session.json:
+        session.emit({"topic": topic, "cancelled": delay_ids})
+    session.say(f"cancelled {counted(len(delay_ids), 'delayed message')} of {topic}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from custody.cli.door import door_of
+from custody.cli.session import session_of
 
 
 def demo(ctx: typer.Context) -> None:
@@ -18,11 +18,13 @@ def demo(ctx: typer.Context) -> None:
 
     from custody.demo import run
 
-    door = door_of(ctx)
-    console = Console(stderr=door.json, quiet=door.json and door.quiet, no_color=not door.color, soft_wrap=True)
+    session = session_of(ctx)
+    console = Console(
+        stderr=session.json, quiet=session.json and session.quiet, no_color=not session.color, soft_wrap=True
+    )
     checks = run(console)
     good = all(check.good for check in checks)
-    if door.json:
-        door.emit({"good": good, "checks": [asdict(check) for check in checks]})
+    if session.json:
+        session.emit({"good": good, "checks": [asdict(check) for check in checks]})
     if not good:
         raise typer.Exit(1)

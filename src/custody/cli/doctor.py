@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from custody.cli import render
-from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
+from custody.cli.session import Session, counted, operator, session_of
 from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
 from custody.plain import plain
 from custody.spark.environment import java
@@ -34,10 +34,10 @@ class Check:
 
 def doctor(ctx: typer.Context) -> int | None:
     """Check the database, its settings and schema, Java, and whether visibility timeouts fit the handlers."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     checks: list[Check] = []
     times: list[HandlingTime] = []
-    c = _opened(door, checks)
+    c = _opened(session, checks)
     if c is not None:
         with c:
             server = c.server()
@@ -46,22 +46,22 @@ def doctor(ctx: typer.Context) -> int | None:
         checks += [check for time in times for check in _visibility_checks(time)]
     checks.append(Check(name="java", status="info", message=java.found()))
     healthy = all(check.status != "fail" for check in checks)
-    if door.json:
+    if session.json:
         groups = [{**plain(time), "recommended_visibility_timeout": time.recommended} for time in times]
-        door.emit({"healthy": healthy, "checks": checks, "groups": groups})
+        session.emit({"healthy": healthy, "checks": checks, "groups": groups})
     else:
-        _print(door, checks, times)
+        _print(session, checks, times)
     return None if healthy else FAILED
 
 
-def _opened(door: Door, checks: list[Check]) -> Custody | None:
+def _opened(session: Session, checks: list[Check]) -> Custody | None:
     """Opens the database without creating or changing anything; None if that cannot be."""
     from custody.opening import look
 
     url = None
     try:
-        url = door.configured_url
-        c = look(door.database, home=door.home, worker=operator(), listen_url=door.listen_url)
+        url = session.configured_url
+        c = look(session.database, home=session.home, worker=operator(), listen_url=session.listen_url)
     except SchemaMismatch as error:
         checks.append(Check(name="database", status="ok", message="reachable"))
         if url is None and isinstance(error, SchemaMissing | SchemaOlder):
@@ -177,8 +177,8 @@ def _visibility_checks(time: HandlingTime) -> list[Check]:
     return checks
 
 
-def _print(door: Door, checks: list[Check], times: list[HandlingTime]) -> None:
-    console = render.console(color=door.color)
+def _print(session: Session, checks: list[Check], times: list[HandlingTime]) -> None:
+    console = render.console(color=session.color)
     width = max(len(check.name) for check in checks)
     for check in checks:
         console.print(f"{check.status:<4}", style=STYLES[check.status], end="  ")
@@ -192,20 +192,20 @@ def _print(door: Door, checks: list[Check], times: list[HandlingTime]) -> None:
     ]  # fmt: skip
     if rows:
         console.print()
-        door.table(["group", "leases", "p50", "p99", "slowest", "visibility", "recommended"], rows, empty="")
+        session.table(["group", "leases", "p50", "p99", "slowest", "visibility", "recommended"], rows, empty="")
 
 
 def migrate(ctx: typer.Context) -> None:
     """Bring the schema of the database to this version of Custody."""
     import custody
 
-    door = door_of(ctx)
-    url = door.configured_url
+    session = session_of(ctx)
+    url = session.configured_url
     # the embedded database is brought up to date by being opened
     applied = custody.migrate(url) if url is not None else []
-    with door.connect() as c:
+    with session.connect() as c:
         version = c.server().schema_version
-    if door.json:
-        door.emit({"applied": applied, "schema_version": version})
+    if session.json:
+        session.emit({"applied": applied, "schema_version": version})
     done = f"applied {', '.join(map(str, applied))}; " if applied else ""
-    door.say(f"{done}the schema is at version {version}")
+    session.say(f"{done}the schema is at version {version}")

@@ -9,7 +9,7 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import Group, Topic, Yes
-from custody.cli.door import Door, counted, door_of
+from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import options
 from custody.model import Group as GroupFound
 from custody.policy import Policy
@@ -49,11 +49,11 @@ def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None)
 @app.command("list")
 def list_groups(ctx: typer.Context, topic: Topic) -> None:
     """The groups of a topic."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         groups = c.groups(topic)
-    if door.json:
-        door.emit(groups)
+    if session.json:
+        session.emit(groups)
         return
     rows = [
         [
@@ -68,18 +68,18 @@ def list_groups(ctx: typer.Context, topic: Topic) -> None:
         for group in groups
     ]
     columns = ["group", "kind", "max attempts", "visibility", "bound to", "paused", "created"]
-    door.table(columns, rows, empty=f"Topic {topic} has no groups.")
+    session.table(columns, rows, empty=f"Topic {topic} has no groups.")
 
 
 def _bound(group: GroupFound) -> str:
     return "; ".join(map(str, group.bindings)) or "everything"
 
 
-def _show(door: Door, group: GroupFound) -> None:
-    if door.json:
-        door.emit(group)
+def _show(session: Session, group: GroupFound) -> None:
+    if session.json:
+        session.emit(group)
         return
-    door.facts(
+    session.facts(
         {
             "topic": group.topic,
             "group": group.name,
@@ -113,24 +113,24 @@ def create(
     """Create a group. What is not given comes from custody.yaml, the environment and the defaults."""
     from custody import config
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     policy = replace(config.load().policy, **given) if given else None
-    with door.connect() as c:
+    with session.connect() as c:
         made = c.create_group(
             topic, group, policy, start=start, bare=bare, bindings=_bindings(bind, bind_header) or None
         )
-    if door.json:
-        door.emit(made)
-    door.say(f"created {'bare ' if bare else ''}group {group} on topic {topic}")
+    if session.json:
+        session.emit(made)
+    session.say(f"created {'bare ' if bare else ''}group {group} on topic {topic}")
 
 
 @app.command()
 def describe(ctx: typer.Context, topic: Topic, group: Group) -> None:
     """One group and its policy."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.group(topic, group)
-    _show(door, found)
+    _show(session, found)
 
 
 @app.command()
@@ -143,13 +143,13 @@ def update(
     given: dict[str, Any],
 ) -> None:
     """Change the policy of a group, from now on. What is not given stays; so does the ordering."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     if not given:
         raise typer.BadParameter("say what to change, for example --max-attempts 5")
-    with door.connect() as c:
+    with session.connect() as c:
         before = c.group(topic, group).policy or Policy()  # a bare group is refused by the verb itself
         changed = c.update_group(topic, group, replace(before, **given))
-    _show(door, changed)
+    _show(session, changed)
 
 
 @app.command("bind")
@@ -164,23 +164,23 @@ def bind_group(
     ] = False,
 ) -> None:
     """Replace what a group gets, from where it stands; `custody rewind` lets it apply to the past."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     bindings = _bindings(bind, bind_header)
     if bool(bindings) == everything:
         raise typer.BadParameter("give --bind or --bind-header, or --everything")
-    with door.connect() as c:
+    with session.connect() as c:
         changed = c.bind(topic, group, bindings)
-    _show(door, changed)
+    _show(session, changed)
 
 
 @app.command()
 def delete(ctx: typer.Context, topic: Topic, group: Group, yes: Yes = False) -> None:
     """Delete a group and everything that is known of it; the messages stay in the log."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         depth = c.stats(topic, group).depth
-        door.confirm(f"Delete group {group} of topic {topic}, with {counted(depth, 'unresolved message')}?", yes=yes)
+        session.confirm(f"Delete group {group} of topic {topic}, with {counted(depth, 'unresolved message')}?", yes=yes)
         c.delete_group(topic, group)
-    if door.json:
-        door.emit({"deleted": group, "topic": topic, "unresolved": depth})
-    door.say(f"deleted group {group} of topic {topic}")
+    if session.json:
+        session.emit({"deleted": group, "topic": topic, "unresolved": depth})
+    session.say(f"deleted group {group} of topic {topic}")

@@ -10,7 +10,7 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import Topic
-from custody.cli.door import Door, door_of
+from custody.cli.session import Session, session_of
 from custody.errors import OffsetOutOfRange
 from custody.lifecycle import JOURNAL
 from custody.model import HistoryEntry, Message, Stats
@@ -31,8 +31,8 @@ def trace(
     group: Annotated[str | None, typer.Option(help="Only in this group.")] = None,
 ) -> None:
     """Everything that happened to one message, in every group, as a timeline."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         if group is not None:
             c.group(topic, group)  # refuses one that is not there
         entries = c.trace(topic, partition, offset, group=group)
@@ -41,9 +41,9 @@ def trace(
             raise OffsetOutOfRange(
                 f"{topic}/{partition} has no offset {offset}", f"`custody topics describe {topic}` shows its offsets."
             )
-    if door.json:
+    if session.json:
         document = {"topic": topic, "partition": partition, "offset": offset}
-        door.emit({**document, "message": message, "entries": entries})
+        session.emit({**document, "message": message, "entries": entries})
         return
     _print_timeline(f"{topic}/{partition}/{offset}", message, entries)
 
@@ -100,16 +100,16 @@ def stats(
     ] = "2s",
 ) -> None:
     """How a group, or all groups of a topic, stand: lag, retries, dead letters, handling times."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         if not watch:
             found = _figures(c, topic, group)
-            if door.json:
-                door.emit(found[0] if group is not None else found)
+            if session.json:
+                session.emit(found[0] if group is not None else found)
             else:
-                _print_stats(door, found, alone=group is not None)
+                _print_stats(session, found, alone=group is not None)
             return
-        _watch(c, door, topic, group, max(0.05, seconds(every)))
+        _watch(c, session, topic, group, max(0.05, seconds(every)))
 
 
 def _figures(c: Custody, topic: str, group: str | None) -> list[dict[str, Any]]:
@@ -166,16 +166,16 @@ def _table(found: list[dict[str, Any]]) -> Table:
     return render.table(["group", *_titles(OVERVIEW), "oldest", "p99", "state"], rows)
 
 
-def _print_stats(door: Door, found: list[dict[str, Any]], *, alone: bool) -> None:
+def _print_stats(session: Session, found: list[dict[str, Any]], *, alone: bool) -> None:
     if not found:
-        door.say("The topic has no groups.")
+        session.say("The topic has no groups.")
     elif not alone:
-        render.console(color=door.color).print(_table(found))
+        render.console(color=session.color).print(_table(found))
     else:
         (one,) = found
         took = one["handling"] or {"p50": None, "p99": None}
         figures = dict(zip(_titles([*OVERVIEW, "holes"]), (one[name] for name in [*OVERVIEW, "holes"]), strict=True))
-        door.facts(
+        session.facts(
             {
                 **figures,
                 "oldest unresolved": _age(one["oldest_unresolved"]),
@@ -188,17 +188,17 @@ def _print_stats(door: Door, found: list[dict[str, Any]], *, alone: bool) -> Non
         lane = ["priority"] if any(partition["priority"] for partition in one["partitions"]) else []
         columns = [ON_A_PARTITION[0], *lane, *ON_A_PARTITION[1:]]
         rows = [[partition[name] for name in columns] for partition in one["partitions"]]
-        door.table(_titles(columns), rows, empty="")
+        session.table(_titles(columns), rows, empty="")
 
 
-def _watch(c: Custody, door: Door, topic: str, group: str | None, pause: float) -> None:
+def _watch(c: Custody, session: Session, topic: str, group: str | None, pause: float) -> None:
     """Until Ctrl-C; as JSON one line for each look."""
-    console = render.console(color=door.color)
-    if door.json or not console.is_terminal:
+    console = render.console(color=session.color)
+    if session.json or not console.is_terminal:
         while True:
             found = _figures(c, topic, group)
-            if door.json:
-                door.emit(found[0] if group is not None else found)
+            if session.json:
+                session.emit(found[0] if group is not None else found)
             else:
                 console.print(_table(found))
             time.sleep(pause)

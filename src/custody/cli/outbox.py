@@ -12,8 +12,8 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import DryRun, Reason, Yes
-from custody.cli.door import Door, counted, door_of, operator
 from custody.cli.failures import FAILED
+from custody.cli.session import Session, counted, operator, session_of
 
 if TYPE_CHECKING:
     from custody.outbox import Figures, Outbox
@@ -35,23 +35,23 @@ Limit = Annotated[int | None, typer.Option(min=1, help="No more than this many."
 
 
 @contextmanager
-def located(door: Door) -> Iterator[str]:
+def located(session: Session) -> Iterator[str]:
     """The URL of the outbox: a database of your own is taken as it is, the embedded one has all of Custody."""
     from custody.address import is_remote
 
-    url = door.configured_url
+    url = session.configured_url
     if url is not None and not is_remote(url):
         yield url
         return
-    with door.connect() as c:
+    with session.connect() as c:
         yield c.database_url
 
 
 @contextmanager
-def opened(door: Door) -> Iterator[Outbox]:
+def opened(session: Session) -> Iterator[Outbox]:
     from custody.outbox import Outbox
 
-    with located(door) as url, Outbox(url, actor=operator()) as outbox:
+    with located(session) as url, Outbox(url, actor=operator()) as outbox:
         yield outbox
 
 
@@ -69,10 +69,10 @@ def install(ctx: typer.Context) -> None:
     """Make the outbox in a database of yours, or bring it to this version. Nothing else of Custody is needed there."""
     from custody.outbox import install as make
 
-    door = door_of(ctx)
-    with located(door) as url:
+    session = session_of(ctx)
+    with located(session) as url:
         changed = make(url)
-    door.show({"changed": changed}, "the outbox is installed" if changed else "the outbox was there already")
+    session.show({"changed": changed}, "the outbox is installed" if changed else "the outbox was there already")
 
 
 @app.command("list")
@@ -88,12 +88,12 @@ def list_events(
     limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 100,
 ) -> None:
     """Events, oldest first, by state and by the time of their last change. Changes nothing."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     which = _which(state, since, until, event_type, destination, ordering_key, where_error)
-    with opened(door) as outbox:
+    with opened(session) as outbox:
         events = outbox.events(limit=limit, **which)
-    if door.json:
-        door.emit([_plain(event) for event in events])
+    if session.json:
+        session.emit([_plain(event) for event in events])
         return
     rows = [
         [
@@ -103,9 +103,9 @@ def list_events(
         for event in events
     ]
     columns = ["event", "type", "destination", "key", "state", "attempts", "changed", "last error"]
-    door.table(columns, rows, empty="There are no such events.")
+    session.table(columns, rows, empty="There are no such events.")
     if len(events) == limit:
-        door.note(f"the first {limit:,}; there may be more (--limit)")
+        session.note(f"the first {limit:,}; there may be more (--limit)")
 
 
 def _which(
@@ -145,16 +145,16 @@ def _plain(event: Any) -> dict[str, Any]:
 @app.command()
 def show(ctx: typer.Context, event_id: Annotated[UUID, typer.Argument(help="The event.")]) -> None:
     """One event with its payload, headers and all that happened to it."""
-    door = door_of(ctx)
-    with opened(door) as outbox:
+    session = session_of(ctx)
+    with opened(session) as outbox:
         event = outbox.event(event_id)
-    if door.json:
-        door.emit(_plain(event))
+    if session.json:
+        session.emit(_plain(event))
         return
     facts = {**_plain(event), "payload": render.payload(event.payload)}
     facts.pop("payload_base64", None)
     facts["headers"] = render.payload(event.headers)
-    door.facts(facts)
+    session.facts(facts)
 
 
 @app.command()
@@ -174,18 +174,20 @@ def replay(
     yes: Yes = False,
 ) -> None:
     """Send events again that are DEAD (or, with --state, PUBLISHED), in the order of their keys."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     which = _which(state or ["DEAD"], since, until, event_type, destination, ordering_key, where_error)
     which |= {"ids": ids or None}
-    with opened(door) as outbox:
+    with opened(session) as outbox:
         chosen = outbox.replay(dry_run=True, limit=limit, **which)
         stranded = outbox.stranded(**which)
         if chosen and not dry_run:
-            door.confirm(f"Replay {counted(len(chosen), 'event')}?", yes=yes)
+            session.confirm(f"Replay {counted(len(chosen), 'event')}?", yes=yes)
             chosen = outbox.replay(reason=reason, limit=limit, **which)
-    _tell(door, "replayed", chosen, dry_run=dry_run, stranded=stranded)
-    if stranded and not door.json:
-        door.note(f"{counted(len(stranded), 'event')} left out, whose topic is gone: create it, and replay them then")
+    _tell(session, "replayed", chosen, dry_run=dry_run, stranded=stranded)
+    if stranded and not session.json:
+        session.note(
+            f"{counted(len(stranded), 'event')} left out, whose topic is gone: create it, and replay them then"
+        )
 
 
 @app.command()
@@ -197,22 +199,22 @@ def kill(
     yes: Yes = False,
 ) -> None:
     """Give up events that are not published yet: they are DEAD at once."""
-    door = door_of(ctx)
-    with opened(door) as outbox:
+    session = session_of(ctx)
+    with opened(session) as outbox:
         chosen = outbox.kill(ids, dry_run=True)
         if chosen and not dry_run:
-            door.confirm(f"Give up {counted(len(chosen), 'event')}?", yes=yes)
+            session.confirm(f"Give up {counted(len(chosen), 'event')}?", yes=yes)
             chosen = outbox.kill(ids, reason=reason)
-    _tell(door, "given up", chosen, dry_run=dry_run)
+    _tell(session, "given up", chosen, dry_run=dry_run)
 
 
-def _tell(door: Door, past: str, chosen: list[UUID], *, dry_run: bool, **more: list[UUID]) -> None:
-    if door.json:
-        door.emit({"dry_run": dry_run, "count": len(chosen), "events": chosen, **more})
+def _tell(session: Session, past: str, chosen: list[UUID], *, dry_run: bool, **more: list[UUID]) -> None:
+    if session.json:
+        session.emit({"dry_run": dry_run, "count": len(chosen), "events": chosen, **more})
         return
     if dry_run:
-        door.table(["event"], [[str(event)] for event in chosen], empty="")
-    door.say(f"{counted(len(chosen), 'event')} {'would be ' if dry_run else ''}{past}")
+        session.table(["event"], [[str(event)] for event in chosen], empty="")
+    session.say(f"{counted(len(chosen), 'event')} {'would be ' if dry_run else ''}{past}")
 
 
 @app.command()
@@ -228,24 +230,24 @@ def prune(
     yes: Yes = False,
 ) -> None:
     """Remove events that have been PUBLISHED (or, with --state, DEAD) for that long."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     states = _states(state) or ["PUBLISHED"]
-    with opened(door) as outbox:
+    with opened(session) as outbox:
         if received:
             count = outbox.forget(older_than, dry_run=True)
             if count and not dry_run:
                 forgotten = f"Forget that {counted(count, 'event')} came? Repetitions would count as new."
-                door.confirm(forgotten, yes=yes)
+                session.confirm(forgotten, yes=yes)
                 count = outbox.forget(older_than, reason=reason)
         else:
             count = outbox.prune(older_than, states=states, dry_run=True)
             if count and not dry_run:
-                door.confirm(f"Remove {counted(count, 'event')} for good?", yes=yes)
+                session.confirm(f"Remove {counted(count, 'event')} for good?", yes=yes)
                 count = outbox.prune(older_than, states=states, reason=reason)
-    if door.json:
-        door.emit({"dry_run": dry_run, "count": count})
+    if session.json:
+        session.emit({"dry_run": dry_run, "count": count})
         return
-    door.say(f"{counted(count, 'event')} {'would be ' if dry_run else ''}{'forgotten' if received else 'removed'}")
+    session.say(f"{counted(count, 'event')} {'would be ' if dry_run else ''}{'forgotten' if received else 'removed'}")
 
 
 @app.command()
@@ -255,15 +257,15 @@ def stats(
     metrics: Annotated[bool, typer.Option("--metrics", help="As Prometheus reads them.")] = False,
 ) -> None:
     """Backlog, age, rate and failures of each destination."""
-    door = door_of(ctx)
-    with opened(door) as outbox:
+    session = session_of(ctx)
+    with opened(session) as outbox:
         found = outbox.stats(window)
     if metrics:
         from custody.outbox.metrics import exposition
 
         print(exposition(found), end="")
-    elif door.json:
-        door.emit(found)
+    elif session.json:
+        session.emit(found)
     else:
         columns = ["destination", "backlog", "due", "retrying", "claimed", "dead", "oldest", f"published in {window}"]
         rows = [
@@ -273,7 +275,7 @@ def stats(
             ]
             for one in found
         ]
-        door.table(columns, rows, empty="The outbox has nothing to show.")
+        session.table(columns, rows, empty="The outbox has nothing to show.")
 
 
 def _age(one: Figures) -> str:
@@ -286,29 +288,29 @@ def audit(
     ctx: typer.Context, limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000
 ) -> None:
     """What operators did to the outbox, newest first: replays, prunings, events given up or forgotten."""
-    door = door_of(ctx)
-    with opened(door) as outbox:
+    session = session_of(ctx)
+    with opened(session) as outbox:
         records = outbox.audit(limit=limit)
-    if door.json:
-        door.emit(records)
+    if session.json:
+        session.emit(records)
         return
     rows = [[one["at"], one["actor"], one["action"], one["events"], one["reason"]] for one in records]
-    door.table(["at", "actor", "action", "events", "reason"], rows, empty="Nothing was done yet.")
+    session.table(["at", "actor", "action", "events", "reason"], rows, empty="Nothing was done yet.")
 
 
 @app.command()
 def verify(ctx: typer.Context) -> int | None:
     """Try what an outbox has to do and to refuse, in a transaction that is taken back; exit code 1 if a check fails."""
-    door = door_of(ctx)
-    with opened(door) as outbox:
+    session = session_of(ctx)
+    with opened(session) as outbox:
         found = outbox.verify()
     failed = [one for one in found if not one.passed]
-    if door.json:
-        door.emit({"conforms": not failed, "checks": found})
+    if session.json:
+        session.emit({"conforms": not failed, "checks": found})
     else:
         for one in found:
             print(f"{one.id:<6} {one.level:<6}  {'ok  ' if one.passed else 'FAIL'}  {one.text}")
             if one.error is not None:
                 print(f"        {render.safe(one.error)}")
-        door.say(f"{len(found) - len(failed)} of {counted(len(found), 'check')} passed")
+        session.say(f"{len(found) - len(failed)} of {counted(len(found), 'check')} passed")
     return FAILED if failed else None

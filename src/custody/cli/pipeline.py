@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from custody.cli import arguments, pipeline_states, render
-from custody.cli.door import Door, counted, door_of
+from custody.cli.session import Session, counted, session_of
 from custody.plain import plain
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def run(
     from custody.cli.pipeline_progress import Progress
     from custody.config import this_process
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark import running
         from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
-    with door.connect(worker=this_process()) as c:
+    with session.connect(worker=this_process()) as c:
         stop = threading.Event()
-        progress = Progress(door, c, pipelines, stop)
+        progress = Progress(session, c, pipelines, stop)
         with progress.shown():
             settings = RunSettings(
                 available_now=available_now,
@@ -105,12 +105,12 @@ def run(
                 stop=stop,
             )
             summaries, errors = running.run_all(pipelines, c, settings, master=master)
-    if door.json:
-        door.emit({"pipelines": summaries})
+    if session.json:
+        session.emit({"pipelines": summaries})
     for summary in summaries:
-        door.say(summary_line(summary))
+        session.say(summary_line(summary))
     for error in errors[1:]:
-        door.note(f"error: {error}")
+        session.note(f"error: {error}")
     if errors:
         raise errors[0]
 
@@ -126,19 +126,19 @@ def try_out(
     """Show what a pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
     from custody.cli.pipeline_file import pipelines_of, spark_extra
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark.running import started
     # one pipeline starts Spark only if it has messages; several share a session
     several = len(pipelines) > 1
-    with door.connect() as c, started(pipelines, c, None, master) if several else nullcontext() as spark:
+    with session.connect() as c, started(pipelines, c, None, master) if several else nullcontext() as spark:
         tried = [(one, one.try_out(c, limit=limit, spark=spark, master=master)) for one in pipelines]
-    if door.json:
-        door.emit([_document(pipeline, trial) for pipeline, trials in tried for trial in trials])
+    if session.json:
+        session.emit([_document(pipeline, trial) for pipeline, trials in tried for trial in trials])
         return
     for pipeline, trials in tried:
-        _show(door, pipeline, trials)
+        _show(session, pipeline, trials)
 
 
 @app.command()
@@ -160,7 +160,7 @@ def pack(
     """
     from custody.cli.pipeline_file import pipelines_of, spark_extra
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     pipelines_of(file, shared=False)  # what cannot be run is not packed
     with spark_extra():
         from custody.spark.environment import packing
@@ -173,14 +173,16 @@ def pack(
     if made is not None:
         command += ["--archives", f"{made.archive}#deps", "--conf", "spark.executorEnv.PYTHONPATH=deps"]
     command.append(str(file))
-    if door.json:
+    if session.json:
         named = {"archive": archive, **({} if made is None else {"dependencies": made})}
         documents = {name: {**plain(one), "archive": str(one.archive)} for name, one in named.items()}
-        door.emit({**documents, "command": command})
+        session.emit({**documents, "command": command})
         return
     for one in [archive, *([] if made is None else [made])]:
-        door.note(f"{one.archive}: {counted(one.files, 'file')}, {one.bytes / 1e6:,.1f} MB ({', '.join(one.contents)})")
-    door.say(shlex.join(command))
+        session.note(
+            f"{one.archive}: {counted(one.files, 'file')}, {one.bytes / 1e6:,.1f} MB ({', '.join(one.contents)})"
+        )
+    session.say(shlex.join(command))
 
 
 def summary_line(summary: PipelineSummary) -> str:
@@ -227,7 +229,7 @@ def _output(output: Output) -> dict[str, Any]:
     return document  # type: ignore[no-any-return]  # a dataclass is always an object
 
 
-def _show(door: Door, pipeline: Pipeline, trials: Sequence[Trial]) -> None:
+def _show(session: Session, pipeline: Pipeline, trials: Sequence[Trial]) -> None:
     rows: list[list[object]] = []
     for trial in trials:
         message = trial.message
@@ -242,9 +244,9 @@ def _show(door: Door, pipeline: Pipeline, trials: Sequence[Trial]) -> None:
             ]
         )
     columns = ["message", "key", "payload", "would be", "error", "would publish"]
-    door.table(columns, rows, empty=f"Nothing new is there for {pipeline.name}.")
+    session.table(columns, rows, empty=f"Nothing new is there for {pipeline.name}.")
     if rows:
-        door.note(f"{pipeline.name}: {counted(len(rows), 'message')} tried; nothing was settled or published")
+        session.note(f"{pipeline.name}: {counted(len(rows), 'message')} tried; nothing was settled or published")
 
 
 def _short(payload: object) -> str:

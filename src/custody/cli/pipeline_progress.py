@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from custody.cli import render
-from custody.cli.door import Door, counted
+from custody.cli.session import Session, counted
 from custody.errors import CustodyError
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ class Course:
 class Progress:
     """What is told of pipelines while they run. Batches are reported from their threads."""
 
-    def __init__(self, door: Door, c: Custody, pipelines: Sequence[Pipeline], stop: threading.Event) -> None:
-        self._door, self._c, self._stop = door, c, stop
+    def __init__(self, session: Session, c: Custody, pipelines: Sequence[Pipeline], stop: threading.Event) -> None:
+        self._session, self._c, self._stop = session, c, stop
         self._courses = {pipeline.name: Course(pipeline) for pipeline in pipelines}
         self._ended = threading.Event()
-        self._live = door.progresses()
+        self._live = session.progresses()
 
     def batch(self, batch: Batch) -> None:
         self._courses[batch.pipeline].add(batch)
@@ -114,7 +114,7 @@ class Progress:
     def trouble(self, text: str) -> None:
         """What does not stop a pipeline but should be known: above the table, or on stderr."""
         if self._live:
-            render.console(color=self._door.color, stderr=True).print(render.safe(text))
+            render.console(color=self._session.color, stderr=True).print(render.safe(text))
         else:
             print(render.safe(text), file=sys.stderr, flush=True)
 
@@ -140,14 +140,14 @@ class Progress:
     def _table_shown(self) -> Iterator[None]:
         from rich.live import Live
 
-        console = render.console(color=self._door.color, stderr=True)
+        console = render.console(color=self._session.color, stderr=True)
         with Live(get_renderable=self._table, console=console, transient=True):
             yield
 
     @contextmanager
     def _lines_shown(self) -> Iterator[None]:
-        if not self._door.json:
-            self._door.note(f"running {', '.join(self._courses)}; SIGTERM or Ctrl-C stops")
+        if not self._session.json:
+            self._session.note(f"running {', '.join(self._courses)}; SIGTERM or Ctrl-C stops")
         yield
         self._tell(at_the_end=True)
 
@@ -174,8 +174,8 @@ class Progress:
 
     def _tell(self, *, at_the_end: bool = False) -> None:
         for course in self._courses.values():
-            if self._door.json or self._door.quiet:
+            if self._session.json or self._session.quiet:
                 course.untold.clear()
             elif course.untold and (at_the_end or time.monotonic() - course.looked_at >= EVERY):
                 course.look(self._c)
-                self._door.note(course.line())
+                self._session.note(course.line())

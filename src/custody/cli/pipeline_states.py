@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from custody.cli import render
-from custody.cli.door import counted, door_of
+from custody.cli.session import counted, session_of
 from custody.errors import InvalidArgument
 from custody.plain import plain
 
@@ -22,18 +22,18 @@ def list_(
     topic: Annotated[str | None, typer.Option(help="Only the pipelines of this topic.")] = None,
 ) -> None:
     """List the pipelines: whether they run, are retrying, stopped, failed or gone, since when, and the last error."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         states = c.pipelines(topic)
-    if door.json:
-        door.emit(states)
+    if session.json:
+        session.emit(states)
         return
     rows = [
         [_name(one), one.state, render.span(one.for_seconds), one.tries, _short(one.last_error), one.driver]
         for one in states
     ]
     columns = ["pipeline", "state", "for", "tries", "last error", "driver"]
-    door.table(columns, rows, empty="No pipeline has ever run here.")
+    session.table(columns, rows, empty="No pipeline has ever run here.")
 
 
 def status(
@@ -42,8 +42,8 @@ def status(
     group: Annotated[str, typer.Argument(help="Its group.")],
 ) -> None:
     """Show how one pipeline fares: its state, tries and last error, driver and claim, and where its group stands."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         standing = c.group(topic, group)
         found = c.pipelines(topic, group)
         if not found:
@@ -51,11 +51,11 @@ def status(
                 f"group {group!r} of topic {topic!r} was never driven by a pipeline", "See `custody pipeline list`."
             )
         state, figures = found[0], c.figures(topic, group)
-    if door.json:
+    if session.json:
         paused = {name: getattr(standing, name) for name in ("paused_at", "paused_reason")}
-        door.emit({**plain(state), **plain(paused), "figures": figures})
+        session.emit({**plain(state), **plain(paused), "figures": figures})
         return
-    door.facts(
+    session.facts(
         {
             "pipeline": _name(state),
             "state": f"{state.state}, for {render.span(state.for_seconds)}",

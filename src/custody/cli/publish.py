@@ -18,9 +18,9 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import Topic
-from custody.cli.door import Door, counted, door_of, single
 from custody.cli.failures import INTERRUPTED
 from custody.cli.intake import Reading, batches
+from custody.cli.session import Session, counted, session_of, single
 from custody.errors import CustodyError, DatabaseUnavailable
 from custody.lanes import Priority
 from custody.model import Delayed, Outgoing, Receipt
@@ -158,7 +158,7 @@ def publish(
     ] = False,
 ) -> int | None:
     """Publish messages: arguments, a file, or stdin with one JSON value on each line."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     single(text=text, bytes=as_bytes, envelope=envelope)
     single(file=file, payload=payloads)
     single(delay=delay, deliver_at=deliver_at)
@@ -177,20 +177,22 @@ def publish(
         routing_key=routing_key,
         allow_split=allow_split,
     )
-    done = _publish(door, topic, reading, payloads, file)
-    if door.json:
-        door.emit(done.document())
+    done = _publish(session, topic, reading, payloads, file)
+    if session.json:
+        session.emit(done.document())
     elif done.interrupted:
         print(done.sentence(), file=sys.stderr)
     else:
-        door.say(done.sentence())
+        session.say(done.sentence())
     return INTERRUPTED if done.interrupted else None
 
 
-def _publish(door: Door, topic: str, reading: Reading, payloads: list[str] | None, file: Path | None) -> Published:
+def _publish(
+    session: Session, topic: str, reading: Reading, payloads: list[str] | None, file: Path | None
+) -> Published:
     """Publishes what is given, or lines, to their end or until it is stopped. If it fails, says how far it came."""
     done, stop = Published(topic), Stop()
-    with door.connect() as c, stop.listening():
+    with session.connect() as c, stop.listening():
         try:
             if payloads:
                 given = [reading.message(os.fsencode(text), f"payload {n}") for n, text in enumerate(payloads, 1)]
@@ -198,23 +200,27 @@ def _publish(door: Door, topic: str, reading: Reading, payloads: list[str] | Non
                     done.send(c, given)
             else:
                 c.topic(topic)  # refuses an unknown topic before anything is read
-                _publish_lines(c, door, reading, file, done, stop)
+                _publish_lines(c, session, reading, file, done, stop)
         except KeyboardInterrupt:
             done.interrupted = True
         except CustodyError as error:
             if done.count or done.delayed:
                 more = " at least" if isinstance(error, DatabaseUnavailable) else ""
-                door.note(f"{counted(done.count + len(done.delayed), 'message')}{more} had been published before this:")
+                session.note(
+                    f"{counted(done.count + len(done.delayed), 'message')}{more} had been published before this:"
+                )
             raise
     return done
 
 
-def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, done: Published, stop: Stop) -> None:
+def _publish_lines(
+    c: Custody, session: Session, reading: Reading, file: Path | None, done: Published, stop: Stop
+) -> None:
     if file is None and sys.stdin.isatty():
-        door.note("one message on each line; Ctrl-D ends")
+        session.note("one message on each line; Ctrl-D ends")
     with (
         nullcontext(sys.stdin) if file is None else file.open("rb") as source,
-        _progress(door, None if file is None else file.stat().st_size) as advance,
+        _progress(session, None if file is None else file.stat().st_size) as advance,
     ):
         for lines in batches(source.fileno(), BATCH):
             messages: list[Outgoing] = reading.messages(lines)
@@ -224,9 +230,9 @@ def _publish_lines(c: Custody, door: Door, reading: Reading, file: Path | None, 
 
 
 @contextmanager
-def _progress(door: Door, size: int | None) -> Iterator[Any]:
+def _progress(session: Session, size: int | None) -> Iterator[Any]:
     """A bar on stderr, by bytes where the size is known; it is called with the bytes read and the count so far."""
-    if not door.progresses() or (size is None and sys.stdin.isatty()):
+    if not session.progresses() or (size is None and sys.stdin.isatty()):
         yield lambda _read, _count: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -234,6 +240,6 @@ def _progress(door: Door, size: int | None) -> Iterator[Any]:
     columns = [BarColumn(), TextColumn("{task.fields[count]:,} messages"), TimeElapsedColumn()]
     if size is not None:
         columns.append(TimeRemainingColumn())
-    with Progress(*columns, console=render.console(color=door.color, stderr=True), transient=True) as progress:
+    with Progress(*columns, console=render.console(color=session.color, stderr=True), transient=True) as progress:
         task = progress.add_task("publishing", total=size, count=0)
         yield lambda read, count: progress.update(task, advance=read, count=count)

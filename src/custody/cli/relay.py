@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import arguments
-from custody.cli.door import door_of
 from custody.cli.outbox import located
+from custody.cli.session import session_of
 from custody.cli.work import imported, logged
 from custody.policy import Backoff
 
@@ -70,10 +70,10 @@ def run(
     from custody.relay import Relay
     from custody.worker.signals import stopped_by_signals
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     webhook = {"secret": secret or None, "refused": refused or (410,), "allow_networks": allow_network or ()}
     publishers = _publishers(publisher or (), webhook, named_only=named_only)
-    with located(door) as url, logged(door):
+    with located(session) as url, logged(session):
         running = Relay(
             url,
             publishers,
@@ -90,13 +90,13 @@ def run(
             built_in=not named_only,
             allow_networks=allow_network or (),
         )
-        if not door.json:
-            door.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
+        if not session.json:
+            session.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
         with stopped_by_signals(running.stop):
             summary = running.drain() if drain else running.run()
-    if door.json:
-        door.emit({"relay": running.name, "summary": summary})
-    door.say(
+    if session.json:
+        session.emit({"relay": running.name, "summary": summary})
+    session.say(
         f"stopped: {summary.published:,} published, {summary.moved:,} moved into topics, {summary.failed:,} failed, "
         f"{summary.dead:,} dead, {summary.released:,} given back, {summary.lost:,} lost"
     )

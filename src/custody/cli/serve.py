@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import arguments
-from custody.cli.door import door_of
 from custody.cli.exporting import export_spans
+from custody.cli.session import session_of
 
 _DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
 
@@ -54,8 +54,8 @@ def serve(
     from custody.http.logs import FORMATS, format_for, written
     from custody.http.threads import SPARE
 
-    door = door_of(ctx)
-    usual = "none" if door.quiet else format_for(sys.stderr)
+    session = session_of(ctx)
+    usual = "none" if session.quiet else format_for(sys.stderr)
     kind = next((known for known in FORMATS if known == (log or usual)), None)
     if kind is None:
         raise typer.BadParameter(f"--log cannot be {log!r}: it is {', '.join(FORMATS)}")
@@ -80,19 +80,19 @@ def serve(
     )
 
     def ready(url: str) -> None:
-        if door.json:
-            door.emit({"url": url, "database": "embedded" if door.configured_url is None else "postgresql"})
+        if session.json:
+            session.emit({"url": url, "database": "embedded" if session.configured_url is None else "postgresql"})
         else:
-            door.say(f"Custody serves on {url} (docs at {url}/docs); SIGTERM or Ctrl-C stops")
+            session.say(f"Custody serves on {url} (docs at {url}/docs); SIGTERM or Ctrl-C stops")
 
     with (
         written(kind),
         custody.connect(
-            door.database,
-            home=door.home,
+            session.database,
+            home=session.home,
             pool_size=connections + SPARE,
             statement_timeout=statement_timeout,
-            listen_url=door.listen_url,
+            listen_url=session.listen_url,
             worker="http",
         ) as opened,
     ):

@@ -8,7 +8,7 @@ import typer
 
 from custody.cli import arguments, render, upkeep
 from custody.cli.arguments import Topic, Yes
-from custody.cli.door import counted, door_of
+from custody.cli.session import counted, session_of
 from custody.lanes import priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
@@ -17,11 +17,11 @@ app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, re
 @app.command("list")
 def list_topics(ctx: typer.Context) -> None:
     """All topics."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         topics = c.topics()
-    if door.json:
-        door.emit(topics)
+    if session.json:
+        session.emit(topics)
         return
     rows = [
         [
@@ -35,7 +35,7 @@ def list_topics(ctx: typer.Context) -> None:
         for topic in topics
     ]
     columns = ["topic", "partitions", "messages", "max depth", "created", "priorities"]
-    door.table(columns, rows, empty="There are no topics.")
+    session.table(columns, rows, empty="There are no topics.")
 
 
 @app.command()
@@ -62,9 +62,9 @@ def create(
     given: dict[str, Any],
 ) -> None:
     """Create a topic."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     retention = upkeep.retention_of(given)
-    with door.connect() as c:
+    with session.connect() as c:
         made = c.create_topic(
             topic,
             partitions=partitions,
@@ -73,25 +73,25 @@ def create(
             starvation_limit=starvation_limit,
             retention=retention,
         )
-    if door.json:
-        door.emit(made)
+    if session.json:
+        session.emit(made)
     lanes = f", {made.partitions} in the log: one for each priority" if made.priorities else ""
-    door.say(f"created topic {topic} with {counted(partitions, 'partition')}{lanes}")
+    session.say(f"created topic {topic} with {counted(partitions, 'partition')}{lanes}")
 
 
 @app.command()
 def describe(ctx: typer.Context, topic: Topic) -> None:
     """One topic: its partitions, groups, retention and segments, and what holds the oldest of them."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.topic(topic)
         groups = c.groups(topic)
         segments = c.segments(topic)
         kept = c.kept_aside(topic)
-    if door.json:
-        door.emit({"topic": found, "groups": groups, "segments": segments, "kept_dead_letters": kept})
+    if session.json:
+        session.emit({"topic": found, "groups": groups, "segments": segments, "kept_dead_letters": kept})
         return
-    door.facts(
+    session.facts(
         {
             "topic": found.name,
             "created": found.created_at,
@@ -114,8 +114,8 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
         [partition, *(priority_of(partition) for _ in lane), first, tail, tail - first]
         for partition, (first, tail) in bounds
     ]
-    door.table(["partition", *lane, "first offset", "next offset", "messages"], rows, empty="")
-    upkeep.show_segments(door, segments)
+    session.table(["partition", *lane, "first offset", "next offset", "messages"], rows, empty="")
+    upkeep.show_segments(session, segments)
 
 
 @app.command()
@@ -128,15 +128,15 @@ def retain(
     given: dict[str, Any],
 ) -> None:
     """Say how much of a topic is kept, by time and size. Whole segments go, oldest first."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     retention = upkeep.retention_of(given)
     if everything == (retention is not None):
         raise typer.BadParameter("say what to keep: --retention-time or --retention-size, or --everything")
-    with door.connect() as c:
+    with session.connect() as c:
         found = c.set_retention(topic, retention)
-    if door.json:
-        door.emit(found)
-    door.say(f"topic {topic}: {upkeep.described(found.retention)}")
+    if session.json:
+        session.emit(found)
+    session.say(f"topic {topic}: {upkeep.described(found.retention)}")
 
 
 @app.command()
@@ -146,23 +146,23 @@ def grow(
     partitions: Annotated[int, typer.Argument(min=1, help="How many partitions it shall have.")],
 ) -> None:
     """Give a topic more partitions. Refused while a group that is ordered by key has anything unresolved."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.grow_topic(topic, partitions=partitions)
-    if door.json:
-        door.emit(found)
-    door.say(f"topic {topic} has {counted(found.partitions, 'partition')}")
+    if session.json:
+        session.emit(found)
+    session.say(f"topic {topic} has {counted(found.partitions, 'partition')}")
 
 
 @app.command()
 def delete(ctx: typer.Context, topic: Topic, yes: Yes = False) -> None:
     """Delete a topic with its messages and groups, for good."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.topic(topic)
         groups = counted(len(c.groups(topic)), "group")
-        door.confirm(f"Delete topic {topic} with {counted(found.message_count, 'message')} and {groups}?", yes=yes)
+        session.confirm(f"Delete topic {topic} with {counted(found.message_count, 'message')} and {groups}?", yes=yes)
         c.delete_topic(topic)
-    if door.json:
-        door.emit({"deleted": topic, "messages": found.message_count})
-    door.say(f"deleted topic {topic} with {counted(found.message_count, 'message')} and {groups}")
+    if session.json:
+        session.emit({"deleted": topic, "messages": found.message_count})
+    session.say(f"deleted topic {topic} with {counted(found.message_count, 'message')} and {groups}")

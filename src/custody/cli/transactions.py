@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from custody.cli.door import door_of
+from custody.cli.session import session_of
 
 app = typer.Typer(no_args_is_help=True, help="Open transactions of producers: list, abort.")
 
@@ -15,17 +15,17 @@ app = typer.Typer(no_args_is_help=True, help="Open transactions of producers: li
 @app.command("list")
 def list_open(ctx: typer.Context) -> None:
     """Open transactions, the oldest first. They time out by themselves."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         found = c.transactions.open()
-    if door.json:
-        door.emit(found)
+    if session.json:
+        session.emit(found)
         return
     rows = [
         [str(t.transaction_id), t.producer_id, t.epoch, t.messages, t.acks, t.begun_at, t.expires_at] for t in found
     ]
     columns = ["transaction", "producer", "epoch", "messages", "leases to ack", "begun", "times out"]
-    door.table(columns, rows, empty="No transaction is open.")
+    session.table(columns, rows, empty="No transaction is open.")
 
 
 @app.command()
@@ -35,9 +35,9 @@ def abort(
     reason: Annotated[str | None, typer.Option(help="Why: its producer is told.")] = None,
 ) -> None:
     """Drop a transaction: nothing of it will be seen."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         changed = c.transactions.abort(transaction_id, reason=reason or "by an operator")
-    if door.json:
-        door.emit({"transaction_id": transaction_id, "aborted": True, "changed": changed})
-    door.say(f"aborted {transaction_id}" if changed else f"{transaction_id} was aborted before")
+    if session.json:
+        session.emit({"transaction_id": transaction_id, "aborted": True, "changed": changed})
+    session.say(f"aborted {transaction_id}" if changed else f"{transaction_id} was aborted before")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from custody.cli import arguments, render
-from custody.cli.door import Door, counted, door_of
+from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import RETENTION, options
 from custody.model import JournalPart, Segment, Upkeep
 from custody.policy import seconds
@@ -43,12 +43,12 @@ def _size(count: int) -> str:
     return render.size(count)
 
 
-def show_segments(door: Door, segments: list[Segment]) -> None:
+def show_segments(session: Session, segments: list[Segment]) -> None:
     rows = [
         [s.segment, "open" if s.sealed_at is None else "sealed", s.messages, _size(s.bytes), s.from_time, s.until_time]
         for s in segments
     ]
-    door.table(["segment", "", "messages", "size", "from", "until"], rows, empty="")
+    session.table(["segment", "", "messages", "size", "from", "until"], rows, empty="")
     held = segments[0] if segments else None
     if held is not None and held.held_group is not None:
         where = f"partition {held.held_partition}, offset {held.held_offset}"
@@ -61,25 +61,25 @@ def maintain(
     every: Annotated[Any, typer.Option(help="Go on, so often; else once.", **_DURATION)] = None,
 ) -> None:
     """Drop what retention lets go, of topics and the journal. Workers and pipelines do it by themselves."""
-    door = door_of(ctx)
-    with door.connect() as c:
+    session = session_of(ctx)
+    with session.connect() as c:
         while True:
-            _round(door, c, topic, repeated=every is not None)
+            _round(session, c, topic, repeated=every is not None)
             if every is None:
                 return
             time.sleep(seconds(every))
 
 
-def _round(door: Door, c: Custody, topic: str | None, *, repeated: bool) -> None:
+def _round(session: Session, c: Custody, topic: str | None, *, repeated: bool) -> None:
     done = c.maintain(topic)
-    if door.json:
+    if session.json:
         if done or not repeated:
-            door.emit(done)
+            session.emit(done)
         return
     for one in done:
         print(sentence(one), flush=True)
     if not done and not repeated:
-        door.say("There is nothing to do.")
+        session.say("There is nothing to do.")
 
 
 def sentence(one: Upkeep) -> str:
@@ -105,20 +105,22 @@ def journal(
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep all of it from now on.")] = False,
 ) -> None:
     """The journal, the history of all messages: its size, its parts, and how much of it is kept."""
-    door = door_of(ctx)
+    session = session_of(ctx)
     if keep_all and (keep_time is not None or keep_size is not None):
         raise typer.BadParameter("--keep-all excludes --keep-time and --keep-size")
-    with door.connect() as c:
+    with session.connect() as c:
         if keep_all or keep_time is not None or keep_size is not None:
             c.set_journal_retention(time=keep_time, size=keep_size)
         found = c.journal()
-    if door.json:
-        door.emit(found)
+    if session.json:
+        session.emit(found)
         return
     retention = None if found.keep_time is None and found.keep_size is None else (found.keep_time, found.keep_size)
     kept = "everything is kept" if retention is None else described(Retention(time=retention[0], size=retention[1]))
-    door.facts({"kept": kept, "size": _size(sum(p.bytes for p in found.parts)), "dropped until": found.dropped_until})
-    door.table(["part", "", "size", "since", "until"], [_part_row(part) for part in found.parts], empty="")
+    session.facts(
+        {"kept": kept, "size": _size(sum(p.bytes for p in found.parts)), "dropped until": found.dropped_until}
+    )
+    session.table(["part", "", "size", "since", "until"], [_part_row(part) for part in found.parts], empty="")
 
 
 def _part_row(part: JournalPart) -> list[object]:

@@ -19,8 +19,8 @@ import typer
 
 from custody.cli import arguments, render
 from custody.cli.arguments import VisibilityTimeout
-from custody.cli.door import Door, counted, door_of
 from custody.cli.exporting import export_spans
+from custody.cli.session import Session, counted, session_of
 from custody.model import Message
 from custody.outcomes import outcome_of
 
@@ -46,9 +46,9 @@ def work(
     from custody.config import this_process
     from custody.worker.signals import stopped_by_signals
 
-    door = door_of(ctx)
+    session = session_of(ctx)
     tally = Tally(load(handler))
-    with door.connect(worker=name or this_process()) as c:
+    with session.connect(worker=name or this_process()) as c:
         worker = c.worker_for(
             topic,
             group,
@@ -59,12 +59,12 @@ def work(
             poll=poll,
             grace=grace,
         )
-        with logged(door), stopped_by_signals(worker.stop), _status(door, f"{topic}/{group}", worker, tally):
+        with logged(session), stopped_by_signals(worker.stop), _status(session, f"{topic}/{group}", worker, tally):
             export_spans()
             summary = worker.run()
-    if door.json:
-        door.emit({"topic": topic, "group": group, "summary": summary})
-    door.say(
+    if session.json:
+        session.emit({"topic": topic, "group": group, "summary": summary})
+    session.say(
         f"stopped: {summary.done:,} done, {summary.failed:,} failed, {summary.dead:,} dead, {summary.later:,} put off, "
         f"{summary.released:,} given back, {summary.lost:,} lost"
     )
@@ -132,13 +132,13 @@ class Tally:
 
 
 @contextmanager
-def logged(door: Door) -> Iterator[None]:
+def logged(session: Session) -> Iterator[None]:
     """What the worker reports, on stderr: stuck handlers, refused outcomes, an unreachable database."""
     handler: logging.Handler = logging.StreamHandler()
-    if door.progresses():
+    if session.progresses():
         from rich.logging import RichHandler
 
-        handler = RichHandler(console=render.console(color=door.color, stderr=True), show_path=False, markup=False)
+        handler = RichHandler(console=render.console(color=session.color, stderr=True), show_path=False, markup=False)
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("custody")
@@ -150,11 +150,11 @@ def logged(door: Door) -> Iterator[None]:
 
 
 @contextmanager
-def _status(door: Door, name: str, worker: Worker, tally: Tally) -> Iterator[None]:
+def _status(session: Session, name: str, worker: Worker, tally: Tally) -> Iterator[None]:
     """One line that is kept up to date on a terminal; elsewhere one line at the start."""
-    if not door.progresses():
-        if not door.json:
-            door.note(f"working on {name}; SIGTERM or Ctrl-C stops")
+    if not session.progresses():
+        if not session.json:
+            session.note(f"working on {name}; SIGTERM or Ctrl-C stops")
         yield
         return
     from rich.status import Status
@@ -172,7 +172,7 @@ def _status(door: Door, name: str, worker: Worker, tally: Tally) -> Iterator[Non
         while not ended.wait(0.25):
             status.update(line())
 
-    with Status(line(), console=render.console(color=door.color, stderr=True)) as status:
+    with Status(line(), console=render.console(color=session.color, stderr=True)) as status:
         refresher = threading.Thread(target=refresh, name="custody-status", daemon=True)
         refresher.start()
         try:

@@ -29,7 +29,7 @@ class NeedsConfirmation(typer.BadParameter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class Session:
     """The global options of one command line. `database` comes before `home`; neither means what is configured."""
 
     database: str | None
@@ -100,8 +100,8 @@ class Door:
         return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def door_of(ctx: typer.Context) -> Door:
-    return cast("Door", ctx.find_root().obj)
+def session_of(ctx: typer.Context) -> Session:
+    return cast("Session", ctx.find_root().obj)
 
 
 def operator() -> str:
