@@ -14,7 +14,7 @@ from custody import codec, delays, placement
 from custody.errors import ClaimLost, PipelineFenced, StageLost
 from custody.outcomes import Outcome
 from custody.pipelines import Drive, Pass, Placed, Work, stage_of
-from custody.tasks import TaskClaim
+from custody.spark.database.tasks import TaskClaim
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
 

@@ -13,9 +13,10 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.waiting import wait_for
 
 import custody
-from custody import Constant, Outgoing, Policy, arrow, outbox
+from custody import Constant, Outgoing, Policy, outbox
 from custody.errors import DatabaseUnavailable, IsolationLevel
 from custody.relay import Relay
+from custody.spark.database import arrow
 from custody.store import migrate as schema
 
 pytestmark = pytest.mark.core

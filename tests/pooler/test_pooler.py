@@ -238,7 +238,7 @@ def test_the_schema_is_made_and_migrated_through_it(
 
 
 def test_arrow_reads_in_transactions(pooled_url: str) -> None:
-    from custody import arrow
+    from custody.spark.database import arrow
 
     with custody.connect(pooled_url) as c:
         c.create_topic("t", partitions=2 * POOL)

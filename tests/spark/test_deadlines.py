@@ -28,7 +28,7 @@ class Later:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Later:
     clock = Later()
-    monkeypatch.setattr("custody.tasks.elapsed", clock)
+    monkeypatch.setattr("custody.spark.database.tasks.elapsed", clock)
     return clock
 
 

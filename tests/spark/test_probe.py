@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
-from custody.reach import by_socket
+from custody.spark.database.reach import by_socket
 from custody.spark.environment import probe
 from custody.spark.environment.probe import Answer, cannot_run, judged
 

@@ -32,8 +32,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 from tests.conftest import Clock
 
-from custody import Custody, Outgoing, arrow
+from custody import Custody, Outgoing
 from custody.errors import GroupNotFound, InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from custody.spark.database import arrow
 from custody.spark.format import log_stream
 from custody.spark.format.columns import TABLES
 from custody.spark.format.log_stream import LogStreamReader, shared

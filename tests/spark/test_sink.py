@@ -20,9 +20,10 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import StructType
 from tests.spark.test_source import assert_hidden, with_password
 
-from custody import Custody, CustodyError, Outgoing, sinks
+from custody import Custody, CustodyError, Outgoing
 from custody.errors import InvalidArgument, InvalidPayload, KeySplit, PartitionNotFound, TopicChanged, TopicNotFound
 from custody.placement import partition_for
+from custody.spark.database import sinks
 from custody.spark.format import sink
 from custody.spark.format.sink import Attempt, Target
 

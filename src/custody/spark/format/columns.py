@@ -112,7 +112,7 @@ def _kind_names(letters: pa.Array) -> pa.Array:
 
 
 def event_batch(topic: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of `custody.arrow.events` with the columns of EVENTS."""
+    """A batch of `arrow.events` with the columns of EVENTS."""
     return fitted(
         EVENTS,
         {

@@ -8,9 +8,9 @@ from datetime import datetime
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from custody import arrow
-from custody.arrow import Bounds, Planner, Read
 from custody.errors import OffsetOutOfRange, PartitionNotFound
+from custody.spark.database import arrow
+from custody.spark.database.arrow import Bounds, Planner, Read
 from custody.spark.format.columns import event_batch
 from custody.spark.format.options import EARLIEST, LATEST, Position, ReadOptions
 from custody.spark.format.pushdown import OptionalPush, Pushdown

@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from custody import arrow
-from custody.arrow import Bounds, Planner
 from custody.errors import OffsetOutOfRange
+from custody.spark.database import arrow
+from custody.spark.database.arrow import Bounds, Planner
 from custody.spark.format.columns import event_batch
 from custody.spark.format.log_reader import LogSlice, kept, require_partitions, resolve
 from custody.spark.format.options import ReadOptions

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from custody.arrow import Condition
+from custody.spark.database.arrow import Condition
 
 _MICROSECOND = timedelta(microseconds=1)
 _NEVER_NULL = ("topic", "partition", "offset", "published_at")

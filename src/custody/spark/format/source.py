@@ -11,8 +11,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from custody import arrow
 from custody.errors import InvalidArgument
+from custody.spark.database import arrow
 from custody.spark.format.columns import TABLES
 from custody.spark.format.log_reader import LogReader
 from custody.spark.format.log_stream import LogStreamReader

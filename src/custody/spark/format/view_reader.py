@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from custody import arrow
-from custody.arrow import Condition, Planner
+from custody.spark.database import arrow
+from custody.spark.database.arrow import Condition, Planner
 from custody.spark.format.columns import TABLES, fitted
 from custody.spark.format.options import ReadOptions
 

@@ -31,11 +31,11 @@ from custody.outcomes import Outcome, outcome_of
 from custody.pipelines import Sink
 from custody.policy import seconds_or_none
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
+from custody.spark.database.tasks import Holding, TaskClaim
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
 from custody.spark.tasks.watchdog import Watchdog, margin
-from custody.tasks import Holding, TaskClaim
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""

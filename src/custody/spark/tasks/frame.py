@@ -19,8 +19,8 @@ from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound, did_you_mean
 from custody.outcomes import Kind, Outcome
 from custody.policy import Duration, seconds_or_none
+from custody.spark.database.tasks import Stage
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
-from custody.tasks import Stage
 
 Frame = Callable[[DataFrame], DataFrame]
 

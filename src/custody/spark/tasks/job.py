@@ -12,7 +12,7 @@ import pyarrow as pa
 from custody.outcomes import Kind, Outcome
 from custody.pipelines import Placed, Sink, Work
 from custody.settle import storable
-from custody.tasks import TaskClaim
+from custody.spark.database.tasks import TaskClaim
 
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "

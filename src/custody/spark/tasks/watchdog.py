@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from custody.errors import CustodyError
+from custody.spark.database.tasks import TaskClaim
 from custody.spark.tasks.job import Job
-from custody.tasks import TaskClaim
 
 SLOW = 15.0
 """Seconds after which a message that still runs is noted, so that the driver can name it; less if its time is short."""

@@ -1,0 +1,1 @@
+"""What Spark asks of the database. Nothing here imports PySpark."""
