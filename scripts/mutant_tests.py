@@ -149,7 +149,7 @@ class Runner(Generic[Mutant]):
             self._known[item.nodeid] = known
             if number % 50 == 0 or number == len(unknown):
                 print(f"  {number}/{len(unknown)}", flush=True)
-                _write_map(self._known)
+                _write_map({name: known for name, known in self._known.items() if name not in self.unsound})
         self._tracking = False
 
     def _try(self, mutant: Mutant, items: dict[str, pytest.Item]) -> Verdict:

@@ -6,7 +6,8 @@ and the tests that call the function run until one fails (scripts/mutant_tests.p
 survivor: docs/mutants.toml has to explain it, or a test is missing.
 
 `--list` shows the mutants, `--only lifecycle/settle` chooses by file, function or text, `--tests tests/interleaving` by
-tests. The exit status is 1 if a survivor is not explained.
+tests. What is explained is not tried again, except with `--explained`. The exit status is 1 if a survivor is not
+explained.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--only", default="", help="mutants whose file or name contains this text")
     parser.add_argument("--tests", nargs="+", default=mutant_tests.TESTS, help="the tests that have to notice them")
+    parser.add_argument("--explained", action="store_true", help="try those of docs/mutants.toml, too")
     parser.add_argument("--budget", type=float, default=120, help="seconds of tests for one mutant")
     arguments = parser.parse_args()
     mutants = [
@@ -167,19 +169,20 @@ def main() -> int:
             print(f"{mutant.path}:{mutant.line} {mutant.name}")
         print(f"{len(mutants)} mutants")
         return 0
-    require_valid(mutants)
-    explained = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")) if EXPLAINED.exists() else {}
+    explained = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
+    tried = [mutant for mutant in mutants if arguments.explained or mutant.name not in explained]
+    require_valid(tried)
     survivors: list[Mutant] = []
     numbers = itertools.count(1)
 
     def tell(mutant: Mutant, verdict: mutant_tests.Verdict) -> None:
         what, test, took = verdict
         by = f" by {test}" if test else ""
-        print(f"{next(numbers)}/{len(mutants)} {what}{by} in {took:.1f} s: {mutant.name}", flush=True)
+        print(f"{next(numbers)}/{len(tried)} {what}{by} in {took:.1f} s: {mutant.name}", flush=True)
         if what != "found":
             survivors.append(mutant)
 
-    runner = mutant_tests.Runner(mutants, callers(), arguments.budget, tell)
+    runner = mutant_tests.Runner(tried, callers(), arguments.budget, tell)
     status = mutant_tests.run(runner, arguments.tests)
     if status != 0:
         print(f"pytest ended with {status}", file=sys.stderr)
@@ -187,7 +190,8 @@ def main() -> int:
     for test in runner.unsound:
         print(f"fails without any mutant, and was left out: {test}")
     rest = [mutant for mutant in survivors if mutant.name not in explained]
-    found, known = len(mutants) - len(survivors), len(survivors) - len(rest)
+    found = len(tried) - len(survivors)
+    known = len(mutants) - found - len(rest)
     print(f"{found} of {len(mutants)} found, {known} explained, rest: {len(rest)}")
     for mutant in rest:
         print(f"  {mutant.path}:{mutant.line} {mutant.name}")
