@@ -199,9 +199,9 @@ class Drivers:
         self._all.append(driver)
         return driver
 
-    def take(self) -> Driver:
-        """A driver that waits for its orders."""
-        taken, self._next = self._next or self._start(), self._start()
+    def take(self, *, more: bool = True) -> Driver:
+        """A driver that waits for its orders. `more`: another one will be wanted."""
+        taken, self._next = self._next or self._start(), self._start() if more else None
         return taken
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ Processes are really killed at these steps in test_killed_drivers.py and test_ki
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,26 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.spark import verdict as verdicts
-from tests.spark.steps import watch
-from tests.spark.verdict import GROUP, ROW, SINK, SOURCE, in_files, in_topic, passed_on, prepare, publish, verdict
+from tests.spark.steps import Steps, watch
+from tests.spark.verdict import (
+    GROUP,
+    ROW,
+    SINK,
+    SOURCE,
+    in_files,
+    in_topic,
+    passed_on,
+    policy,
+    prepare,
+    publish,
+    verdict,
+)
+from tests.waiting import wait_for
 
 import custody
+from custody.errors import PipelineFenced
 from custody.pipelines import Drive
-from custody.spark import Files, Pipeline
+from custody.spark import Files, Pipeline, PipelineSummary
 from custody.spark.driver.driving import Driving
 
 pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(300)]
@@ -66,7 +81,7 @@ def fails_of_it(method: Callable[..., None]) -> Callable[..., None]:
 def live(database_url: str) -> Iterator[custody.Custody]:
     """Custody with the real clock, with the topics and the group."""
     with custody.connect(database_url) as opened:
-        prepare(opened)
+        prepare(opened, policy(visibility_timeout="60s"))  # a lease that runs out on a busy machine is another story
         yield opened
 
 
@@ -91,3 +106,44 @@ def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
     assert in_files(tmp_path / "table") == in_topic(db)
     assert not [path for path in (tmp_path / "table" / "_custody").rglob("*") if path.is_file()]
     assert db.execute("SELECT count(*) FROM custody.pipeline_writes").fetchone() == (0,)
+
+
+def test_an_older_driver_is_fenced(live: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the results of its second batch while a newer one takes over."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def wait(_step: str, _deed: str) -> None:
+        held.set()
+        assert go_on.wait(120), "nobody lets the older driver go on"
+
+    watch(Steps([("staged", 2, "wait")], wait), monkeypatch.setattr)
+    publish(live, 0, 60)
+    claims: dict[str, list[int]] = {"older": [], "newer": []}
+    errors: list[Exception] = []
+
+    def drive(name: str, **how: Any) -> PipelineSummary:
+        pipeline = Pipeline(source=SOURCE, group=GROUP, sink=SINK)
+        pipeline.each(passed_on)
+        tell = claims[name].append
+        return pipeline.run(live, spark=spark, max_per_batch=20, on_batch=lambda batch: tell(batch.claim), **how)
+
+    def older() -> None:
+        try:
+            drive("older")
+        except PipelineFenced as fenced:
+            errors.append(fenced)
+
+    thread = threading.Thread(target=older)
+    thread.start()
+    try:
+        wait_for(held.is_set, "the older driver has no second batch", timeout=90)
+        summary = drive("newer", drain="60s")
+    finally:
+        go_on.set()
+        thread.join(60)
+    assert "epoch" in str(errors[0])
+    assert (len(claims["older"]), summary.done) == (1, 40)
+    assert set(claims["older"]).isdisjoint(claims["newer"])
+    found = verdict(live)
+    assert (len(found.done), found.dead, found.open) == (60, {}, 0)
+    assert found.stages <= 1

@@ -42,7 +42,7 @@ def test_files_have_each_done_message_once(
             deed = f"kill {victim}".strip()
             driver.run(database_url, (where, 1 + number % 2, deed), files=table, max_per_batch=400)
             driver.dies()
-        last = drivers.take()
+        last = drivers.take(more=False)
         last.run(database_url, files=table)
         last.finishes()
         found = verdict(c)
