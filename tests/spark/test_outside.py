@@ -107,7 +107,7 @@ def test_a_handlers_results_without_a_schema_are_text(c: custody.Custody, spark:
 
 
 def test_a_frames_columns_go_out_as_they_are(c: custody.Custody, spark: SparkSession, table: str) -> None:
-    publish(c, 300)
+    publish(c, 60)
     pipeline = Pipeline(
         source="in", group="g", sink=["out", Files(table, partition_by=["third"])], policy=ONCE, schema="n int"
     )
@@ -116,21 +116,21 @@ def test_a_frames_columns_go_out_as_they_are(c: custody.Custody, spark: SparkSes
     def change(messages: DataFrame) -> DataFrame:
         n = F.col("n")
         return (
-            messages.transform(fail_when(n == 250, "marked"))
+            messages.transform(fail_when(n == 50, "marked"))
             .withColumn("third", n % 3)
             .withColumn("at", F.timestamp_seconds(n))
             .withColumn("price", n.cast("decimal(10,2)"))
             .withColumn("broken", F.when(n == 40, F.raise_error(F.lit("no good")).cast("int")))
         )
 
-    summary = run(pipeline, c, spark)
-    assert (summary.done, summary.dead, summary.outputs) == (298, 2, 298)
+    summary = run(pipeline, c, spark, max_per_batch=30)
+    assert (summary.done, summary.dead, summary.outputs) == (58, 2, 58)
     rows = spark.read.parquet(table)
     assert {field.name: field.dataType.simpleString() for field in rows.schema} == {
         "_partition": "int", "_offset": "bigint", "_key": "string",
         "n": "int", "at": "timestamp", "price": "decimal(10,2)", "broken": "int", "third": "int",
     }  # fmt: skip
-    assert numbers(rows) == sorted({*range(300)} - {40, 250})
+    assert numbers(rows) == sorted({*range(60)} - {40, 50})
     assert rows.where("third <> n % 3 or at <> timestamp_seconds(n)").count() == 0
     assert {path.name for path in Path(table).iterdir()} == {"third=0", "third=1", "third=2", "_custody"}
 
