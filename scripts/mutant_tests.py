@@ -81,15 +81,19 @@ class Runner(Generic[Mutant]):
         settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
         settings.load_profile("mutants")
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            item.add_marker("own_database")  # a copy of the template as it is then
+
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
-        if fixturedef.argname != "database_url":
+        if fixturedef.argname != "database":
             return (yield)
         self._prepare(request.getfixturevalue("server_url"), request.getfixturevalue("template"))
-        url = yield
+        database = yield
         if self._tracking:
-            request.addfinalizer(lambda: self._called.update(_functions_called(url)))  # before it is dropped
-        return url
+            request.addfinalizer(lambda: self._called.update(_functions_called(database.url)))  # before it is dropped
+        return database
 
     def _prepare(self, server_url: str, template: str) -> None:
         """Brings the template into the state that is wanted."""
