@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -34,12 +34,6 @@ def default(database_url: str, db: psycopg.Connection) -> Default:
         db.execute(statement.format(name, sql.Identifier(setting), sql.SQL(value)))
 
     return set_default
-
-
-@pytest.fixture(autouse=True)
-def _no_kept_connections() -> Iterator[None]:
-    yield
-    arrow._close_all()
 
 
 def life(url: str) -> None:
