@@ -114,10 +114,10 @@ def test_one_partition_is_split_by_key(c: custody.Custody, db: psycopg.Connectio
     fill(c, 1, 3_000)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
     pipeline.each(tell_task)
-    pipeline.run(c, spark=spark, drain="60s")
+    pipeline.run(c, spark=spark, drain="60s", batch_time="10m")  # batches of 500, 2,000 and 500 however busy it is here
     assert_all_once_in_key_order(db, 3_000)
     shares = db.execute(
         "SELECT payload::jsonb ->> 'task', count(*) FROM custody.events WHERE topic = 'out' GROUP BY 1 ORDER BY 1"
     ).fetchall()
     assert [task for task, _ in shares] == ["0", "1"]
-    assert min(count for _, count in shares) > 1_000, "about half each"
+    assert min(count for _, count in shares) > 900, "about half of the second batch; the others are too small"
