@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from tests.outbox.conftest import alone_url, bare_url  # noqa: F401  # fixtures
+from tests.outbox.conftest import alone_url, kept_alone  # noqa: F401  # fixtures
 
 import custody
 from custody.outbox import checks, operating_checks  # noqa: F401  # they register themselves
