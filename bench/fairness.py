@@ -11,7 +11,7 @@ from bench.backlog import fill
 from bench.report import Row, at_most
 from bench.stage import Stage
 from custody import Custody, Outgoing, Policy
-from custody.lanes import PRIORITIES, WEIGHTS
+from custody.model.lanes import PRIORITIES, WEIGHTS
 
 OTHERS, EACH = 10, 5
 PLAIN = Policy(ordering="key", max_ack_holes=None)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from custody.cli import settings as command_line
-from custody.policy import Policy
-from custody.retention import Retention
-from custody.setting import Setting, Settings, settings_of
+from custody.model.policy import Policy
+from custody.model.retention import Retention
+from custody.model.setting import Setting, Settings, settings_of
 from custody.wire.settings import answered
 
 ROOT = Path(__file__).resolve().parent.parent

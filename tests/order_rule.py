@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from tests.property.journal import Entry, Journal
 
-from custody.lifecycle import JOURNAL, MessageState
+from custody.model.lifecycle import JOURNAL, MessageState
 
 _ENTRIES = """
 SELECT j.entry, j.kind, j.offsets, j.lease_id

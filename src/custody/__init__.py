@@ -2,16 +2,16 @@
 
 from custody import outbox as outbox
 from custody import relay as relay
-from custody.claim import Lease
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
-from custody.model import DeadLetter, Delayed, Message, Outgoing, Receipt, Stats
-from custody.once import forget_once, once
+from custody.model.entities import DeadLetter, Delayed, Message, Outgoing, Receipt, Stats
+from custody.model.outcomes import Dead, Later, Outcome, Retry
+from custody.model.policy import Breaker, Constant, Exponential, Linear, Policy
+from custody.model.retention import Retention
+from custody.model.routing import Binding
 from custody.opening import connect, migrate
-from custody.outcomes import Dead, Later, Outcome, Retry
-from custody.policy import Breaker, Constant, Exponential, Linear, Policy
-from custody.retention import Retention
-from custody.routing import Binding
+from custody.verbs.claim import Lease
+from custody.verbs.once import forget_once, once
 
 __all__ = [
     "connect",

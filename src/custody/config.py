@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from custody.errors import InvalidConfig, did_you_mean
-from custody.policy import Backoff, Exponential, Policy, seconds
+from custody.model.policy import Backoff, Exponential, Policy, seconds
 
 _DELIVERY = {
     "visibilityTimeout": "CUSTODY_VISIBILITY_TIMEOUT",

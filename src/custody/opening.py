@@ -6,10 +6,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from custody import bounds, config
+from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument, NeedsDatabase
-from custody.policy import Duration, seconds_or_none
+from custody.model import bounds
+from custody.model.policy import Duration, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, exists

@@ -15,8 +15,8 @@ from functools import lru_cache
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from custody.model import Message, Outgoing
-from custody.outcomes import outcome_of
+from custody.model.entities import Message, Outgoing
+from custody.model.outcomes import outcome_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

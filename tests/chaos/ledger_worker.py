@@ -13,7 +13,7 @@ import psycopg
 
 import custody
 from custody.errors import LeaseLost
-from custody.outcomes import Outcome
+from custody.model.outcomes import Outcome
 
 
 def main(url: str, topic: str, group: str, name: str, visibility: str, failing: str) -> None:

@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import DatabaseUnavailable
-from custody.model import Settled
+from custody.model.entities import Settled
 
 pytestmark = pytest.mark.core
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import LeaseLost
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 TOPIC = "orders"
 GROUP = "stock"

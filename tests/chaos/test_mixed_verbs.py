@@ -20,7 +20,7 @@ from tests.order_rule import audit
 from tests.waiting import wait_for
 
 import custody
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 GROUPS = ("ordered", "loose", "bound")
 PARTITIONS = 3

@@ -9,7 +9,7 @@ import typer
 
 from custody import Constant, Exponential, Linear
 from custody.cli import arguments, render
-from custody.policy import Breaker
+from custody.model.policy import Breaker
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.conftest import Clock
 import custody
 from custody import Outcome
 from custody.errors import LeaseLost
-from custody.model import Settled
+from custody.model.entities import Settled
 
 pytestmark = pytest.mark.core
 

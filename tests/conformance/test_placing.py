@@ -10,7 +10,7 @@ from tests.conformance.conftest import refused
 
 import custody
 from custody import Outgoing
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("K2")]
 

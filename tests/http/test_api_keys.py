@@ -12,12 +12,12 @@ from tests.http.conftest import Http
 from tests.waiting import wait_for
 
 import custody
-from custody.apikeys import Ring
 from custody.engine.serving import ServerVerbs
 from custody.errors import DatabaseUnavailable, KeysNeeded, Unauthorized
 from custody.http import Server, Settings, keyring
 from custody.http.keyring import Keyring
 from custody.http.rights import Caller
+from custody.verbs.apikeys import Ring
 
 pytestmark = pytest.mark.core
 

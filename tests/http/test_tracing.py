@@ -26,7 +26,7 @@ from tests.waiting import wait_for
 import custody
 from custody import Dead, Later, Outgoing, Policy
 from custody.engine.serving import ServerVerbs
-from custody.model import Message
+from custody.model.entities import Message
 from custody.outbox import write
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G18")]

@@ -13,8 +13,9 @@ import pytest
 from tests.integration.stream import GROUP, TOPIC, fill, start
 from tests.waiting import wait_for
 
-from custody import Custody, Outgoing, codec
+from custody import Custody, Outgoing
 from custody.errors import CustodyError, DatabaseUnavailable, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from custody.model import codec
 from custody.spark.database import arrow
 from custody.spark.database.arrow import Planner
 from custody.store.adbc import fetch

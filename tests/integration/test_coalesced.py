@@ -16,7 +16,7 @@ import custody
 from custody import errors
 from custody.coalesced import Ack, Claim, Publish
 from custody.engine.serving import ServerVerbs
-from custody.model import Delayed, Outgoing, Receipt, Settled
+from custody.model.entities import Delayed, Outgoing, Receipt, Settled
 
 pytestmark = pytest.mark.core
 

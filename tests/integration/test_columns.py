@@ -11,9 +11,9 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from custody import Breaker, Custody, Exponential, Policy, Retention
-from custody.policy import LONGEST, Duration
-from custody.retention import LARGEST, Size
-from custody.setting import Setting, settings_of
+from custody.model.policy import LONGEST, Duration
+from custody.model.retention import LARGEST, Size
+from custody.model.setting import Setting, settings_of
 
 pytestmark = pytest.mark.core
 

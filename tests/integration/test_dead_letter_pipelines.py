@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import StageLost
-from custody.outcomes import Outcome
+from custody.model.outcomes import Outcome
 from custody.spark.database.tasks import TaskClaim
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10", "S4")]

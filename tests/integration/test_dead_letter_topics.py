@@ -12,7 +12,7 @@ from tests.integration.stream import everything
 
 import custody
 from custody import Constant, Custody, Message, Outgoing, Policy
-from custody.outcomes import Outcome
+from custody.model.outcomes import Outcome
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10")]
 

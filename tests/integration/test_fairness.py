@@ -14,7 +14,7 @@ from tests.integration.stream import GROUP, TOPIC, drain, keyed, offsets, start
 from tests.order_rule import audit
 
 from custody import Constant, Custody, Message, Outgoing, Policy
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 pytestmark = [pytest.mark.core, pytest.mark.req("N10")]
 

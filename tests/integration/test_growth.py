@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 import custody
 from custody import Custody, Outgoing, Policy, Retention
 from custody.errors import Conflict, InvalidArgument, TopicNotFound
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 pytestmark = pytest.mark.core
 

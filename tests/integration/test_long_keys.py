@@ -13,9 +13,9 @@ from tests.conftest import Clock
 import custody
 from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, InvalidPayload
-from custody.log import COPY_FROM
-from custody.model import KEY_BYTES
+from custody.model.entities import KEY_BYTES
 from custody.relay import Relay
+from custody.verbs.log import COPY_FROM
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G3", "G11")]
 

@@ -14,8 +14,8 @@ from tests.order_rule import audit
 import custody
 from custody import Constant, Custody, Message, Outcome, Policy
 from custody.errors import GroupNotFound, NotSkippable, PartitionNotFound
-from custody.lifecycle import MessageState
-from custody.pipelines import Work
+from custody.model.lifecycle import MessageState
+from custody.verbs.pipelines import Work
 
 pytestmark = pytest.mark.core
 

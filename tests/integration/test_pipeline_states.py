@@ -10,7 +10,7 @@ from tests.conftest import Clock
 
 import custody
 from custody.errors import PipelineFenced
-from custody.pipelines import PipelineState
+from custody.verbs.pipelines import PipelineState
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S6")]
 

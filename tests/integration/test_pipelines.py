@@ -10,11 +10,12 @@ import pytest
 from tests.conftest import Clock
 
 import custody
-from custody import codec, delays, placement
 from custody.errors import ClaimLost, PipelineFenced, StageLost
-from custody.outcomes import Outcome
-from custody.pipelines import Drive, Pass, Placed, Work, stage_of
+from custody.model import codec, placement
+from custody.model.outcomes import Outcome
 from custody.spark.database.tasks import TaskClaim
+from custody.verbs import delays
+from custody.verbs.pipelines import Drive, Pass, Placed, Work, stage_of
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
 

@@ -14,9 +14,9 @@ from tests.integration.stream import everything
 import custody
 from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, NoPriorities, PartitionNotFound
-from custody.lanes import PRIORITIES, WEIGHTS, Priority, priority_of
-from custody.log import COPY_FROM
-from custody.placement import partition_for
+from custody.model.lanes import PRIORITIES, WEIGHTS, Priority, priority_of
+from custody.model.placement import partition_for
+from custody.verbs.log import COPY_FROM
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G16")]
 

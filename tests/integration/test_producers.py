@@ -19,7 +19,7 @@ from custody.errors import (
     ProducerNotFound,
     SequenceConflict,
 )
-from custody.producer import IdempotentProducer
+from custody.verbs.producer import IdempotentProducer
 
 pytestmark = pytest.mark.core
 

@@ -18,8 +18,8 @@ from custody.errors import (
     QueueFull,
     TopicNotFound,
 )
-from custody.log import COPY_FROM
-from custody.placement import partition_for
+from custody.model.placement import partition_for
+from custody.verbs.log import COPY_FROM
 
 pytestmark = pytest.mark.core
 

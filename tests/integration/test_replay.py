@@ -10,7 +10,7 @@ from tests.integration.stream import everything, offsets
 
 from custody import Constant, Custody, Message, Outgoing, Policy
 from custody.errors import InvalidArgument, OffsetOutOfRange, PartitionNotFound, QueueFull, TopicNotFound
-from custody.model import Replayed
+from custody.model.entities import Replayed
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10")]
 

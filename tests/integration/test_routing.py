@@ -15,7 +15,7 @@ from tests.unit.test_routing import KEYS, PATTERNS, REFUSED_PATTERNS
 
 from custody import Binding, Custody, Outgoing, Policy
 from custody.errors import BareGroup, CustodyError, GroupNotFound, InvalidArgument, InvalidPayload
-from custody.pipelines import Pass
+from custody.verbs.pipelines import Pass
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11")]
 

@@ -15,8 +15,8 @@ from tests.integration.stream import GROUP, TOPIC, drain, everything, offsets, s
 
 from custody import Breaker, Constant, Custody, Exponential, Lease, LeaseLost, Linear, Outcome, Outgoing, Policy
 from custody.errors import InvalidArgument, OrderConflict
-from custody.model import Settled
-from custody.settle import LONGEST_ERROR
+from custody.model.entities import Settled
+from custody.verbs.settle import LONGEST_ERROR
 
 pytestmark = pytest.mark.core
 

@@ -12,7 +12,7 @@ from tests.integration.stream import GROUP, TOPIC, drain, everything, fill, keye
 
 from custody import Constant, Custody, CustodyError, LeaseLost, Outgoing, Policy, Retention
 from custody.errors import InvalidArgument, TopicNotFound
-from custody.model import Upkeep
+from custody.model.entities import Upkeep
 
 pytestmark = pytest.mark.core
 

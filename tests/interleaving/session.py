@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from tests.waiting import wait_for
 
-from custody.claim import MESSAGE
+from custody.verbs.claim import MESSAGE
 
 TOPIC = "orders"
 GROUP = "stock"

@@ -14,7 +14,7 @@ import custody
 from custody.coalesced import Ack, Claim, Publish
 from custody.engine.serving import ServerVerbs
 from custody.errors import Busy, CustodyError, LeaseLost
-from custody.model import Outgoing
+from custody.model.entities import Outgoing
 
 pytestmark = pytest.mark.core
 

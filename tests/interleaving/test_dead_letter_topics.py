@@ -13,7 +13,7 @@ from tests.interleaving.session import GROUP, TOPIC, Session
 
 import custody
 from custody.errors import Conflict
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10")]
 

@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 
 import custody
 import custody.outbox
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G10", "X5")]
 

@@ -11,7 +11,7 @@ from tests.property.journal import fold
 from tests.property.tables import Connection, Reader
 
 import custody
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11", "C1")]
 

@@ -12,7 +12,7 @@ from tests.interleaving.session import GROUP, TOPIC, Session
 from tests.waiting import wait_for
 
 import custody
-from custody.claim import MESSAGE
+from custody.verbs.claim import MESSAGE
 
 pytestmark = pytest.mark.core
 

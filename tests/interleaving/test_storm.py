@@ -19,9 +19,9 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import Busy, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict, QueueFull
-from custody.lifecycle import MessageState
-from custody.outcomes import Outcome
-from custody.producer import IdempotentProducer
+from custody.model.lifecycle import MessageState
+from custody.model.outcomes import Outcome
+from custody.verbs.producer import IdempotentProducer
 
 pytestmark = pytest.mark.core
 

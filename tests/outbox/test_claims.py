@@ -14,8 +14,8 @@ from tests.conftest import Clock
 import custody
 from custody.outbox import EventState, Outbox
 from custody.relay import ClaimedEvent, Relay
-from custody.settle import LONGEST_ERROR
 from custody.store.postgres import run_function
+from custody.verbs.settle import LONGEST_ERROR
 
 pytestmark = pytest.mark.core
 

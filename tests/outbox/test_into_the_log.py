@@ -14,7 +14,7 @@ from tests.conftest import Clock
 from tests.waiting import wait_for
 
 import custody
-from custody import placement
+from custody.model import placement
 from custody.outbox import EventState, Outbox
 from custody.relay import Relay
 

@@ -23,8 +23,8 @@ from tests.outbox.test_webhook import answering
 from tests.outbox.web_service import Service
 
 import custody
-from custody import codec
 from custody.errors import CustodyError, PublisherUnavailable, PublishFailed, PublishRefused
+from custody.model import codec
 from custody.relay import (
     CustodyPublisher,
     Publisher,

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from tests.plans.conftest import CASES
 
-from custody.claim import MESSAGE
+from custody.verbs.claim import MESSAGE
 
 pytestmark = pytest.mark.core
 

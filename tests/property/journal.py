@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from custody.lifecycle import JOURNAL, MessageState
+from custody.model.lifecycle import JOURNAL, MessageState
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.property.tables import Connection, Reader
 from tests.property.verbs import GROUP, Verbs
 
 import custody
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 if TYPE_CHECKING:
     from tests.conftest import Clock

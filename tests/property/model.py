@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Literal
 from uuid import UUID
 
-from custody.lifecycle import MessageState
-from custody.model import Message
-from custody.outcomes import Kind
+from custody.model.entities import Message
+from custody.model.lifecycle import MessageState
+from custody.model.outcomes import Kind
 
 REFUSALS: dict[str, str] = {"dead": "terminal", "reject": "rejected"}
 """Outcomes that make a message dead at once, with the reason that they give it."""

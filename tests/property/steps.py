@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.property.model import Filter
 
-from custody.outcomes import Kind
+from custody.model.outcomes import Kind
 
 KEYS = (None, "a", "a-b", "c")
 KINDS: tuple[Kind, ...] = ("ack", "nack", "dead", "reject", "later", "release")

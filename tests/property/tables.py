@@ -11,7 +11,7 @@ import psycopg
 from tests.property.journal import Entry
 from tests.property.model import Death
 
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 Connection = psycopg.Connection[Any]
 

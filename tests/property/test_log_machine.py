@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import custody
 from custody.errors import InvalidArgument, OffsetConflict, ProducerFenced, SequenceConflict
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 if TYPE_CHECKING:
     from tests.conftest import Clock

@@ -15,9 +15,9 @@ from tests.property.tables import Connection, Reader, Tables
 
 import custody
 from custody.errors import InvalidArgument, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
-from custody.lifecycle import MessageState
-from custody.model import Settled
-from custody.outcomes import Kind
+from custody.model.entities import Settled
+from custody.model.lifecycle import MessageState
+from custody.model.outcomes import Kind
 
 if TYPE_CHECKING:
     from tests.conftest import Clock

@@ -16,7 +16,7 @@ import custody
 from custody import Message, Receipt
 from custody.cli.serve import serve
 from custody.errors import DatabaseUnavailable
-from custody.policy import seconds
+from custody.model.policy import seconds
 from custody.remote import settling, transport
 
 pytestmark = pytest.mark.core

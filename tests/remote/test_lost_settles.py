@@ -11,7 +11,7 @@ from tests.remote.cutting import Proxy, When
 import custody
 from custody import Lease, Outcome
 from custody.errors import DatabaseUnavailable, LeaseLost
-from custody.model import Settled
+from custody.model.entities import Settled
 
 pytestmark = pytest.mark.core
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import psycopg
 
-from custody.pipelines import Committed, Drive, Work
 from custody.spark import Files
 from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.driving import Driving
 from custody.spark.outside.hadoop import Hadoop
 from custody.store.postgres import Database, run_function
+from custody.verbs.pipelines import Committed, Drive, Work
 
 
 class Observer(Protocol):

@@ -7,11 +7,11 @@ import pytest
 from pyspark.errors import AnalysisException, NumberFormatException, PythonException
 
 from custody.errors import ClaimLost, PipelineFenced
-from custody.outcomes import Outcome
-from custody.pipelines import Work
+from custody.model.outcomes import Outcome
 from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.faults import NotTheRows, TaskFailed, decisive, described, fault, is_second_try, ours
 from custody.spark.tasks.job import Report, gather
+from custody.verbs.pipelines import Work
 
 pytestmark = pytest.mark.req("S3")
 LOST = (

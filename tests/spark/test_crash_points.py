@@ -33,9 +33,9 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import PipelineFenced
-from custody.pipelines import Drive
 from custody.spark import Files, Pipeline, PipelineSummary
 from custody.spark.driver.driving import Driving
+from custody.verbs.pipelines import Drive
 
 pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(300)]
 

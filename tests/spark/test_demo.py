@@ -17,7 +17,7 @@ from tests.spark.steps import Steps, watch
 import custody
 from custody.demo import Plan, run, show, stock
 from custody.demo.verdict import Killed, checks
-from custody.pipelines import Drive
+from custody.verbs.pipelines import Drive
 
 # what is done to the evidence, and the check that must then fail; in an order in which none spoils the next
 HARMS = {

@@ -22,7 +22,7 @@ from tests.spark.test_source import assert_hidden, with_password
 
 from custody import Custody, CustodyError, Outgoing
 from custody.errors import InvalidArgument, InvalidPayload, KeySplit, PartitionNotFound, TopicChanged, TopicNotFound
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 from custody.spark.database import sinks
 from custody.spark.format import sink
 from custody.spark.format.sink import Attempt, Target

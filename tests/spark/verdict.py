@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from tests.order_rule import audit
 
 import custody
-from custody.lifecycle import MessageState
+from custody.model.lifecycle import MessageState
 
 SOURCE, GROUP, SINK = "in", "g", "out"
 SET = 2

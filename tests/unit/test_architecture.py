@@ -1,29 +1,42 @@
-"""ARCHITECTURE.md names every module and every file of SQL functions, and none that is not there."""
+"""ARCHITECTURE.md names every folder and every module at the top, and none that is not there."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src/custody"
 
 
-def named() -> set[str]:
-    """The files in its layouts. A line begins in the folder of its layout; a path leads to another until its end."""
-    found = set()
+def layout() -> list[str]:
+    (found,) = re.findall(
+        r"^```\nsrc/custody/\n(.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [line for line in found.splitlines() if line.startswith("  ")]
+
+
+def test_every_folder_is_named_and_no_other() -> None:
+    named = {name for line in layout() for name in re.findall(r"^  ([\w/]+)/(?: |$)", line)}
+    there = {
+        path.parent.relative_to(PACKAGE).as_posix()
+        for kind in ("*.py", "*.sql", "*.md")
+        for path in PACKAGE.rglob(kind)
+    }
+    assert named == there - {"."}
+
+
+def test_every_module_at_the_top_is_named_and_no_other() -> None:
+    named = {name for line in layout() for name in re.findall(r"\b(\w+\.py)\b", line)}
+    assert named == {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
+
+
+def test_every_file_that_the_way_of_a_message_names_is_there() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    for language, layout in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if language:
-            continue
-        top = layout.split()[0].removeprefix("src/custody/").rpartition("/")[0]
-        for line in layout.splitlines():
-            folder = top
-            for path, name in re.findall(r"([\w/]*/)?(\w+\.(?:py|sql))\b", line):
-                folder = path.rstrip("/") or folder
-                found.add(f"{folder}/{name}".lstrip("/"))
-    return found
+    names = re.findall(r"`([\w/]+/\w+\.(?:py|sql))`", text)
+    assert names
+    assert [name for name in names if not any(PACKAGE.rglob(name))] == []
 
 
-def test_every_file_is_named_in_the_layout_and_no_other() -> None:
-    package = ROOT / "src/custody"
-    files = {path.relative_to(package) for kind in ("*.py", "*.sql") for path in package.rglob(kind)}
-    modules = {str(path) for path in files if not path.name.startswith("__")}
-    assert named() == modules
+def test_every_file_begins_with_what_it_is() -> None:
+    modules = [path for path in PACKAGE.rglob("*.py") if not path.read_text("utf-8").startswith('"""')]
+    scripts = [path for path in PACKAGE.rglob("*.sql") if not path.read_text("utf-8").startswith("-- ")]
+    assert [path.relative_to(PACKAGE).as_posix() for path in modules + scripts] == []

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import custody
-from custody.bounds import LARGE, SMALL, Bounded, require, require_each, require_text
 from custody.errors import InvalidArgument, PartitionNotFound
+from custody.model.bounds import LARGE, SMALL, Bounded, require, require_each, require_text
 from custody.spark.format.options import ReadOptions
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from custody.errors import BreakerOpen
-from custody.outcomes import Dead, Later, Outcome, Retry
-from custody.pipelines import Work
+from custody.model.outcomes import Dead, Later, Outcome, Retry
 from custody.spark.causes import MALFORMED, MANY, Beginning, cause_in, cause_of
+from custody.verbs.pipelines import Work
 
 pytestmark = pytest.mark.req("S3")
 

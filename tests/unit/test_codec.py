@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from custody.codec import decode, encode, encode_headers, encode_message
 from custody.errors import InvalidPayload
-from custody.model import Outgoing
+from custody.model.codec import decode, encode, encode_headers, encode_message
+from custody.model.entities import Outgoing
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

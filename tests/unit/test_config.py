@@ -9,7 +9,7 @@ import pytest
 
 from custody.config import load
 from custody.errors import InvalidArgument, InvalidConfig
-from custody.policy import Exponential, Policy, seconds
+from custody.model.policy import Exponential, Policy, seconds
 
 FILE = """
 defaults:

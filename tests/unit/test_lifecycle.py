@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from custody.lifecycle import JOURNAL, Actor, MessageState
+from custody.model.lifecycle import JOURNAL, Actor, MessageState
 
 READY, PROCESSING, DONE, DEAD = MessageState.READY, MessageState.PROCESSING, MessageState.DONE, MessageState.DEAD
 

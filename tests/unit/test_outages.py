@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from custody import Constant, Exponential, Linear
-from custody.policy import Backoff
+from custody.model.policy import Backoff
 from custody.relay.outages import Outages, delay
 
 

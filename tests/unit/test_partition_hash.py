@@ -9,7 +9,7 @@ from collections import Counter
 import psycopg
 import pytest
 
-from custody.placement import partition_for
+from custody.model.placement import partition_for
 
 # SHA-256 of the key in UTF-8, its first eight bytes big-endian without the sign bit, modulo the partitions
 VECTORS = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from custody.errors import InvalidArgument, InvalidPolicy
-from custody.policy import Backoff, Constant, Exponential, Linear, Policy, seconds
+from custody.model.policy import Backoff, Constant, Exponential, Linear, Policy, seconds
 
 DURATIONS = [
     ("100ms", 0.1),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from custody import Binding, Message, Outgoing
-from custody.codec import encode_message
 from custody.errors import InvalidArgument, InvalidPayload
-from custody.routing import ROUTING_KEY, bindings_of
+from custody.model.codec import encode_message
+from custody.model.routing import ROUTING_KEY, bindings_of
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11")]
 

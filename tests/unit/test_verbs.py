@@ -13,16 +13,16 @@ import pytest
 
 import custody
 from custody import Custody
-from custody.bounds import Bounded
 from custody.errors import GroupNotFound, InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from custody.http.app import OPERATIONS
 from custody.http.rights import Caller
-from custody.model import Rewound
+from custody.model.bounds import Bounded
+from custody.model.entities import Rewound
 from custody.remote import RemoteCustody
 from custody.remote.derived import method_of
 from custody.remote.producing import RemoteTransactions
 from custody.store.migrate import parameters_of
-from custody.transactions import Transactions
+from custody.verbs.transactions import Transactions
 from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
 from custody.wire.fields import LARGEST, LISTED, Help, Name, Offset, Page, Partition, Reason
 from custody.wire.verb import Verb, declared, verb

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from custody.errors import InvalidPolicy
-from custody.model import (
+from custody.model.entities import (
     DeadLetter,
     Delayed,
     Group,
@@ -24,10 +24,10 @@ from custody.model import (
     Topic,
     Waiting,
 )
-from custody.plain import plain
-from custody.policy import Breaker, Constant, Exponential, Linear, Policy
-from custody.retention import Retention
-from custody.routing import Binding
+from custody.model.plain import plain
+from custody.model.policy import Breaker, Constant, Exponential, Linear, Policy
+from custody.model.retention import Retention
+from custody.model.routing import Binding
 from custody.wire import fields
 from custody.wire.answers import InFlightOut, ProducerOut, RedrivenOut, RewindOut, SettledOut
 from custody.wire.messages import DeadOut, DelayedOut, MessageOut, PlacedOut

@@ -42,7 +42,7 @@ def test_an_error_of_upkeep_is_logged_and_the_worker_goes_on(
     live.create_topic("orders")
     live.create_group("orders", "stock")
     db.execute("DROP FUNCTION custody.maintain")
-    with caplog.at_level(logging.WARNING, "custody.upkeep"):
+    with caplog.at_level(logging.WARNING, "custody.verbs.upkeep"):
         live.publish("orders", 1)
         seen = work(live, lambda: sum("upkeep" in record.message for record in caplog.records) >= 2)
     assert seen == [1]

@@ -10,7 +10,7 @@ from custody.cli import arguments
 from custody.cli.session import session_of
 
 if TYPE_CHECKING:
-    from custody.apikeys import ApiKey
+    from custody.verbs.apikeys import ApiKey
 
 app = typer.Typer(no_args_is_help=True, help="Keys of the HTTP server: create, list, revoke.")
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from custody.errors import CustodyError, did_you_mean
-from custody.policy import BACKOFFS, Backoff, Breaker, seconds
-from custody.retention import size_in_bytes
-from custody.routing import Binding
-from custody.setting import Settings, settings_of
+from custody.model.policy import BACKOFFS, Backoff, Breaker, seconds
+from custody.model.retention import size_in_bytes
+from custody.model.routing import Binding
+from custody.model.setting import Settings, settings_of
 
 Start = str | int | datetime
 T = TypeVar("T")

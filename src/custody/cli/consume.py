@@ -15,9 +15,9 @@ from custody.cli.arguments import Group, Partition, Topic, VisibilityTimeout
 from custody.cli.session import Session, counted, session_of, single
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, LeaseLost
-from custody.model import Message
-from custody.plain import to_json
-from custody.policy import seconds
+from custody.model.entities import Message
+from custody.model.plain import to_json
+from custody.model.policy import seconds
 
 if TYPE_CHECKING:
     from custody import Custody, Lease

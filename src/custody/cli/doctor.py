@@ -11,12 +11,12 @@ from custody.cli import render
 from custody.cli.failures import FAILED
 from custody.cli.session import Session, counted, operator, session_of
 from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
-from custody.plain import plain
+from custody.model.plain import plain
 from custody.spark.environment import java
 
 if TYPE_CHECKING:
     from custody import Custody
-    from custody.insights import HandlingTime, Server
+    from custody.model.insights import HandlingTime, Server
 
 OLDEST, NEWEST = 15, 18  # PostgreSQL versions that Custody is tested on
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "info": "cyan"}

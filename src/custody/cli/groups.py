@@ -11,9 +11,9 @@ from custody.cli import arguments, render
 from custody.cli.arguments import Group, Topic, Yes
 from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import options
-from custody.model import Group as GroupFound
-from custody.policy import Policy
-from custody.routing import Binding
+from custody.model.entities import Group as GroupFound
+from custody.model.policy import Policy
+from custody.model.routing import Binding
 
 app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, bind, delete.")
 

@@ -12,10 +12,10 @@ from custody.cli import arguments, render
 from custody.cli.arguments import Topic
 from custody.cli.session import Session, session_of
 from custody.errors import OffsetOutOfRange
-from custody.lifecycle import JOURNAL
-from custody.model import HistoryEntry, Message, Stats
-from custody.plain import plain
-from custody.policy import seconds
+from custody.model.entities import HistoryEntry, Message, Stats
+from custody.model.lifecycle import JOURNAL
+from custody.model.plain import plain
+from custody.model.policy import seconds
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from custody.errors import InvalidPayload, did_you_mean
-from custody.lanes import Priority
-from custody.model import Outgoing
+from custody.model.entities import Outgoing
+from custody.model.lanes import Priority
 
 ENVELOPE = [
     *("payload", "payload_base64", "key", "headers", "partition", "delay", "deliver_at"),

@@ -13,7 +13,7 @@ import typer
 
 from custody.cli import arguments, pipeline_states, render
 from custody.cli.session import Session, counted, session_of
-from custody.plain import plain
+from custody.model.plain import plain
 
 if TYPE_CHECKING:
     from custody.spark.figures import Outlook, PipelineSummary

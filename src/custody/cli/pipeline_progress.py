@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from custody import Custody
-    from custody.pipelines import Figures
     from custody.spark.figures import Batch
     from custody.spark.pipeline import Pipeline
+    from custody.verbs.pipelines import Figures
 
 COLUMNS = [
     "pipeline",

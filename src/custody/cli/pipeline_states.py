@@ -9,10 +9,10 @@ import typer
 from custody.cli import render
 from custody.cli.session import counted, session_of
 from custody.errors import InvalidArgument
-from custody.plain import plain
+from custody.model.plain import plain
 
 if TYPE_CHECKING:
-    from custody.pipelines import PipelineState
+    from custody.verbs.pipelines import PipelineState
 
 _SHOWN = 80  # characters of an error in a table
 

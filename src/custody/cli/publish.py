@@ -22,8 +22,8 @@ from custody.cli.failures import INTERRUPTED
 from custody.cli.intake import Reading, batches
 from custody.cli.session import Session, counted, session_of, single
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.lanes import Priority
-from custody.model import Delayed, Outgoing, Receipt
+from custody.model.entities import Delayed, Outgoing, Receipt
+from custody.model.lanes import Priority
 
 if TYPE_CHECKING:
     from custody import Custody

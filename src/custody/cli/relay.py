@@ -11,7 +11,7 @@ from custody.cli import arguments
 from custody.cli.outbox import located
 from custody.cli.session import session_of
 from custody.cli.work import imported, logged
-from custody.policy import Backoff
+from custody.model.policy import Backoff
 
 app = typer.Typer(name="relay", no_args_is_help=True, help="Takes the events of an outbox to their destinations.")
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from custody.model import Group, Message
-from custody.policy import Backoff, Policy
-from custody.setting import Settings, settings_of
+from custody.model.entities import Group, Message
+from custody.model.policy import Backoff, Policy
+from custody.model.setting import Settings, settings_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from custody.cli import render
-from custody.plain import to_json
+from custody.model.plain import to_json
 
 if TYPE_CHECKING:
     from custody import Custody

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from custody.cli import arguments
-from custody.policy import Backoff, Breaker, Duration
-from custody.retention import Size
-from custody.setting import Setting, Settings, settings_of
+from custody.model.policy import Backoff, Breaker, Duration
+from custody.model.retention import Size
+from custody.model.setting import Setting, Settings, settings_of
 
 NONE = "none"
 """What a user writes to take a cap or a time-out away."""

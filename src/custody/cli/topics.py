@@ -9,7 +9,7 @@ import typer
 from custody.cli import arguments, render, upkeep
 from custody.cli.arguments import Topic, Yes
 from custody.cli.session import counted, session_of
-from custody.lanes import priority_of
+from custody.model.lanes import priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
 

@@ -10,9 +10,9 @@ import typer
 from custody.cli import arguments, render
 from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import RETENTION, options
-from custody.model import JournalPart, Segment, Upkeep
-from custody.policy import seconds
-from custody.retention import Retention, size_in_bytes
+from custody.model.entities import JournalPart, Segment, Upkeep
+from custody.model.policy import seconds
+from custody.model.retention import Retention, size_in_bytes
 
 if TYPE_CHECKING:
     from custody import Custody

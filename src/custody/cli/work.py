@@ -21,8 +21,8 @@ from custody.cli import arguments, render
 from custody.cli.arguments import VisibilityTimeout
 from custody.cli.exporting import export_spans
 from custody.cli.session import Session, counted, session_of
-from custody.model import Message
-from custody.outcomes import outcome_of
+from custody.model.entities import Message
+from custody.model.outcomes import outcome_of
 
 if TYPE_CHECKING:
     from custody.worker import Worker

@@ -9,9 +9,9 @@ from uuid import UUID
 
 from custody.coalesced.blocking import BLOCKED
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, by_code
-from custody.model import Settled
-from custody.settle import lease_lost
+from custody.model.entities import Settled
 from custody.store.postgres import Database, Row
+from custody.verbs.settle import lease_lost
 
 _ERRORS = by_code()
 

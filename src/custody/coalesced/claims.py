@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from custody.claim import Lease, lease_of
-from custody.codec import decode_raw
-from custody.policy import Duration, interval
-from custody.settle import Settler
+from custody.model.codec import decode_raw
+from custody.model.policy import Duration, interval
 from custody.store.postgres import Database
+from custody.verbs.claim import Lease, lease_of
+from custody.verbs.settle import Settler
 
 
 @dataclass(frozen=True, kw_only=True)

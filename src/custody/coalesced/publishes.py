@@ -8,14 +8,14 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from custody import delays
 from custody.coalesced.blocking import BLOCKED
-from custody.codec import Encoded, arrays, encode_message
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
-from custody.model import Delayed, Outgoing, Receipt
-from custody.placement import PLACED_WRONGLY, Layout, place
-from custody.policy import seconds_or_none
+from custody.model.codec import Encoded, arrays, encode_message
+from custody.model.entities import Delayed, Outgoing, Receipt
+from custody.model.placement import PLACED_WRONGLY, Layout, place
+from custody.model.policy import seconds_or_none
 from custody.store.postgres import Database, Row
+from custody.verbs import delays
 
 _ERRORS = by_code()
 _PLACED_WRONGLY = {error.code for error in PLACED_WRONGLY}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from custody.apikeys import ApiKey, NewKey, digest_of, key_of, new_secret, patterns
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
-from custody.policy import Duration, interval, seconds
+from custody.model.policy import Duration, interval, seconds
+from custody.verbs.apikeys import ApiKey, NewKey, digest_of, key_of, new_secret, patterns
 
 
 class ApiKeys(Base):

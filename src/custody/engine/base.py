@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from custody.bounds import Bounded
-from custody.codec import Decoding, decode
 from custody.config import this_process
-from custody.placement import Layout
-from custody.policy import Policy
+from custody.model.bounds import Bounded
+from custody.model.codec import Decoding, decode
+from custody.model.placement import Layout
+from custody.model.policy import Policy
 from custody.store.embedded import EmbeddedServer
 from custody.store.migrate import parameters_of
 from custody.store.notify import Hints

@@ -7,17 +7,17 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from custody import claim, pipelines
-from custody.claim import Lease
 from custody.engine.grouping import Grouping
 from custody.engine.topics import Topics
-from custody.model import Settled
-from custody.outcomes import Outcome
-from custody.pipelines import Drive, Driver, Figures, Pass, PipelineState
-from custody.policy import Duration, seconds_or_none
-from custody.settle import DirectSettler, Settler
+from custody.model.entities import Settled
+from custody.model.outcomes import Outcome
+from custody.model.policy import Duration, seconds_or_none
 from custody.store.notify import Listener
 from custody.store.postgres import Connection
+from custody.verbs import claim, pipelines
+from custody.verbs.claim import Lease
+from custody.verbs.pipelines import Drive, Driver, Figures, Pass, PipelineState
+from custody.verbs.settle import DirectSettler, Settler
 from custody.worker import Worker, WorkerSummary
 from custody.worker.calling import Handler
 from custody.worker.signals import stopped_by_signals

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal, TypedDict, Unpack
 
-from custody.codec import KINDS
 from custody.engine.base import Base
 from custody.engine.grouping import GROUP
 from custody.errors import InvalidArgument
-from custody.lanes import priority_of
-from custody.model import DeadLetter, Replayed
+from custody.model.codec import KINDS
+from custody.model.entities import DeadLetter, Replayed
+from custody.model.lanes import priority_of
 from custody.wire.answers import RedrivenOut
 from custody.wire.fields import Help, Name, Offset, Page, Partition, Positive, Reason
 from custody.wire.messages import DeadOut

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from custody import log
-from custody.bounds import require
 from custody.engine.base import Base
 from custody.errors import InvalidArgument
-from custody.model import Group, Message
-from custody.policy import Policy, require_zone
-from custody.routing import Binding, bindings_of
+from custody.model.bounds import require
+from custody.model.entities import Group, Message
+from custody.model.policy import Policy, require_zone
+from custody.model.routing import Binding, bindings_of
+from custody.verbs import log
 from custody.wire.answers import ChangedOut, DueOut
 from custody.wire.fields import Batch, Help, Offset, Partition, Reason
 from custody.wire.messages import MessageOut

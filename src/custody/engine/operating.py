@@ -9,10 +9,10 @@ from typing import Annotated
 from custody.engine.base import Base
 from custody.engine.grouping import GROUP
 from custody.errors import Busy, NotSkippable
-from custody.insights import GroupFigures, HandlingTime, OldTransaction, Server, TopicFigures
-from custody.model import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
+from custody.model.entities import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
+from custody.model.insights import GroupFigures, HandlingTime, OldTransaction, Server, TopicFigures
+from custody.model.policy import Duration, seconds
 from custody.outbox.events import Figures as OutboxFigures
-from custody.policy import Duration, seconds
 from custody.store import notify
 from custody.wire.answers import CountOut, InFlightOut, RewindOut
 from custody.wire.fields import Help, Name, Offset, Page, Partition, Reason

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from custody.engine.publishing import Publishing
 from custody.engine.transactions import DirectTransactions
-from custody.model import Delayed, Producer, Receipt
-from custody.producer import IdempotentProducer
-from custody.transactions import Transactions
+from custody.model.entities import Delayed, Producer, Receipt
+from custody.verbs.producer import IdempotentProducer
+from custody.verbs.transactions import Transactions
 from custody.wire.answers import ChangedOut, ProducerOut
 from custody.wire.fields import Help, Positive
 from custody.wire.verb import verb

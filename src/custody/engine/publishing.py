@@ -8,16 +8,16 @@ from functools import partial
 from typing import Annotated, Any, TypeVar, overload
 from uuid import UUID
 
-from custody import delays, log
-from custody.codec import arrays, encode_event
 from custody.engine.topics import TOPIC, Topics
 from custody.errors import DelayNotFound, InvalidArgument
-from custody.lanes import Priority
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, Waiting, batch_of
-from custody.placement import PLACED_WRONGLY
-from custody.policy import Duration
-from custody.producer import producer_identity
+from custody.model.codec import arrays, encode_event
+from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, Waiting, batch_of
+from custody.model.lanes import Priority
+from custody.model.placement import PLACED_WRONGLY
+from custody.model.policy import Duration
 from custody.tracing import traced
+from custody.verbs import delays, log
+from custody.verbs.producer import producer_identity
 from custody.wire.answers import CountOut
 from custody.wire.fields import Batch, Help, Offset, Page, Partition
 from custody.wire.messages import DelayedOut, MessageOut

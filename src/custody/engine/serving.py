@@ -9,18 +9,18 @@ from uuid import UUID
 from msgspec import UnsetType
 
 from custody import coalesced
-from custody.apikeys import Ring, key_of
-from custody.claim import Lease
 from custody.coalesced import Ack, Claim, Placed, Publish
-from custody.codec import decode_raw
 from custody.engine import Custody
 from custody.errors import CustodyError
-from custody.model import Group, Replayed, Settled, Topic
+from custody.model.codec import decode_raw
+from custody.model.entities import Group, Replayed, Settled, Topic
+from custody.model.policy import Policy
+from custody.model.retention import Retention
+from custody.model.routing import Binding
 from custody.outbox import moving
-from custody.policy import Policy
-from custody.retention import Retention
-from custody.routing import Binding
 from custody.store.notify import Listener
+from custody.verbs.apikeys import Ring, key_of
+from custody.verbs.claim import Lease
 
 LARGEST_ANSWER = 16 * 2**20
 """An answer ends with the message that reaches so many bytes of payload."""

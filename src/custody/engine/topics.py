@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from custody import upkeep
 from custody.engine.base import Base
 from custody.errors import Busy
-from custody.model import Journal, JournalPart, Kept, Segment, Topic, Upkeep
-from custody.policy import Duration, interval
-from custody.retention import Retention, Size, keep_time, size_in_bytes
+from custody.model.entities import Journal, JournalPart, Kept, Segment, Topic, Upkeep
+from custody.model.policy import Duration, interval
+from custody.model.retention import Retention, Size, keep_time, size_in_bytes
 from custody.store.postgres import Connection
+from custody.verbs import upkeep
 from custody.wire.fields import Name
 from custody.wire.reports import JournalOut, TopicOut
 from custody.wire.verb import verb

@@ -9,13 +9,13 @@ from datetime import datetime
 from itertools import groupby
 from uuid import UUID
 
-from custody.codec import Encoded, arrays
-from custody.model import Delayed, OpenTransaction, Outgoing, Receipt
-from custody.placement import PLACED_WRONGLY, place
-from custody.policy import Duration, interval, seconds_or_none
+from custody.model.codec import Encoded, arrays
+from custody.model.entities import Delayed, OpenTransaction, Outgoing, Receipt
+from custody.model.placement import PLACED_WRONGLY, place
+from custody.model.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced_each
-from custody.transactions import Transactions, encoded
+from custody.verbs.transactions import Transactions, encoded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from custody.engine import Custody
 from custody.http.call import Call
 from custody.http.operation import Handler, Operation, described
-from custody.transactions import Transactions
+from custody.verbs.transactions import Transactions
 from custody.wire.fields import Range
 from custody.wire.verb import Verb, declared
 

@@ -10,8 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from custody.insights import Server
-from custody.model import (
+from custody.model.entities import (
     BlockedKey,
     HistoryEntry,
     Kept,
@@ -22,8 +21,9 @@ from custody.model import (
     Stats,
     Upkeep,
 )
-from custody.plain import plain
-from custody.policy import Exponential, Policy
+from custody.model.insights import Server
+from custody.model.plain import plain
+from custody.model.policy import Exponential, Policy
 from custody.wire.answers import (
     AbortedOut,
     AddedOut,

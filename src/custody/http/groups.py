@@ -10,8 +10,8 @@ from custody.errors import InvalidArgument
 from custody.http.call import Call
 from custody.http.derived import by_hand
 from custody.http.operation import Table
-from custody.plain import plain
-from custody.routing import Binding
+from custody.model.plain import plain
+from custody.model.routing import Binding
 from custody.wire.answers import ChangedOut
 from custody.wire.fields import When
 from custody.wire.policies import Bindings, GroupIn, GroupPatch

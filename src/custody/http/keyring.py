@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from custody.apikeys import ApiKey, Ring
 from custody.errors import CustodyError, Unauthorized
 from custody.http.rights import ANYBODY, Caller
+from custody.verbs.apikeys import ApiKey, Ring
 
 logger = logging.getLogger(__name__)
 

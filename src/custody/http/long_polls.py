@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from custody.claim import Lease
 from custody.coalesced import Claim
 from custody.errors import CustodyError, Transient
+from custody.verbs.claim import Lease
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from custody.claim import Lease
 from custody.http.connections import Connections
 from custody.http.scraping import OTHER, Overview, families
-from custody.model import Delayed, Receipt
+from custody.model.entities import Delayed, Receipt
 from custody.outbox.metrics import exposition
+from custody.verbs.claim import Lease
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "-"

@@ -15,8 +15,8 @@ from custody.errors import InvalidArgument
 from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.operation import Table
-from custody.model import Delayed, Outgoing, Receipt
-from custody.producer import producer_identity
+from custody.model.entities import Delayed, Outgoing, Receipt
+from custody.verbs.producer import producer_identity
 from custody.wire.answers import AddedOut, CountOut
 from custody.wire.messages import PlacedOut, ReceiptsOut
 from custody.wire.requests import EventIn, EventsIn, MessageIn, PublishIn

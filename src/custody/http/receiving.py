@@ -8,13 +8,13 @@ import time
 import msgspec
 
 from custody import tracing
-from custody.claim import Lease
 from custody.coalesced import Ack, Claim
 from custody.errors import CustodyError, Withheld, by_code
 from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.long_polls import Place
 from custody.http.operation import Table
+from custody.verbs.claim import Lease
 from custody.wire.answers import NewsOut
 from custody.wire.messages import LeaseOut, MessageOut
 from custody.wire.queries import NewsQuery, ReceiveQuery

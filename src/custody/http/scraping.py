@@ -11,9 +11,9 @@ from typing import get_args
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from custody.errors import CustodyError
-from custody.insights import GroupFigures, TopicFigures
+from custody.model.insights import GroupFigures, TopicFigures
 from custody.outbox.events import Figures as OutboxFigures
-from custody.pipelines import PipelineState, State
+from custody.verbs.pipelines import PipelineState, State
 
 logger = logging.getLogger(__name__)
 

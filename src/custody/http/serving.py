@@ -22,7 +22,7 @@ from custody.http.app import Application
 from custody.http.protocol import bounded
 from custody.http.settings import Settings
 from custody.http.state import ServerState
-from custody.policy import seconds
+from custody.model.policy import seconds
 
 __all__ = ["Server", "Settings", "serve"]
 

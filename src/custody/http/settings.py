@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from custody.address import is_loopback
 from custody.errors import InvalidConfig
-from custody.policy import Duration, seconds
-from custody.retention import Size, size_in_bytes
+from custody.model.policy import Duration, seconds
+from custody.model.retention import Size, size_in_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

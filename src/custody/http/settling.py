@@ -14,9 +14,9 @@ from custody.errors import CustodyError, InvalidArgument, LeaseLost
 from custody.http.answer import Answer
 from custody.http.call import Call, lease_of_receipt
 from custody.http.operation import Table
-from custody.model import DEFAULT_GROUP, Settled
-from custody.outcomes import Kind, Outcome
-from custody.settle import REMEDY
+from custody.model.entities import DEFAULT_GROUP, Settled
+from custody.model.outcomes import Kind, Outcome
+from custody.verbs.settle import REMEDY
 from custody.wire.answers import DeadlineOut, SettledOut
 from custody.wire.requests import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
 

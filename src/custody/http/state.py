@@ -11,7 +11,6 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
-from custody.claim import Lease
 from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.engine import Custody
 from custody.engine.serving import ServerVerbs
@@ -27,10 +26,11 @@ from custody.http.rights import ANYBODY, Caller
 from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
 from custody.http.threads import Threads, in_thread
-from custody.model import DEFAULT_GROUP, Settled
-from custody.policy import seconds
-from custody.retention import size_in_bytes
-from custody.upkeep import EVERY, keep_up
+from custody.model.entities import DEFAULT_GROUP, Settled
+from custody.model.policy import seconds
+from custody.model.retention import size_in_bytes
+from custody.verbs.claim import Lease
+from custody.verbs.upkeep import EVERY, keep_up
 
 logger = logging.getLogger(__name__)
 

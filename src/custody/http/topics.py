@@ -8,7 +8,7 @@ from custody.errors import InvalidArgument
 from custody.http.call import Call
 from custody.http.derived import ANY, by_hand
 from custody.http.operation import Table
-from custody.plain import plain
+from custody.model.plain import plain
 from custody.wire.reports import JournalOut, TopicOut
 from custody.wire.requests import JournalPatch, TopicIn, TopicPatch
 

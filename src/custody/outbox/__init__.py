@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from custody.codec import encode, encode_headers, require_key
-from custody.model import Payload
+from custody.model.codec import encode, encode_headers, require_key
+from custody.model.entities import Payload
+from custody.model.policy import require_zone
 from custody.outbox.events import Event, EventState, Figures
 from custody.outbox.operating import Outbox
-from custody.policy import require_zone
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import run_function, translated
 from custody.store.standalone import install

@@ -11,8 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from custody.codec import KINDS, decode
-from custody.model import Payload
+from custody.model.codec import KINDS, decode
+from custody.model.entities import Payload
 
 
 class EventState(StrEnum):

@@ -9,9 +9,9 @@ from typing import Any, Self
 from uuid import UUID
 
 from custody.errors import EventNotFound
+from custody.model.policy import Duration, seconds
 from custody.outbox.conformance import Finding, findings
 from custody.outbox.events import Event, EventState, Figures, event_of
-from custody.policy import Duration, seconds
 from custody.store import standalone
 from custody.store.postgres import Database
 

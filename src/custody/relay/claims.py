@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, Transient
-from custody.policy import Backoff
+from custody.model.policy import Backoff
 from custody.relay.batch import Batch, Result
 from custody.relay.outages import delay
 from custody.relay.publisher import ClaimedEvent
 from custody.relay.registry import Registry
-from custody.settle import storable
 from custody.store.postgres import Database
+from custody.verbs.settle import storable
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from custody import config
 from custody.address import Address, is_remote
-from custody.codec import decode_raw
 from custody.engine import Custody
 from custody.errors import (
     CustodyError,
@@ -23,7 +22,8 @@ from custody.errors import (
     PublishRefused,
     TooLarge,
 )
-from custody.model import Outgoing
+from custody.model.codec import decode_raw
+from custody.model.entities import Outgoing
 from custody.outbox.events import without_secrets
 from custody.relay.addresses import ALLOWING, Forbidden, Networks, permitted
 from custody.relay.publisher import ClaimedEvent, Publisher

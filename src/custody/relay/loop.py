@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol
 
 from custody.config import this_process
 from custody.errors import CustodyError, InvalidArgument, Transient
+from custody.model.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.outbox import moving
 from custody.outbox.events import without_secrets
-from custody.policy import Backoff, Duration, Exponential, interval, seconds
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
 from custody.relay.claims import OutboxClaims

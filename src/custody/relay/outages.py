@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from custody.policy import Backoff, Exponential, seconds
+from custody.model.policy import Backoff, Exponential, seconds
 
 MOST_SUSPECTS = 10_000
 CHARGED_FROM = 3  # outages, in which an event did not arrive and after which another one did

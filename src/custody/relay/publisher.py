@@ -18,8 +18,8 @@ from uuid import UUID
 
 import msgspec
 
-from custody.codec import decode
-from custody.model import Payload
+from custody.model.codec import decode
+from custody.model.entities import Payload
 
 
 class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):

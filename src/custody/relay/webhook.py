@@ -13,8 +13,8 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
+from custody.model.policy import Duration, seconds
 from custody.outbox.events import without_secrets
-from custody.policy import Duration, seconds
 from custody.relay.addresses import ALLOWING, Forbidden, Networks
 from custody.relay.deadline import open_connection, retry_after
 from custody.relay.publisher import ClaimedEvent, Publisher

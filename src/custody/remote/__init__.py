@@ -6,7 +6,7 @@ from pathlib import Path
 
 from custody.address import Address, is_remote
 from custody.engine import Custody
-from custody.policy import Duration, Policy, seconds
+from custody.model.policy import Duration, Policy, seconds
 from custody.remote.consuming import RemoteConsuming
 from custody.remote.derived import derive
 from custody.remote.grouping import RemoteGrouping

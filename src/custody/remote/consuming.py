@@ -6,15 +6,15 @@ import copy
 from collections.abc import Callable
 from typing import Any, Self
 
-from custody.claim import Lease
 from custody.errors import Withheld
-from custody.model import DEFAULT_GROUP
-from custody.policy import Duration
+from custody.model.entities import DEFAULT_GROUP
+from custody.model.policy import Duration
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
 from custody.remote.settling import RemoteSettler
 from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
+from custody.verbs.claim import Lease
 from custody.wire import fields
 from custody.wire.answers import NewsOut
 from custody.wire.fields import MOST

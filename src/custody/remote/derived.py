@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, NoReturn, get_args
 from urllib.parse import quote
 
-from custody.bounds import bounded
 from custody.errors import NeedsDatabase, OffsetOutOfRange, PartitionNotFound
+from custody.model.bounds import bounded
 from custody.remote.base import REMEDY, RemoteBase, group_path, is_name, require_topic
 from custody.remote.values import possible, require_partition
 from custody.wire.fields import LARGEST, Range

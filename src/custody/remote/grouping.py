@@ -8,11 +8,11 @@ import msgspec
 
 from custody.engine.grouping import Start, require_start
 from custody.errors import GroupExists, InvalidArgument
-from custody.model import Group
-from custody.policy import Policy
+from custody.model.entities import Group
+from custody.model.policy import Policy
+from custody.model.routing import Binding, bindings_of
 from custody.remote.base import RemoteBase, group_path, topic_path
 from custody.remote.transport import Tries
-from custody.routing import Binding, bindings_of
 from custody.wire.fields import LARGEST
 from custody.wire.policies import BindingIn, GroupIn, GroupPatch, PolicyIn
 from custody.wire.reports import GroupOut

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from custody.model import Outgoing
-from custody.producer import IdempotentProducer
+from custody.model.entities import Outgoing
 from custody.remote.derived import derive
 from custody.remote.publishing import RemotePublishing
 from custody.remote.transport import Method, Transport
 from custody.remote.values import outgoing
 from custody.tracing import traced_each
-from custody.transactions import Transactions
+from custody.verbs.producer import IdempotentProducer
+from custody.verbs.transactions import Transactions
 from custody.wire.answers import AddedOut, ProducerOut
 from custody.wire.requests import ProducerIn, PublishIn, TransactionAckIn
 

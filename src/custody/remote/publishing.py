@@ -10,15 +10,15 @@ import msgspec
 
 from custody.engine import Custody
 from custody.errors import CustodyError, InvalidArgument, OffsetConflict
-from custody.model import Delayed, Message, Outgoing, Payload, Receipt, batch_of
-from custody.policy import Policy
-from custody.producer import producer_identity
+from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, batch_of
+from custody.model.policy import Policy
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.derived import prepared
 from custody.remote.producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
 from custody.remote.values import event, outgoing
 from custody.tracing import traced
+from custody.verbs.producer import producer_identity
 from custody.wire.answers import CountOut, ProducerOut
 from custody.wire.fields import LARGEST, MOST
 from custody.wire.messages import MessageOut, ReceiptsOut

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 from custody.errors import LeaseLost, NeedsDatabase
-from custody.model import Settled
-from custody.outcomes import Outcome
-from custody.policy import Duration, seconds
+from custody.model.entities import Settled
+from custody.model.outcomes import Outcome
+from custody.model.policy import Duration, seconds
 from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.remote.values import possible
-from custody.settle import Settler, lease_lost, storable
+from custody.verbs.settle import Settler, lease_lost, storable
 from custody.wire import fields
 from custody.wire.answers import DeadlineOut, SettledOut
 from custody.wire.requests import AckIn, ExtendIn, LaterIn, NackIn, OutcomeIn, SettleIn

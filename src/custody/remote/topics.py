@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from custody.errors import TopicExists
-from custody.model import Topic
-from custody.policy import Duration
+from custody.model.entities import Topic
+from custody.model.policy import Duration
+from custody.model.retention import Retention, Size, keep_time, size_in_bytes
 from custody.remote.base import RemoteBase, topic_path
 from custody.remote.transport import Tries
 from custody.remote.values import fits
-from custody.retention import Retention, Size, keep_time, size_in_bytes
 from custody.wire import fields
 from custody.wire.reports import TopicOut
 from custody.wire.requests import JournalPatch, RetentionIn, TopicIn, TopicPatch

@@ -8,12 +8,12 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from custody.codec import encode_event, encode_message
-from custody.delays import require_time
 from custody.errors import PartitionNotFound
-from custody.model import Outgoing
-from custody.retention import Retention
-from custody.routing import ROUTING_KEY
+from custody.model.codec import encode_event, encode_message
+from custody.model.entities import Outgoing
+from custody.model.retention import Retention
+from custody.model.routing import ROUTING_KEY
+from custody.verbs.delays import require_time
 from custody.wire.fields import LARGEST, Duration
 from custody.wire.requests import EventIn, MessageIn
 

@@ -7,8 +7,8 @@ from os import PathLike
 
 from custody.engine.grouping import Start, require_start
 from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
-from custody.policy import Policy
-from custody.routing import Binding, bindings_of
+from custody.model.policy import Policy
+from custody.model.routing import Binding, bindings_of
 from custody.spark.outside.sinks import Outside
 
 _START = ["earliest", "latest"]

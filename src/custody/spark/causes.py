@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 
 from custody.errors import Transient
-from custody.outcomes import Dead, Later, Outcome, Retry
-from custody.pipelines import Work
+from custody.model.outcomes import Dead, Later, Outcome, Retry
+from custody.verbs.pipelines import Work
 
 MALFORMED = "malformed"
 """Of a message that did not fit the schema: the code has not seen it, so it says nothing of the code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from custody.engine import Custody
-from custody.pipelines import Committed
+from custody.verbs.pipelines import Committed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Never, TypeVar, overload
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.handlers import require_callable, require_handler, require_run
-from custody.policy import Duration, Policy
-from custody.routing import Binding
+from custody.model.policy import Duration, Policy
+from custody.model.routing import Binding
 from custody.spark import arguments
 from custody.spark.outside.sinks import Files, Function, Outside
 from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings

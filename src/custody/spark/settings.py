@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from custody.bounds import require
 from custody.errors import InvalidArgument
-from custody.policy import Duration, seconds, seconds_or_none
+from custody.model.bounds import require
+from custody.model.policy import Duration, seconds, seconds_or_none
 
 if TYPE_CHECKING:
     from custody.spark.figures import Batch

@@ -12,14 +12,13 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from custody import codec
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument, InvalidPayload
-from custody.lanes import priority_of
-from custody.model import Message
-from custody.outcomes import outcome_of
-from custody.pipelines import Sink
-from custody.policy import Policy, seconds_or_none
+from custody.model import codec
+from custody.model.entities import Message
+from custody.model.lanes import priority_of
+from custody.model.outcomes import outcome_of
+from custody.model.policy import Policy, seconds_or_none
 from custody.spark.driver import frame_check
 from custody.spark.driver.batch_jobs import parsed
 from custody.spark.driver.watching import Watch
@@ -33,6 +32,7 @@ from custody.spark.tasks.events import EVENTS
 from custody.spark.tasks.job import Job
 from custody.spark.tasks.schema import decoder
 from custody.spark.tasks.watchdog import margin
+from custody.verbs.pipelines import Sink
 
 logger = logging.getLogger(__name__)
 

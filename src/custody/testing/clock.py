@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from custody.policy import Duration, seconds
+from custody.model.policy import Duration, seconds
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

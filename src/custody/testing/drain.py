@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from custody.errors import LeaseLost
-from custody.model import Message
-from custody.outcomes import Outcome, outcome_of
+from custody.model.entities import Message
+from custody.model.outcomes import Outcome, outcome_of
 from custody.testing.server import TestCustody
 
 BUSY = 20  # answers `busy` in a row, with nothing parked, after which somebody else's lease is what it waits for

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import pytest
 
-from custody.codec import encode
 from custody.errors import PublisherUnavailable
+from custody.model.codec import encode
 from custody.relay import ClaimedEvent, Publisher
 
 

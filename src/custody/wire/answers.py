@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from custody.model import Delayed, Producer, Receipt, Rewound, Settled
+from custody.model.entities import Delayed, Producer, Receipt, Rewound, Settled
 from custody.wire.messages import PlacedOut
 
 

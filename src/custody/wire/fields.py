@@ -8,11 +8,11 @@ from typing import Annotated, Any, Self
 
 from msgspec import Meta
 
-from custody import policy
-from custody.bounds import SMALL
 from custody.errors import InvalidArgument
-from custody.model import NAME
-from custody.retention import size_in_bytes
+from custody.model import policy
+from custody.model.bounds import SMALL
+from custody.model.entities import NAME
+from custody.model.retention import size_in_bytes
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 """PostgreSQL stores every character but NUL."""

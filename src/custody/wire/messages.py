@@ -9,8 +9,8 @@ from uuid import UUID
 
 from msgspec import UNSET, Struct, UnsetType
 
-from custody.lanes import Priority
-from custody.model import DeadLetter, Delayed, Message, Payload, Receipt, Waiting
+from custody.model.entities import DeadLetter, Delayed, Message, Payload, Receipt, Waiting
+from custody.model.lanes import Priority
 
 
 class PlacedOut(Struct, kw_only=True):

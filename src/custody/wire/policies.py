@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from custody.errors import InvalidPolicy
-from custody.policy import Policy
-from custody.routing import Binding
+from custody.model.policy import Policy
+from custody.model.routing import Binding
 from custody.wire import fields
 from custody.wire.fields import NewName, Offset, Text
 from custody.wire.requests import Shape

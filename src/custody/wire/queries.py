@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from custody.model import DEFAULT_GROUP
+from custody.model.entities import DEFAULT_GROUP
 from custody.wire.fields import MOST, Duration, Name, Text, Timeout
 from custody.wire.requests import Shape
 

@@ -10,10 +10,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from custody.insights import HandlingTime
-from custody.model import Group, Journal, JournalPart, Topic
-from custody.retention import Retention
-from custody.routing import Binding
+from custody.model.entities import Group, Journal, JournalPart, Topic
+from custody.model.insights import HandlingTime
+from custody.model.retention import Retention
+from custody.model.routing import Binding
 from custody.wire.policies import PolicyOut
 from custody.wire.settings import answered
 

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from custody.errors import TooLarge
-from custody.lanes import Priority
-from custody.model import DEFAULT_GROUP
-from custody.outcomes import Kind
-from custody.plain import plain
-from custody.retention import Retention
+from custody.model.entities import DEFAULT_GROUP
+from custody.model.lanes import Priority
+from custody.model.outcomes import Kind
+from custody.model.plain import plain
+from custody.model.retention import Retention
 from custody.wire.fields import (
     Duration,
     Large,

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from custody import policy, retention
-from custody.policy import BACKOFFS, Backoff
-from custody.setting import Setting, Settings, settings_of
+from custody.model import policy, retention
+from custody.model.policy import BACKOFFS, Backoff
+from custody.model.setting import Setting, Settings, settings_of
 from custody.wire import fields
 from custody.wire.requests import Shape
 

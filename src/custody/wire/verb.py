@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import msgspec
 from msgspec import Meta
 
-from custody.bounds import hints_of
 from custody.errors import CustodyError, OffsetOutOfRange
-from custody.plain import plain
+from custody.model.bounds import hints_of
+from custody.model.plain import plain
 from custody.wire.fields import Duration, Help, Text, When
 from custody.wire.queries import NoQuery
 from custody.wire.requests import Shape

@@ -11,7 +11,7 @@ from typing import cast
 
 from custody import tracing
 from custody.handlers import is_coroutine_function, require_finished
-from custody.model import Message
+from custody.model.entities import Message
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from custody.claim import Lease
 from custody.elapsed import elapsed
-from custody.model import Message
+from custody.model.entities import Message
+from custody.verbs.claim import Lease
 
 
 @dataclass(eq=False)

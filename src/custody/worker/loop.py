@@ -21,15 +21,15 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from custody.bounds import Bounded
-from custody.claim import Lease
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, InvalidArgument, LeaseLost, NotFound, Transient
 from custody.handlers import require_handler
-from custody.model import Group, Settled
-from custody.outcomes import Outcome, outcome_of
-from custody.policy import Duration, seconds, seconds_or_none
-from custody.upkeep import EVERY, keep_up
+from custody.model.bounds import Bounded
+from custody.model.entities import Group, Settled
+from custody.model.outcomes import Outcome, outcome_of
+from custody.model.policy import Duration, seconds, seconds_or_none
+from custody.verbs.claim import Lease
+from custody.verbs.upkeep import EVERY, keep_up
 from custody.worker.calling import Caller, Handler, NotBegun
 from custody.worker.leases import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling

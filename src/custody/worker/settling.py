@@ -11,8 +11,8 @@ from uuid import UUID
 
 from custody.elapsed import elapsed
 from custody.errors import LeaseLost, Transient
-from custody.model import Message, Settled
-from custody.outcomes import Outcome
+from custody.model.entities import Message, Settled
+from custody.model.outcomes import Outcome
 from custody.worker.leases import HeldLease
 
 logger = logging.getLogger(__name__)

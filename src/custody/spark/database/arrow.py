@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from custody import config, log
+from custody import config
 from custody.errors import DatabaseUnavailable, InvalidArgument
 from custody.store.adbc import fetch
 from custody.store.arrow import Condition, check_schema, select_events, select_view
 from custody.store.postgres import Database
 from custody.store.postmaster import Home
+from custody.verbs import log
 
 __all__ = ["Bounds", "Condition", "Planner", "Read", "events", "locate", "offsets", "view"]
 

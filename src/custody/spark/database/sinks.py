@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.pipelines import Placed, Sink
 from custody.store import staging
+from custody.verbs.pipelines import Placed, Sink
 
 logger = logging.getLogger(__name__)
 

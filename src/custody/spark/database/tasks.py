@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from custody.elapsed import elapsed, holds_until
-from custody.pipelines import Overdue, Placed, Ranges, Sink, ranges_of, stage_of
 from custody.store import staging
 from custody.store.append import row_tail
 from custody.store.postgres import Row
+from custody.verbs.pipelines import Overdue, Placed, Ranges, Sink, ranges_of, stage_of
 
 
 class Attempts(NamedTuple):

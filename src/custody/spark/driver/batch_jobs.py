@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from custody.errors import ClaimLost, InvalidArgument
-from custody.pipelines import Drive, Work
 from custody.spark.driver.frame_check import check
 from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference
@@ -23,6 +22,7 @@ from custody.spark.pipeline import Pipeline
 from custody.spark.tasks import each, frame
 from custody.spark.tasks.events import EVENTS, reader
 from custody.spark.tasks.job import DATA, KEEPING, RESULT, Job, gather
+from custody.verbs.pipelines import Drive, Work
 
 
 def parsed(schema: str | None) -> StructType | None:

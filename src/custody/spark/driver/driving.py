@@ -20,8 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from custody.engine import Custody
 from custody.errors import ClaimLost, CustodyError, PipelineFailed, PipelineFenced, TopicChanged, Transient
-from custody.pipelines import Drive, Pass
-from custody.policy import seconds, seconds_or_none
+from custody.model.policy import seconds, seconds_or_none
 from custody.spark.driver.batch_jobs import BatchJobs, Shape
 from custody.spark.driver.group_reader import ClaimOptions, ClaimSource, own_source
 from custody.spark.driver.reporting import Report
@@ -35,7 +34,8 @@ from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.pipeline import Pipeline
 from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
-from custody.upkeep import keep_up
+from custody.verbs.pipelines import Drive, Pass
+from custody.verbs.upkeep import keep_up
 
 logger = logging.getLogger(__name__)
 

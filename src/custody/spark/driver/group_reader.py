@@ -22,11 +22,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 import custody
-from custody.pipelines import Driver, Pass
 from custody.spark.database import arrow
 from custody.spark.database.tasks import TaskClaim, reads_of
 from custody.spark.driver.pacing import Pace
 from custody.spark.driver.splitting import Piece, shares
+from custody.verbs.pipelines import Driver, Pass
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
 _ARROW = pa.schema(

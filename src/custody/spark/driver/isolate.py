@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from custody.outcomes import Outcome
-from custody.pipelines import Work
+from custody.model.outcomes import Outcome
 from custody.spark.causes import cause_in, enough
 from custody.spark.faults import NotTheRows, described, fault
+from custody.verbs.pipelines import Work
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import threading
 from types import TracebackType
 
 from custody.errors import CustodyError
-from custody.pipelines import Drive, State
 from custody.spark.faults import described
+from custody.verbs.pipelines import Drive, State
 
 logger = logging.getLogger(__name__)
 

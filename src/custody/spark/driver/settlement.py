@@ -27,8 +27,7 @@ from custody.errors import (
     TopicChanged,
     Transient,
 )
-from custody.outcomes import Outcome
-from custody.pipelines import Committed, Drive, Part, Work
+from custody.model.outcomes import Outcome
 from custody.spark.causes import PAUSED, Beginning
 from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.reporting import Report
@@ -38,6 +37,7 @@ from custody.spark.outside.refusals import SinkTrouble
 from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
+from custody.verbs.pipelines import Committed, Drive, Part, Work
 
 logger = logging.getLogger(__name__)
 

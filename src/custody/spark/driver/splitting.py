@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from custody.pipelines import Part, Ranges
+from custody.verbs.pipelines import Part, Ranges
 
 SMALLEST = 500
 """Messages that are not worth a task of their own."""

@@ -20,8 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from custody.errors import CustodyError
-from custody.pipelines import Overdue
 from custody.spark.faults import TaskFailed, TookTooLong, decisive, is_second_try
+from custody.verbs.pipelines import Overdue
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from custody.bounds import require
 from custody.errors import InvalidArgument, PartitionNotFound, did_you_mean
-from custody.policy import require_zone
+from custody.model.bounds import require
+from custody.model.policy import require_zone
 from custody.spark.format.columns import TABLES
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's source

@@ -35,13 +35,13 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from custody import codec
 from custody.errors import InvalidArgument, InvalidPayload, PartitionNotFound, StageLost, did_you_mean
-from custody.model import Outgoing
-from custody.pipelines import Placed, Sink
+from custody.model import codec
+from custody.model.entities import Outgoing
 from custody.spark.database import arrow, sinks
 from custody.spark.database.tasks import Stage
 from custody.spark.format.options import boolean
+from custody.verbs.pipelines import Placed, Sink
 
 FLUSH = 64 * 2**20
 """So many bytes a task collects before it stages them."""

@@ -20,8 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from custody.pipelines import Due, Ranges
 from custody.spark.tasks.job import DATA, MADE_BY, RESULT
+from custody.verbs.pipelines import Due, Ranges
 
 LOST = "rows for sinks outside were lost with their executor"
 _COLUMNS = ("_partition", "_offset", "_key", DATA)

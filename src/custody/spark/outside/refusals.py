@@ -19,11 +19,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from custody.errors import CustodyError, PipelineFailed
-from custody.pipelines import Work
 from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.faults import GONE, NotTheRows, described, fault
 from custody.spark.outside.cached_rows import LOST
 from custody.spark.outside.sinks import Outside
+from custody.verbs.pipelines import Work
 
 TRIALS = 8
 """Messages that are tried alone before a sink is held to refuse everything; fewer if it seems to be down."""

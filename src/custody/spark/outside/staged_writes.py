@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from custody.errors import PipelineRefused
-from custody.pipelines import Drive, Work
 from custody.spark.faults import fault
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.outside.refusals import Refusals, SinkTrouble, is_refusal, not_repeatable, stopped
 from custody.spark.outside.sinks import Outside, Write
 from custody.spark.pipeline import Pipeline
+from custody.verbs.pipelines import Drive, Work
 
 
 @dataclass(frozen=True, kw_only=True)

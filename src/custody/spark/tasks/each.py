@@ -21,21 +21,22 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
-from custody import codec, delays
-from custody.claim import redelivery_headers
 from custody.errors import CustodyError, InvalidArgument, InvalidPayload, PipelineRefused, TopicNotFound, did_you_mean
 from custody.handlers import require_finished
-from custody.lanes import priority_of
-from custody.model import Message, Outgoing
-from custody.outcomes import Outcome, outcome_of
-from custody.pipelines import Sink
-from custody.policy import seconds_or_none
+from custody.model import codec
+from custody.model.entities import Message, Outgoing
+from custody.model.lanes import priority_of
+from custody.model.outcomes import Outcome, outcome_of
+from custody.model.policy import seconds_or_none
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
 from custody.spark.database.tasks import Holding, TaskClaim
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
 from custody.spark.tasks.watchdog import Watchdog, margin
+from custody.verbs import delays
+from custody.verbs.claim import redelivery_headers
+from custody.verbs.pipelines import Sink
 
 BLOCK = 256
 """So many messages a careful attempt runs on one note; the second one that dies in them notes each."""

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from custody.claim import redelivery_headers
 from custody.errors import ClaimLost, InvalidPayload
-from custody.pipelines import Ranges
 from custody.spark.database import arrow
 from custody.spark.database.tasks import Attempts, Source, reads_of
 from custody.spark.faults import SecondTry
 from custody.spark.tasks.job import Job
 from custody.spark.tasks.schema import decoder
+from custody.verbs.claim import redelivery_headers
+from custody.verbs.pipelines import Ranges
 
 EVENTS = (
     "_claim bigint, _partition int, _offset bigint, _key string, _kind string, _payload binary, "

@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from custody import codec
 from custody.errors import InvalidPayload, PipelineRefused, TopicNotFound, did_you_mean
-from custody.outcomes import Kind, Outcome
-from custody.policy import Duration, seconds_or_none
+from custody.model import codec
+from custody.model.outcomes import Kind, Outcome
+from custody.model.policy import Duration, seconds_or_none
 from custody.spark.database.tasks import Stage
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 

@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from custody.outcomes import Kind, Outcome
-from custody.pipelines import Placed, Sink, Work
-from custody.settle import storable
+from custody.model.outcomes import Kind, Outcome
 from custody.spark.database.tasks import TaskClaim
+from custody.verbs.pipelines import Placed, Sink, Work
+from custody.verbs.settle import storable
 
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from custody import codec
 from custody.errors import InvalidPayload
+from custody.model import codec
 
 _INTEGERS = {"byte": 2**7, "short": 2**15, "integer": 2**31, "long": 2**63}
 _PLAIN: dict[str, Any] = {"string": str, "boolean": bool, "double": float, "float": float}

@@ -1,6 +1,6 @@
 -- Failures: the message gets a case that waits for the next attempt, or that is dead.
 
--- What is kept of an error: as many characters as LONGEST_ERROR of settle.py says.
+-- What is kept of an error: as many characters as LONGEST_ERROR of verbs/settle.py says.
 CREATE FUNCTION custody.kept_error(p_error text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT left(p_error, 8000)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from custody.errors import CustodyError, TopicNotFound
-from custody.model import Upkeep
+from custody.model.entities import Upkeep
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)

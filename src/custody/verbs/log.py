@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from custody.codec import Decoding, arrays, decode, encode_message
-from custody.model import Message, Outgoing, Receipt
-from custody.placement import Layout, place
-from custody.policy import require_zone
+from custody.model.codec import Decoding, arrays, decode, encode_message
+from custody.model.entities import Message, Outgoing, Receipt
+from custody.model.placement import Layout, place
+from custody.model.policy import require_zone
 from custody.store.append import copy_rows, row_tail
 from custody.store.postgres import Database
 

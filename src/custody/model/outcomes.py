@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from custody.policy import Duration, seconds
+from custody.model.policy import Duration, seconds
 
 Kind = Literal["ack", "nack", "dead", "reject", "later", "release"]
 """dead: the handler gave it up (terminal); reject: a nack that asked for no retry."""

@@ -10,13 +10,13 @@ from uuid import UUID
 
 import msgspec
 
-from custody.codec import decode
 from custody.errors import LeaseLost
-from custody.model import Message, Settled
-from custody.policy import Duration, interval
-from custody.settle import Settler
+from custody.model.codec import decode
+from custody.model.entities import Message, Settled
+from custody.model.policy import Duration, interval
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
+from custody.verbs.settle import Settler
 
 MESSAGE = 7
 """The first column of a message in the answer of a claim: those before it describe the lease."""

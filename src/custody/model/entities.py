@@ -10,10 +10,10 @@ from uuid import UUID
 
 import msgspec
 
-from custody.lanes import Priority
-from custody.policy import Duration, Policy
-from custody.retention import Retention
-from custody.routing import ROUTING_KEY, Binding
+from custody.model.lanes import Priority
+from custody.model.policy import Duration, Policy
+from custody.model.retention import Retention
+from custody.model.routing import ROUTING_KEY, Binding
 
 Payload = Any
 """bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import msgspec
 
-from custody import bounds
 from custody.errors import InvalidArgument, InvalidPayload, key_too_long
-from custody.lanes import lane_of
-from custody.model import KEY_BYTES, Outgoing, Payload
-from custody.routing import ROUTING_KEY, require_routing_key
+from custody.model import bounds
+from custody.model.entities import KEY_BYTES, Outgoing, Payload
+from custody.model.lanes import lane_of
+from custody.model.routing import ROUTING_KEY, require_routing_key
 
 KINDS = {"json": "j", "text": "t", "bytes": "b"}
 """The kinds of payloads by their names in views, and as they are stored."""

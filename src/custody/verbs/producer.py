@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from custody.errors import DatabaseUnavailable, InvalidArgument, KeySplit
-from custody.model import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
-from custody.policy import Duration
-from custody.transactions import Transaction, Transactions
+from custody.model.entities import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
+from custody.model.policy import Duration
+from custody.verbs.transactions import Transaction, Transactions
 
 
 def producer_identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:

@@ -10,16 +10,16 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from custody.bounds import Bounded
-from custody.claim import Lease, Which, offsets_of
-from custody.codec import Encoded, encode_message
-from custody.delays import require_time
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.lanes import Priority
-from custody.model import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
-from custody.placement import PLACED_WRONGLY, Layout, place
-from custody.policy import Duration
+from custody.model.bounds import Bounded
+from custody.model.codec import Encoded, encode_message
+from custody.model.entities import Delayed, OpenTransaction, Outgoing, Payload, Receipt, batch_of
+from custody.model.lanes import Priority
+from custody.model.placement import PLACED_WRONGLY, Layout, place
+from custody.model.policy import Duration
 from custody.tracing import traced
+from custody.verbs.claim import Lease, Which, offsets_of
+from custody.verbs.delays import require_time
 from custody.wire.answers import AbortedOut, BegunOut, CommittedOut
 from custody.wire.fields import GivenTimeout, Name, Positive, Reason
 from custody.wire.verb import verb

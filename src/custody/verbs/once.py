@@ -11,8 +11,8 @@ from typing import Any
 from psycopg import errors as pg_errors
 
 from custody.errors import InvalidArgument
-from custody.model import Message
-from custody.policy import Duration, seconds
+from custody.model.entities import Message
+from custody.model.policy import Duration, seconds
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Connection, translated
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from custody.errors import InvalidArgument
-from custody.policy import Duration, seconds
-from custody.setting import READERS, Settings, settings_of
+from custody.model.policy import Duration, seconds
+from custody.model.setting import READERS, Settings, settings_of
 
 Size = str | int
 """`"512MB"`, `"10GB"`, or a number of bytes."""

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from custody.errors import InvalidArgument, PartitionNotFound, did_you_mean
-from custody.policy import require_zone
+from custody.model.policy import require_zone
 
 SMALL = 2**31 - 1
 """The largest number of an `int` column."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from custody.codec import arrays, encode_message
 from custody.errors import InvalidArgument
-from custody.model import Delayed, Outgoing
-from custody.placement import Layout, place
-from custody.policy import require_zone, seconds, seconds_or_none
+from custody.model.codec import arrays, encode_message
+from custody.model.entities import Delayed, Outgoing
+from custody.model.placement import Layout, place
+from custody.model.policy import require_zone, seconds, seconds_or_none
 from custody.store.postgres import Database
 
 

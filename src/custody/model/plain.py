@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
-from custody.model import Message, Topic, Waiting
-from custody.setting import Settings
+from custody.model.entities import Message, Topic, Waiting
+from custody.model.setting import Settings
 
 
 def plain(value: Any) -> Any:

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from custody.bounds import Bounded
 from custody.errors import LeaseLost
-from custody.model import Settled
-from custody.outcomes import Outcome
-from custody.policy import Duration, interval, seconds_or_none
+from custody.model.bounds import Bounded
+from custody.model.entities import Settled
+from custody.model.outcomes import Outcome
+from custody.model.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 
 LONGEST_ERROR = 8_000

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from custody.outcomes import Outcome
-from custody.placement import Layout
-from custody.policy import seconds_or_none
-from custody.settle import offset_set, storable
+from custody.model.outcomes import Outcome
+from custody.model.placement import Layout
+from custody.model.policy import seconds_or_none
 from custody.store.postgres import Database
+from custody.verbs.settle import offset_set, storable
 
 Ranges = tuple[tuple[int, int], ...]
 """A set of offsets: (first, after the last) of each stretch."""

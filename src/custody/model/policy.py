@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import Meta
 
 from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
-from custody.setting import READERS, Settings, settings_of
+from custody.model.setting import READERS, Settings, settings_of
 
 Duration = str | int | float | timedelta
 """`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""

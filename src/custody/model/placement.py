@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from custody import lanes
 from custody.errors import KeySplit, NoPriorities, TopicChanged
-from custody.model import Outgoing
+from custody.model import lanes
+from custody.model.entities import Outgoing
 
 
 @lru_cache(maxsize=65536)
