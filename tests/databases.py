@@ -86,7 +86,7 @@ class Copy:
     """A copy of a template, or an empty database. It is dropped at the end, whoever is connected to it."""
 
     def __init__(self, server_url: str, template: str = "template1") -> None:
-        self._server_url, self.name = server_url, f"custody_test_{os.getpid()}_{next(_numbers)}"
+        self._server_url, self.name = server_url, f"custody_kept_{os.getpid()}_{next(_numbers)}"
         self._execute("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", self.name, template)
         self.url = url_of(server_url, self.name)
 
