@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import msgspec
 import psycopg
@@ -297,13 +298,18 @@ def test_what_was_done_and_cannot_be_read_is_not_done_again(
 ) -> None:
     """Whatever the reason: a publish whose answer cannot be read is unknown to its caller, and nobody repeats it."""
     c.create_topic("orders")
-    real = psycopg.Cursor.fetchall
+    execute, fetchall, queries = psycopg.Cursor.execute, psycopg.Cursor.fetchall, dict[int, str]()
+
+    def noted(cursor: psycopg.Cursor, query: Any, *given: Any, **more: Any) -> object:
+        queries[id(cursor)] = repr(query)
+        return execute(cursor, query, *given, **more)
 
     def unreadable(cursor: psycopg.Cursor) -> object:
-        if b"publish" in (cursor._query.query if cursor._query else b""):
+        if "publish" in queries[id(cursor)]:
             raise psycopg.DataError("timestamp too large")
-        return real(cursor)
+        return fetchall(cursor)
 
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
     monkeypatch.setattr(psycopg.Cursor, "fetchall", unreadable)
     answers = verbs.publish_each([one("orders", n) for n in range(3)])
     assert {type(answer) for answer in answers} == {errors.DatabaseUnavailable}
