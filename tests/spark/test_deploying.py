@@ -205,13 +205,14 @@ def test_a_file_by_the_command_line_and_its_password_nowhere(
 
             def shown() -> bool:
                 assert process.poll() is None, (tmp_path / "stderr").read_text()[-4000:]
-                return watch.look() and _connections(db, "custody-task") + _connections(db, "") == 2 * len(HOSTS)
+                # of each process that runs tasks: one by psycopg, and one by ADBC
+                return watch.look() and _connections(db, "custody-task") == _connections(db, "custody-arrow") == len(
+                    HOSTS
+                )
 
             wait_for(shown, lambda: f"{watch.seen.keys()}\n{(tmp_path / 'stderr').read_text()[-3000:]}", 200)
             watch.look()
             workers = [pid for host in HOSTS for pid in spark_cluster.python_workers(host)]
-            # of each process that runs tasks: one by psycopg, and one by ADBC, which has no name
-            assert _connections(db, "custody-task") == _connections(db, "") == len(HOSTS)
             assert len(workers) >= len(HOSTS)
             go.touch()
             assert process.wait(200) == 0, (tmp_path / "stderr").read_text()[-4000:]
