@@ -12,12 +12,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from tests.conftest import url_of
 from tests.waiting import wait_for
 
 import custody
 from custody.errors import DatabaseUnavailable, InvalidArgument, IsolationLevel, SchemaInUse, SchemaNewer
 from custody.store import embedded
+from custody.store.connecting import BoundedConnection
 from custody.store.postgres import Database
 
 PUBLISH = """
@@ -182,6 +184,23 @@ def test_a_cut_connection_costs_one_call(c: custody.Custody, db: psycopg.Connect
 
 
 @pytest.mark.core
+def test_an_interrupted_statement_leaves_a_connection_that_can_be_used(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever Ctrl-C comes: in the driver's wait, or in ours around it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with BoundedConnection.connect(database_url, autocommit=True) as connection:
+        with monkeypatch.context() as patched:
+            patched.setattr(BoundedConnection, "_nothing_yet", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                connection.execute("SELECT pg_sleep(60)")
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_a_verb_in_another_isolation_level_is_refused(c: custody.Custody, database_url: str) -> None:
     c.create_topic("orders")
     c.create_group("orders", "stock")

@@ -114,7 +114,15 @@ class _Limited(psycopg.Connection[Any]):
     answer_within: float | None = PROBE
 
     def wait(self, gen: Generator[Any, Any, Any], *settings: Any, **more: Any) -> Any:
-        return super().wait(self._bounded(gen), *settings, **more)
+        try:
+            return super().wait(self._bounded(gen), *settings, **more)
+        except KeyboardInterrupt:
+            # If it came within our own generator, that one has ended. The driver has cancelled the statement by now,
+            # but could not read the answer, without which the connection would stay in use.
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                with suppress(psycopg.Error):
+                    super().wait(gen, timeout=PROBE)
+            raise
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """The same waiting; whenever nothing came for a while (a tenth of a second) it may be ended."""
