@@ -6,6 +6,7 @@ and no other: run it and watch the order in which things happen.
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import psycopg
@@ -15,6 +16,11 @@ import custody
 SCHEMA = "CREATE TABLE stock (sku text PRIMARY KEY, quantity int NOT NULL CHECK (quantity >= 0))"
 CHANGE = "UPDATE stock SET quantity = quantity + %(by)s WHERE sku = %(sku)s"
 POLICY = custody.Policy(ordering="key", backoff=custody.Constant("300ms"), on_dead="hold")
+
+
+def say(line: str) -> None:
+    """Write the line and its end at once. `print` writes them apart, and handlers run in several threads."""
+    sys.stdout.write(line + "\n")
 
 
 def main() -> None:
@@ -32,10 +38,10 @@ def main() -> None:
 
         def apply(message: custody.Message) -> None:
             if message.payload["by"] == 100 and message.attempt == 1:
-                print("  ADD 100 to SKU-123: the inventory service timed out")
+                say("  ADD 100 to SKU-123: the inventory service timed out")
                 raise TimeoutError("no answer from the inventory service")
             warehouse.execute(CHANGE, message.payload)
-            print(f"  {message.payload['by']:+} to {message.payload['sku']} (attempt {message.attempt})")
+            say(f"  {message.payload['by']:+} to {message.payload['sku']} (attempt {message.attempt})")
 
         worker = c.worker_for("changes", "stock", apply)
         thread = threading.Thread(target=worker.run)

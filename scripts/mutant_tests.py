@@ -2,15 +2,17 @@
 
 First each test that is not known yet runs once on the unchanged SQL, with `track_functions`, to record which functions
 it calls and how long it takes (`.cache/mutants.json`). A mutant then meets only tests that call its function, first
-those that are most likely to notice it, until one fails or the time is over.
+the one that has found it before and those that are most likely to notice it, until one fails or the time is over.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,12 +30,14 @@ CONCURRENT = ("threading", "ThreadPoolExecutor", "tests.interleaving")
 PARALLEL = {"lock", "order"}
 
 Verdict = tuple[str, str | None, float]
-"""`found`, `survived` or `unreached`; the test that failed; seconds."""
+"""`found`, `survived` or `unreached`; the test that failed, and how; seconds."""
 
 
 class Change(Protocol):
     """A mutant: a function, the kind of what is removed from it, and the statements that do it and undo it."""
 
+    @property
+    def name(self) -> str: ...
     @property
     def function(self) -> str: ...
     @property
@@ -64,7 +68,10 @@ class Runner(Generic[Mutant]):
         tell: Callable[[Mutant, Verdict], None],
     ) -> None:
         self._mutants, self._callers, self._budget, self._tell = mutants, callers, budget, tell
-        self._known = {name: Known(**known) for name, known in _read_map().items()}
+        recorded = json.loads(MAP.read_text(encoding="utf-8")) if MAP.exists() else {"tests": {}, "found": {}}
+        self._known = {name: Known(**known) for name, known in recorded["tests"].items()}
+        self._found: dict[str, str] = recorded["found"]
+        """The test that has found a mutant in an earlier run."""
         self._wanted: Mutant | None = None
         self._applied: Mutant | None = None
         self._set_up = self._tracking = False
@@ -117,24 +124,17 @@ class Runner(Generic[Mutant]):
         items = {item.nodeid: item for item in session.items}
         self._record(session, items)
         for mutant in self._mutants:
-            self._leave(session)
+            # what modules hold could be a database from before this mutant
+            session._setupstate.teardown_exact(session)  # type: ignore[arg-type]  # it takes any node
             self._wanted = mutant
             self._tell(mutant, self._try(mutant, items))
         return True
 
-    def _leave(self, session: pytest.Session) -> None:
-        """Ends what modules hold: it could be a database from before the next mutant."""
-        stack = session._setupstate.stack
-        module = next((node for node in stack if isinstance(node, pytest.Module)), None)
-        other = next((item for item in session.items if module not in item.listchain()), None)
-        if module is not None and other is not None:
-            session._setupstate.teardown_exact(other)
-
-    def _run(self, item: pytest.Item) -> bool:
-        """Whether a test fails. What the one before has left and this one does not need ends first."""
+    def _run(self, item: pytest.Item) -> str | None:
+        """How a test fails, if it does. What its module holds stays until a test of another one runs."""
         item.session._setupstate.teardown_exact(item)
-        reports = runtestprotocol(item, log=False, nextitem=item)
-        return any(report.failed for report in reports)
+        reports = runtestprotocol(item, log=False, nextitem=item.parent)  # type: ignore[arg-type]  # it takes any node
+        return next((_failure(report) for report in reports if report.failed), None)
 
     def _record(self, session: pytest.Session, items: dict[str, pytest.Item]) -> None:
         unknown = [item for name, item in items.items() if name not in self._known]
@@ -144,17 +144,22 @@ class Runner(Generic[Mutant]):
         for number, item in enumerate(unknown, 1):
             self._called.clear()
             began = time.monotonic()
-            failed = self._run(item)
-            item.session._setupstate.teardown_exact(_elsewhere(session, item))
+            failure = self._run(item)
+            session._setupstate.teardown_exact(session)  # type: ignore[arg-type]  # it takes any node
             known = Known(sorted(self._called), round(time.monotonic() - began, 2))
-            if failed:
+            if failure is not None:
                 self.unsound.append(item.nodeid)
                 known.functions = []
             self._known[item.nodeid] = known
             if number % 50 == 0 or number == len(unknown):
                 print(f"  {number}/{len(unknown)}", flush=True)
-                _write_map({name: known for name, known in self._known.items() if name not in self.unsound})
+                self._write()
         self._tracking = False
+
+    def _write(self) -> None:
+        MAP.parent.mkdir(exist_ok=True)
+        tests = {name: vars(known) for name, known in self._known.items() if name not in self.unsound}
+        MAP.write_text(json.dumps({"tests": tests, "found": self._found}, indent=0), encoding="utf-8")
 
     def _try(self, mutant: Mutant, items: dict[str, pytest.Item]) -> Verdict:
         chosen = self._tests_of(mutant, items)
@@ -162,41 +167,52 @@ class Runner(Generic[Mutant]):
         for name in chosen:
             if time.monotonic() - began > self._budget:
                 break
-            if self._run(items[name]):
+            failure = self._run(items[name])
+            if failure is not None:
                 killers = self._killers.setdefault(mutant.function, [])
                 if name not in killers:
                     killers.insert(0, name)
-                return "found", name, time.monotonic() - began
+                self._found[mutant.name] = name
+                self._write()
+                return "found", f"{name} ({failure})", time.monotonic() - began
         return "survived" if chosen else "unreached", None, time.monotonic() - began
 
     def _tests_of(self, mutant: Mutant, items: dict[str, pytest.Item]) -> list[str]:
-        """Tests that call the function, or, if PostgreSQL has put it into its callers, those that call these."""
+        """Tests that call the function, or others into which PostgreSQL may have put it."""
         called = {mutant.function}
-        while not (found := [name for name in items if called & {*self._known[name].functions}]):
-            more = called.union(*(self._callers.get(function, set()) for function in called))
-            if more == called:
-                return []
-            called = more
+        while more := set().union(*(self._callers.get(function, ()) for function in called)) - called:
+            called |= more
+        found = [name for name in items if called & {*self._known[name].functions}]
+        steps = set(re.findall(r"custody\.(\w+)\(", mutant.original()))
         killers = self._killers.get(mutant.function, [])
         at_once = mutant.kind in PARALLEL
 
-        def place(name: str) -> tuple[int, bool, int, float]:
+        def place(name: str) -> tuple[bool, int, bool, bool, int, int, float]:
             known = self._known[name]
+            other = name != self._found.get(mutant.name)
             turn = killers.index(name) if name in killers else len(killers)
             interleaved = name.startswith("tests/interleaving")
-            return turn, interleaved != at_once, len(known.functions), known.seconds
+            indirect = mutant.function not in known.functions and mutant.function not in _source(items[name].path)
+            # whoever calls most of what it calls has come furthest in it
+            deep = len(steps & {*known.functions})
+            return other, turn, indirect, interleaved != at_once, -deep, len(known.functions), known.seconds
 
         return sorted((name for name in found if not at_once or _concurrent(items[name].path)), key=place)
 
 
+def _failure(report: pytest.TestReport) -> str:
+    """The first words of an error: what a timeout has found is worth a second look on a quiet machine."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return " ".join(str(crash.message if crash else report.longrepr).split())[:80]
+
+
+@cache
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _concurrent(path: Path) -> bool:
-    source = path.read_text(encoding="utf-8")
-    return path.parent.name == "interleaving" or any(sign in source for sign in CONCURRENT)
-
-
-def _elsewhere(session: pytest.Session, item: pytest.Item) -> pytest.Item:
-    """A test of another file; for this one, everything that the file holds ends."""
-    return next((other for other in session.items if other.path != item.path), item)
+    return path.parent.name == "interleaving" or any(sign in _source(path) for sign in CONCURRENT)
 
 
 def _functions_called(url: str) -> list[str]:
@@ -208,16 +224,6 @@ def _functions_called(url: str) -> list[str]:
             time.sleep(0.01)
         rows = connection.execute("SELECT funcname FROM pg_stat_user_functions WHERE schemaname = 'custody'").fetchall()
     return [name for (name,) in rows]
-
-
-def _read_map() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(MAP.read_text(encoding="utf-8")) if MAP.exists() else {}
-    return found
-
-
-def _write_map(known: dict[str, Known]) -> None:
-    MAP.parent.mkdir(exist_ok=True)
-    MAP.write_text(json.dumps({name: vars(one) for name, one in known.items()}, indent=0), encoding="utf-8")
 
 
 def run(runner: Runner[Any], tests: Sequence[str]) -> int:

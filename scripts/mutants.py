@@ -1,9 +1,9 @@
 """Remove one fence at a time from the SQL functions, and see whether a test notices.
 
-A fence is a row lock, the order of a lock statement, or a comparison with a lease, a deadline or an epoch. Each mutant
-is one function without one fence: it replaces the function in the database from which those of the tests are copied,
-and the tests that call the function run until one fails (scripts/mutant_tests.py). A mutant that no test notices is a
-survivor: docs/mutants.toml has to explain it, or a test is missing.
+A fence is a row or advisory lock, the order of a lock statement, or a comparison with a lease, a deadline or an epoch.
+Each mutant is one function without one fence: it replaces the function in the database from which those of the tests
+are copied, and the tests that call the function run until one fails (scripts/mutant_tests.py). A mutant that no test
+notices is a survivor: docs/mutants.toml has to explain it, or a test is missing.
 
 `--list` shows the mutants, `--only lifecycle/settle` chooses by file, function or text, `--tests tests/interleaving` by
 tests. What is explained is not tried again, except with `--explained`. The exit status is 1 if a survivor is not
@@ -34,12 +34,13 @@ EXPLAINED = ROOT / "docs/mutants.toml"
 
 _FUNCTION = re.compile(r"^CREATE FUNCTION custody\.(\w+)\(.*?\$\$.*?\$\$[^$;]*;", re.DOTALL | re.MULTILINE)
 _LOCK = re.compile(r"\s+FOR (?:NO KEY UPDATE|UPDATE|SHARE)(?: OF \w+)?(?: SKIP LOCKED| NOWAIT)?")
-_ORDER = re.compile(r"ORDER BY ([\w.\", ]+?)(?=(?: LIMIT [\w.]+)?\s+FOR (?:NO KEY )?(?:UPDATE|SHARE))")
+_ADVISORY = re.compile(r"PERFORM pg_advisory_xact_lock\([^;]*\)(?=;)")
+_ORDER = re.compile(r"ORDER BY ([\w.\",\s]+?)(?=(?: LIMIT [\w.]+)?\s+FOR (?:NO KEY )?(?:UPDATE|SHARE))")
 _OPERAND = r"(?:[\w.\"]+|\(\w+\)\.\w+)(?:\((?:[^()]|\([^()]*\))*\)|\[\w+\])?"
 _COMPARISON = re.compile(rf"({_OPERAND}) (=|<>|<|<=|>|>=|IS DISTINCT FROM) ({_OPERAND})")
 _TABLE = re.compile(r"(?:UPDATE|DELETE FROM|FROM|JOIN) custody\.\w+")
 _FENCES = {
-    "lease": re.compile(r"\blease_id\b"),
+    "lease": re.compile(r"\b(lease_id|probe_lease|claimed_by)\b"),
     "deadline": re.compile(r"deadline|expires_at"),
     "epoch": re.compile(r"epoch"),
 }
@@ -85,14 +86,21 @@ def functions_of(source: str) -> Iterator[tuple[str, int, str]]:
 
 
 def callers() -> dict[str, set[str]]:
-    """Which functions name a function: PostgreSQL may put it into them, and counts no calls then."""
-    bodies = {
-        name: statement for path in files() for name, _, statement in functions_of(path.read_text(encoding="utf-8"))
-    }
+    """Which functions name a function in SQL, which PostgreSQL may put into them: then it counts no calls. If none
+    does, the others of its folder: whoever calls those may call it, too."""
+    bodies: dict[str, str] = {}
+    folders: dict[Path, set[str]] = {}
+    for path in files():
+        for name, _, statement in functions_of(path.read_text(encoding="utf-8")):
+            bodies[name] = statement
+            folders.setdefault(path.parent, set()).add(name)
     found: dict[str, set[str]] = {}
-    for caller, body in bodies.items():
-        for called in set(re.findall(r"custody\.(\w+)\(", body)) & bodies.keys() - {caller}:
-            found.setdefault(called, set()).add(caller)
+    for folder in folders.values():
+        for name in folder:
+            if re.search(r"LANGUAGE sql\b", bodies[name]):
+                named = re.compile(rf"custody\.{name}\(")
+                using = {caller for caller, body in bodies.items() if caller != name and named.search(body)}
+                found[name] = using or folder - {name}
     return found
 
 
@@ -118,8 +126,10 @@ def fences_of(statement: str) -> Iterator[tuple[str, int, int, str, str]]:
 
     for match in _LOCK.finditer(code):
         yield fence("lock", match, "")
+    for match in _ADVISORY.finditer(code):
+        yield fence("lock", match, "NULL")
     for match in _ORDER.finditer(code):
-        yield fence("order", match, "ORDER BY " + ", ".join(f"{column} DESC" for column in match[1].split(", ")))
+        yield fence("order", match, "ORDER BY " + ", ".join(f"{column.strip()} DESC" for column in match[1].split(",")))
     for match in _COMPARISON.finditer(code):
         before = code[code.rfind(";", 0, match.start()) + 1 : match.start()]
         assigned = re.search(r"\bSET (?:(?!\b(?:WHERE|FROM)\b).)*$", before, re.DOTALL)

@@ -8,11 +8,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from custody.cli import settings as command_line
+from custody.model.outcomes import OUTCOMES, Counts
 from custody.model.policy import Policy
 from custody.model.retention import Retention
 from custody.model.setting import Setting, Settings, settings_of
@@ -64,10 +66,22 @@ def _field(setting: Setting) -> str:
     return f"`{setting.name}`" + (f" ({inner})" if inner else "")
 
 
+def outcomes() -> str:
+    rows = [(f"`{kind}`", one.lease, one.raised, one.effect, f"`{one.counted}`") for kind, one in OUTCOMES.items()]
+    return table(("outcome", "of a lease", "a handler raises", "the message is", "count"), *rows)
+
+
+def counts() -> str:
+    found = [f"`{one.name}`" for one in fields(Counts)]
+    return prose(f"{', '.join(found[:-1])} and {found[-1]}.")
+
+
 MADE: dict[str, Callable[[], str]] = {
     "the settings of a policy": policy_settings,
     "the options of a policy": lambda: options_of(Policy, {}, none=True),
     "the JSON of a policy": lambda: json_of(Policy),
+    "the outcomes": outcomes,
+    "the counts": counts,
     "the options of a retention": lambda: options_of(Retention, command_line.RETENTION, none=False),
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -16,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests import jvm
-from tests.databases import Copy, Kept, url_of
+from tests.databases import Copy, Kept, in_memory, url_of
 
 import custody
 from custody.store import embedded, migrate
@@ -26,11 +24,11 @@ if TYPE_CHECKING:
 
 TEMPLATE = "custody_template"
 _numbers = itertools.count()
-FIRST = ("spark", "docs", "chaos", "property", "cli")
+FIRST = ("spark", "docs", "chaos", "property", "cli", "worker", "http", "integration", "outbox")
 """Folders of files that take long: what is short comes last, so that no process is left alone with a long one."""
 OWN = ("spark", "chaos", "pooler")
 """Folders whose tests leave processes behind that know a database by its name."""
-ARCHIVE = pytest.StashKey[Path | None]()
+ARCHIVE = pytest.StashKey[Path]()
 """Where the classes for JVMs are to be found, while they are not used yet."""
 
 
@@ -50,9 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    with_spark = sum(item.path.parent.name == "spark" for item in session.items)
-    if with_spark >= jvm.PAYS and not session.config.option.collectonly:
-        session.config.stash[ARCHIVE] = jvm.archive_in(session.config.cache.mkdir("jvm"))
+    with_spark = [item for item in session.items if item.path.parent.name == "spark"]
+    if session.config.option.collectonly or not with_spark:
+        return
+    archive = jvm.archive_in(session.config.cache.mkdir("jvm"))
+    processes = sum(any(item.iter_markers(mark)) for item in with_spark for mark in ("chaos", "slow", "long"))
+    if archive is not None and (archive.exists() or processes >= jvm.PAYS):
+        session.config.stash[ARCHIVE] = archive
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -71,12 +73,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         del item.config.stash[ARCHIVE]
 
 
-def _in_memory() -> Path | None:
-    """A file system without a disk, if there is one with room: copying a database is ten times faster there."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 8 * 2**30 else None
-
-
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """The server of this test process: the one that CUSTODY_TEST_DATABASE names, or an embedded one of its own."""
@@ -84,13 +80,19 @@ def server_url() -> Iterator[str]:
     if given:
         yield given
         return
-    home = Path(tempfile.mkdtemp(prefix="custody-tests-", dir=_in_memory()))
     # durability is tested where it matters, with a server of the test's own; here it would only cost time
-    with embedded.acquire(
-        home, settings={"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-    ) as server:
+    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    with in_memory("custody-tests-") as home, embedded.acquire(home, settings=settings) as server:
         yield server.url
-    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory of mode 0700 for homes of the test's own; no server of a home inside it outlives the test."""
+    with in_memory("custody-base-") as directory:
+        yield directory
+        for data_dir in directory.glob("**/data"):
+            embedded.stop(data_dir.parent, "immediate")
 
 
 def _execute(url: str, *statements: sql.Composed) -> None:

@@ -1,7 +1,7 @@
-"""The JVMs of tests: a run starts some forty, and each lives for seconds.
+"""The JVMs of tests: `make test` starts a few, `make test-chaos` some thirty, and each lives for seconds.
 
-So they compile quickly rather than well, and take Spark's classes out of an archive (AppCDS), which parses and verifies
-them once for all: together that is two thirds of the time that a small job takes. Tests that say how Custody itself
+So they compile quickly rather than well. Where many start they take Spark's classes out of an archive (AppCDS), which
+parses and verifies them once for all: it costs as much as it saves for seven JVMs. Tests that say how Custody itself
 starts Java (tests/spark/test_session.py) clear this away.
 """
 
@@ -21,8 +21,8 @@ from custody.spark.environment import java
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 TRAINING = Path(__file__).parent / "spark" / "training.py"
 STARTUP = Path(__file__).parent / "spark" / "startup"
-PAYS = 50
-"""Tests with Spark from which on the archive saves more than it costs to make it."""
+PAYS = 10
+"""Tests with drivers in processes of their own, from which on the archive saves more than it costs to make it."""
 
 
 def quicken(archive: Path | None = None) -> None:

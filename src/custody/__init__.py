@@ -2,14 +2,14 @@
 
 from custody import outbox as outbox
 from custody import relay as relay
+from custody.connection import connect, migrate
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
 from custody.model.entities import DeadLetter, Delayed, Message, Outgoing, Receipt, Stats
-from custody.model.outcomes import Dead, Later, Outcome, Retry
+from custody.model.outcomes import Dead, Later, Outcome, Retry, Skip
 from custody.model.policy import Breaker, Constant, Exponential, Linear, Policy
 from custody.model.retention import Retention
 from custody.model.routing import Binding
-from custody.opening import connect, migrate
 from custody.verbs.claim import Lease
 from custody.verbs.once import forget_once, once
 
@@ -33,6 +33,7 @@ __all__ = [
     "forget_once",
     "Outcome",
     "Retry",
+    "Skip",
     "Later",
     "Dead",
     "DeadLetter",

@@ -1,4 +1,4 @@
-"""Settings, read in one place: arguments first, then the environment, then `custody.yaml`, then the defaults."""
+"""Settings, read in one place. Arguments come first, then the environment, then `custody.yaml`, then the defaults."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from custody.errors import InvalidConfig, did_you_mean
 from custody.model.policy import Backoff, Exponential, Policy, seconds
@@ -25,9 +23,9 @@ _DELIVERY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`home` holds the embedded database; `database` is the URL of another one, or of a server; `policy` is a new
-    group's default. For a server: the key to send, the file of the authority that signs its certificate, and whether
-    the key may be sent without TLS."""
+    """`home` is the directory of the embedded database; `database` is the URL of another one, or of a server; `policy`
+    is the default of new groups. For a server: the API key, the file of the authority that signs its certificate, and
+    whether the key may be sent without TLS."""
 
     home: Path
     database: str | None
@@ -36,28 +34,30 @@ class Config:
     ca: Path | None = None
     allow_insecure: bool = False
     listen_url: str | None = None
-    """Where notifications are listened for, if `database` leads to a connection pooler."""
+    """The URL for LISTEN, if `database` leads to a connection pooler."""
     source: str = ""
-    """The name of this outbox where its relay publishes to another Custody."""
+    """The name of this outbox when its relay publishes to another Custody."""
 
 
 def this_process() -> str:
-    """The name under which a process works that was given none."""
+    """The default name of a worker or client: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def load(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> Config:
-    """Reads `custody.yaml` (or CUSTODY_CONFIG) and the environment; refuses what it does not know."""
+    """Reads `custody.yaml` (or CUSTODY_CONFIG) and the environment. Refuses unknown settings."""
     directory = directory or Path.cwd()
     path = Path(environment.get("CUSTODY_CONFIG") or directory / "custody.yaml")
     document: Any = {}
     if path.exists():
+        import yaml  # most processes have no such file
+
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except yaml.YAMLError as error:
-            raise InvalidConfig(f"{path.name} is not valid YAML: {error}") from error
+            raise InvalidConfig(f"{path.name} is not valid YAML: {error}", "Correct the file.") from error
     elif environment.get("CUSTODY_CONFIG"):
-        raise InvalidConfig(f"there is no file {path}", "CUSTODY_CONFIG names it.")
+        raise InvalidConfig(f"there is no file {path}, which CUSTODY_CONFIG names", "Correct or unset CUSTODY_CONFIG.")
     settings = _section(document, path.name, ["home", "database", "listenUrl", "defaults"])
     topic = _section(
         _section(settings.get("defaults"), "defaults", ["topic"]).get("topic"), "defaults.topic", ["delivery"]
@@ -84,7 +84,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
         return True
     if given in ("", "0", "false", "no"):
         return False
-    raise InvalidConfig(f"{name} cannot be {given!r}", "It is 1 or 0.")
+    raise InvalidConfig(f"{name} cannot be {given!r}", "Use 1 or 0.")
 
 
 def _section(value: Any, where: str, known: list[str]) -> dict[str, Any]:

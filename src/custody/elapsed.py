@@ -1,6 +1,6 @@
-"""The clock by which a process judges how long it has held something.
+"""The clock by which a process measures how long it has held a lease.
 
-It never goes back, and it goes on while the machine is suspended: a lease runs out in the meantime.
+It never goes back, and it counts the time of a suspend, because a lease expires during one too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 import time
 
 _CLOCK = time.CLOCK_BOOTTIME if sys.platform == "linux" else getattr(time, "CLOCK_MONOTONIC", None)
-# Python's own monotonic clock stands still during a suspend, on Linux and on macOS
+# time.monotonic() stands still during a suspend, on Linux and on macOS
 
 LONGEST_MARGIN = 1.0
 
@@ -20,11 +20,11 @@ def elapsed() -> float:
 
 
 def margin(visibility: float) -> float:
-    """So many seconds before its deadline a lease counts as over: clocks differ in their rate, and what was checked has
-    yet to begin."""
+    """Seconds before its deadline at which a lease counts as expired: clocks differ in rate, and work begins a moment
+    after the check."""
     return min(LONGEST_MARGIN, visibility / 20)
 
 
 def holds_until(sent: float, visibility: float) -> float:
-    """Until when, by `elapsed`, a lease surely holds that was asked for (claimed or extended) at `sent`."""
+    """The time, by `elapsed`, until which a lease is certainly held if it was claimed or extended at `sent`."""
     return sent + visibility - margin(visibility)

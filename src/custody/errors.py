@@ -1,4 +1,4 @@
-"""Every error that Custody raises, each with a stable code, a message that says what to do, and an HTTP status.
+"""Every error that Custody raises, each with a stable code, a message, a remedy, and an HTTP status.
 
 CustodyError
 ├── Transient                     the same call may succeed later
@@ -48,6 +48,7 @@ CustodyError
     │   ├── KeyExists             key_exists
     │   ├── LeaseLost             lease_lost
     │   ├── OrderConflict         order_conflict
+    │   ├── KeysMoved             keys_moved
     │   ├── OffsetConflict        offset_conflict
     │   ├── SequenceConflict      sequence_conflict
     │   ├── ProducerFenced        producer_fenced
@@ -86,25 +87,25 @@ class CustodyError(Exception):
 
     code: ClassVar[str] = "custody_error"
     status: int = 500
-    """Of the HTTP answer that tells of it."""
+    """The status of the HTTP answer."""
     retry_after: float | None = None
-    """For so many seconds whoever refused wants to be left alone, if that was said."""
+    """Seconds to wait before the next attempt, if the refusal named them."""
 
     def __init__(self, message: str | None = None, remedy: str = "") -> None:
         self.message = message or (type(self).__doc__ or "").strip()
         self.remedy = remedy
         self.shown = self.message
-        """What a server tells its callers: the words of the database are not for them."""
+        """The message for callers of a server, without the text of a database error."""
         super().__init__(f"{self.message.rstrip('.')}. {remedy}" if remedy else self.message)
 
     def showing(self, text: str) -> Self:
-        """The same error, of which a server tells its callers this much."""
+        """Sets the message for callers of a server."""
         self.shown = text
         return self
 
 
 class Transient(CustodyError):
-    """Not now; the same call may succeed later."""
+    """The call failed now; the same call may succeed later."""
 
     status = 503
 
@@ -129,7 +130,7 @@ class QueueFull(Transient):
 
 
 class Withheld(Transient):
-    """The group hands out nothing now. Over HTTP; a claim says it as the reason of an empty lease."""
+    """The group delivers nothing at the moment. Raised over HTTP; a claim returns an empty lease with this reason."""
 
     code = "withheld"
 
@@ -147,7 +148,7 @@ class BreakerOpen(Withheld):
 
 
 class MaxInFlight(Withheld):
-    """The group has as many messages in flight as it may have."""
+    """The group has reached its limit of messages in flight."""
 
     code = "max_in_flight"
     status = 429
@@ -161,33 +162,33 @@ class AckHoleCap(Withheld):
 
 
 class MaxParked(Withheld):
-    """Too many messages wait behind their keys."""
+    """Too many messages wait behind blocked keys."""
 
     code = "max_parked"
     status = 429
 
 
 class StageLost(Transient):
-    """What was staged for publishing is gone: the database crashed meanwhile. The batch has to be run again."""
+    """The staged messages are lost, because the database crashed. The batch has to be run again."""
 
     code = "stage_lost"
 
 
 class ServerStopping(Transient):
-    """The server is about to stop."""
+    """The server is stopping."""
 
     code = "stopping"
 
 
 class RequestTimeout(Transient):
-    """The body of the request did not come in time."""
+    """The body of the request did not arrive in time."""
 
     code = "request_timeout"
     status = 408
 
 
 class Busy(Transient):
-    """Somebody else holds what this call needs. Try again."""
+    """Another transaction holds a lock that this call needs. Try again."""
 
     code = "busy"
 
@@ -200,7 +201,7 @@ class InvalidArgument(Terminal):
     def __init__(self, message: str | None = None, remedy: str = "", *, path: str | None = None) -> None:
         super().__init__(message, remedy)
         self.path = path
-        """Over HTTP: the field that is meant, as in `$.messages[0].payload`."""
+        """The path of the invalid field in a request, such as `$.messages[0].payload`."""
 
 
 class InvalidPolicy(InvalidArgument):
@@ -223,7 +224,7 @@ class NoPriorities(InvalidArgument):
 
 
 class KeySplit(InvalidArgument):
-    """The partition that is named is not the one of the key."""
+    """The given partition is not the partition of the key."""
 
     code = "key_split"
 
@@ -235,7 +236,7 @@ class InvalidConfig(InvalidArgument):
 
 
 class KeysNeeded(InvalidConfig):
-    """A server that others can reach needs API keys."""
+    """A server that other machines can reach needs API keys."""
 
     code = "keys_needed"
 
@@ -247,39 +248,39 @@ class InsecureKey(InvalidConfig):
 
 
 class InvalidPayload(InvalidArgument):
-    """The payload could not be stored so that it comes back as it went in."""
+    """The payload cannot be stored without a change."""
 
     code = "invalid_payload"
 
 
 def key_too_long() -> InvalidPayload:
-    """For whoever finds out: the code that takes a message, or a constraint of the database."""
+    """The error for a long key, found by Python or by a constraint of the database."""
     return InvalidPayload("a key has at most 2,000 bytes", "Shorten it, or take a hash of it.")
 
 
 class Unauthorized(Terminal):
-    """A key is needed."""
+    """The server needs an API key."""
 
     code = "unauthorized"
     status = 401
 
 
 class Forbidden(Terminal):
-    """The key has no right to do this."""
+    """The API key lacks the right to do this."""
 
     code = "forbidden"
     status = 403
 
 
 class TooLarge(Terminal):
-    """The request is larger than the server takes."""
+    """The request is larger than the server allows."""
 
     code = "too_large"
     status = 413
 
 
 class UnsupportedEncoding(Terminal):
-    """The body of the request is encoded in a way that the server does not read."""
+    """The server does not support the Content-Encoding of the request."""
 
     code = "unsupported_encoding"
     status = 415
@@ -348,46 +349,46 @@ class KeyNotFound(NotFound):
 
 
 class Conflict(Terminal):
-    """It does not fit the present state."""
+    """The call conflicts with the current state."""
 
     code = "conflict"
     status = 409
 
 
 class TopicExists(Conflict):
-    """There is a topic of that name already."""
+    """A topic of that name already exists."""
 
     code = "topic_exists"
 
 
 class TopicChanged(Conflict):
-    """The topic's partitions are not what the producer placed its messages among."""
+    """The topic's number of partitions has changed since the producer placed its messages."""
 
     code = "topic_changed"
 
 
 class GroupExists(Conflict):
-    """The topic has a group of that name already."""
+    """The topic already has a group of that name."""
 
     code = "group_exists"
 
 
 class KeyExists(Conflict):
-    """There is an API key of that name already."""
+    """An API key of that name already exists."""
 
     code = "key_exists"
 
 
 class LeaseLost(Conflict):
-    """The lease no longer holds these messages: it expired, was revoked, or they were settled otherwise before."""
+    """The lease no longer holds these messages: it expired, was revoked, or they were settled in another way."""
 
     code = "lease_lost"
 
     def __init__(self, message: str | None = None, remedy: str = "", *, lost: Sequence[int] = ()) -> None:
         super().__init__(message, remedy)
         self.lost = tuple(lost)
-        """The offsets that were meant and not held. What the lease did hold has been settled, and in a transaction
-        nothing has."""
+        """The offsets that the lease did not hold. The others have been settled; in a caller's transaction nothing
+        has."""
 
 
 class OrderConflict(Conflict):
@@ -396,14 +397,20 @@ class OrderConflict(Conflict):
     code = "order_conflict"
 
 
+class KeysMoved(Conflict):
+    """The keys of these messages belong to other partitions since the topic has grown: out of order if delivered."""
+
+    code = "keys_moved"
+
+
 class OffsetConflict(Conflict):
-    """The partition has moved on from the expected offset."""
+    """The next offset of the partition is not the expected one."""
 
     code = "offset_conflict"
 
 
 class SequenceConflict(Conflict):
-    """The producer's sequence has a gap, or is older than what is remembered."""
+    """The producer's sequence has a gap, or is too old to be recognised as a repeat."""
 
     code = "sequence_conflict"
 
@@ -421,7 +428,7 @@ class ProducerInUse(Conflict):
 
 
 class TransactionOver(Conflict):
-    """The transaction was aborted, timed out, or is committed already."""
+    """The transaction was aborted, timed out, or is already committed."""
 
     code = "transaction_over"
 
@@ -433,7 +440,7 @@ class PipelineFenced(Conflict):
 
 
 class ClaimLost(Conflict):
-    """All of a pipeline's claim was taken away before its commit; nothing of it was published."""
+    """A pipeline lost its whole claim before the commit; nothing of it was published."""
 
     code = "claim_lost"
 
@@ -451,7 +458,7 @@ class BareGroup(Conflict):
 
 
 class LifecycleGroup(Conflict):
-    """The group has a lifecycle: its position is not set by hand."""
+    """The group has a lifecycle: its position cannot be set."""
 
     code = "lifecycle_group"
 
@@ -463,7 +470,7 @@ class PipelineRefused(Terminal):
 
 
 class PipelineFailed(Terminal):
-    """The pipeline failed again and again, and not for what a message did."""
+    """The pipeline failed repeatedly, and no single message is the cause."""
 
     code = "pipeline_failed"
     status = 500
@@ -476,7 +483,7 @@ class OffsetOutOfRange(Terminal):
 
 
 class PublishFailed(Transient):
-    """A publisher's attempt failed; the event is tried again later, and not before `retry_after` seconds."""
+    """An attempt to publish failed; the event is retried later, not before `retry_after` seconds."""
 
     code = "publish_failed"
 
@@ -486,11 +493,12 @@ class PublishFailed(Transient):
 
 
 class PublisherUnavailable(Transient):
-    """What a publisher publishes to cannot be reached: the relay waits, for `retry_after` seconds at least. The attempt
-    is counted, and no event dies of it.
+    """The destination of a publisher is down: the relay waits, for at least `retry_after` seconds. The attempt is
+    counted, but no event dies of it.
 
-    `busy` if it is there and only takes no more for now (a limit of requests): then no event is suspected either.
-    `answered` if something there said so (a 503): then the last event that it says so of is to blame itself.
+    `busy`: it is only overloaded (a limit of requests), so no event is suspected to be the cause. `answered`: the
+    destination, or a proxy before it, answered that (a 503). If the only event left gets that answer again and again,
+    the event counts as the cause.
     """
 
     code = "publisher_unavailable"
@@ -509,13 +517,13 @@ class PublisherUnavailable(Transient):
 
 
 class PublishRefused(Terminal):
-    """An event that its destination will never take: it is dead at once."""
+    """The destination will never accept the event: it is dead at once."""
 
     code = "publish_refused"
 
 
 class OutboxRefused(Conflict):
-    """What was tried is no move in the life of an outbox event."""
+    """The outbox event cannot change from its state to the requested one."""
 
     code = "outbox_refused"
 
@@ -533,7 +541,7 @@ class IsolationLevel(Terminal):
 
 
 class NeedsDatabase(Terminal):
-    """This needs a connection to the database itself, and Custody was opened over HTTP."""
+    """This needs a direct connection to the database, but Custody was opened over HTTP."""
 
     code = "needs_database"
 
@@ -564,7 +572,7 @@ class SchemaNewer(SchemaMismatch):
 
 
 class SchemaInUse(SchemaMismatch):
-    """Objects outside Custody's schema depend on what has to be made anew."""
+    """Objects outside of Custody's schema depend on views or functions that have to be replaced."""
 
     code = "schema_in_use"
 
@@ -577,7 +585,7 @@ class EmbeddedError(Terminal):
 
 
 class JavaMissing(Terminal):
-    """There is no Java that Spark can run on."""
+    """No Java was found that Spark can run on."""
 
     code = "java_missing"
     status = 503
@@ -590,11 +598,11 @@ def _tree(root: type[CustodyError]) -> Iterator[type[CustodyError]]:
 
 
 def by_code() -> dict[str, type[CustodyError]]:
-    """Every error class by its code: what turns a refusal of the database into the error of that name."""
+    """Every error class by its code, to translate refusals of the database and of servers."""
     return {error.code: error for error in _tree(CustodyError) if "code" in vars(error)}
 
 
 def did_you_mean(key: str, known: list[str]) -> str:
-    """A remedy for an unknown name."""
+    """The remedy for an unknown name: the most similar one, or all."""
     close = difflib.get_close_matches(key, known, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."

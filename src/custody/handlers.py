@@ -1,7 +1,7 @@
-"""What can be a handler, and what a handler may return: wrong ones are refused before they lose a message.
+"""Checks handlers and what they return, so that a wrong handler does not lose messages.
 
-A function with `yield` or `async def` does nothing when it is called: it returns something that has yet to run. Taken
-for the end of the work, its message would be done and nothing would have happened.
+A function with `yield` or `async def` does not run when it is called: it returns an object that has yet to run. If that
+counted as success, the message would be done although nothing has happened.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import inspect
 from collections.abc import Callable
 
 from custody.errors import InvalidArgument
+from custody.model.outcomes import Decision
 
 
 def is_coroutine_function(handler: object) -> bool:
-    """Also of an object whose `__call__` is one."""
+    """Whether a handler is a coroutine function, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(_call_of(handler))
 
 
 def require_callable(function: object, what: str, takes: tuple[str, ...]) -> None:
-    """Refuses what cannot be called with these arguments."""
+    """Refuses an object that cannot be called with these arguments."""
     wanted = f"def {what.rpartition(' ')[2]}({', '.join(takes)})"
     if not callable(function):
         raise InvalidArgument(f"{what} is {_named(function)}, which cannot be called", f"Give it a function: {wanted}.")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that is written in C may not say what it takes
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return
     try:
         signature.bind(*takes)
@@ -36,39 +37,41 @@ def require_callable(function: object, what: str, takes: tuple[str, ...]) -> Non
 
 
 def require_handler(handler: Callable[..., object], *, generators: bool, coroutines: bool) -> None:
-    """Refuses a handler that would not run: the caller says which kinds it runs."""
+    """Refuses a handler of a kind that the caller does not run."""
     require_callable(handler, "the handler", ("message",))
     require_run(handler, "the handler", generators=generators, coroutines=coroutines)
 
 
 def require_run(function: object, what: str, *, generators: bool = False, coroutines: bool = False) -> None:
-    """Refuses a function of which a call does nothing."""
+    """Refuses a function that does not run when it is called."""
     call = _call_of(function)
     if any(map(inspect.isasyncgenfunction, (function, call))):
-        raise InvalidArgument(f"{what} is an async generator, which nobody would run", "Use a plain function.")
+        raise InvalidArgument(f"{what} is an async generator, which would not be run", "Use a plain function.")
     if not generators and any(map(inspect.isgeneratorfunction, (function, call))):
         raise InvalidArgument(
-            f"{what} has a yield, so a call of it would not run it",
-            "Nothing takes what it yields: remove the yield.",
+            f"{what} has a yield, so calling it would not run it",
+            "Remove the yield: the values are not used.",
         )
     if not coroutines and is_coroutine_function(function):
         raise InvalidArgument(
-            f"{what} is a coroutine function (async def), which nobody would await here",
-            "Use a plain function, and asyncio.run(…) within it where it has to await something.",
+            f"{what} is a coroutine function (async def), which would not be awaited here",
+            "Use a plain function, with asyncio.run(…) in it where it has to await something.",
         )
 
 
 def require_finished(returned: object, what: str = "the handler") -> None:
-    """Refuses what a call returned if it has yet to run: nothing has been done then."""
+    """Refuses a result that has yet to run, such as a coroutine: nothing has been done then. Raises a decision."""
     if inspect.iscoroutine(returned):
-        returned.close()  # or Python would warn that it was never awaited
-        raise TypeError(f"{what} returned a coroutine, which nobody awaits: define it with `async def`")
+        returned.close()  # otherwise Python warns that it was never awaited
+        raise TypeError(f"{what} returned a coroutine, which is not awaited: define it with `async def`")
+    if isinstance(returned, Decision):
+        raise returned  # otherwise the message would be done
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
-        raise TypeError(f"{what} returned a generator, which nobody runs: nothing was done")
+        raise TypeError(f"{what} returned a generator, which is not run: nothing was done")
 
 
 def _call_of(handler: object) -> object:
-    return getattr(handler, "__call__", None)  # noqa: B004  # its kind is asked for, not whether it can be called
+    return getattr(handler, "__call__", None)  # noqa: B004  # to inspect its kind, not to test for callability
 
 
 def _named(value: object) -> str:

@@ -1,7 +1,7 @@
-"""Traces that do not end at the log: messages carry the W3C `traceparent` of whoever published them.
+"""Tracing across the log: messages carry the W3C `traceparent` of their publisher.
 
-Spans are OpenTelemetry's. It need not be installed, and is not imported here before somebody else has: without that
-there is no span to carry. Where nobody makes spans, what comes with a request or a message is passed on all the same.
+Spans are those of OpenTelemetry. It need not be installed, and is used only if the program has imported it: otherwise
+there is no current span. In a process that makes no spans, the trace of a request or message is still passed on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from custody.model.entities import Message, Outgoing
-from custody.model.outcomes import outcome_of
+from custody.model.outcomes import OUTCOMES, outcome_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -27,7 +27,7 @@ MOST_LINKS = 128
 _VALID = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
 
 _passing: ContextVar[Mapping[str, str]] = ContextVar("custody_trace", default=MappingProxyType({}))
-"""What came with the request or message that is being handled, where nobody makes spans."""
+"""The trace headers of the request or message that is being handled, in a process that makes no spans."""
 
 
 def _loaded() -> bool:
@@ -35,7 +35,7 @@ def _loaded() -> bool:
 
 
 def active() -> bool:
-    """Whether spans of this process go anywhere."""
+    """Whether this process exports spans."""
     if not _loaded():
         return False
     from opentelemetry import trace
@@ -44,7 +44,7 @@ def active() -> bool:
 
 
 def carrier() -> Mapping[str, str]:
-    """The headers that carry the current span; none if there is none."""
+    """The headers of the current span; empty if there is none."""
     if not _loaded():
         return _passing.get()
     from opentelemetry import trace
@@ -58,7 +58,7 @@ def carrier() -> Mapping[str, str]:
 
 
 def traced(messages: Iterable[Outgoing]) -> list[Outgoing]:
-    """The messages with the current span in their headers, but for those that have one already."""
+    """Adds the current span to the headers of messages that have no trace yet."""
     found = carrier()
     if not found:
         return list(messages)
@@ -69,7 +69,7 @@ def traced(messages: Iterable[Outgoing]) -> list[Outgoing]:
 
 
 def traced_each(messages: Sequence[tuple[str, Outgoing]]) -> Sequence[tuple[str, Outgoing]]:
-    """The same for messages with their topics."""
+    """`traced` for messages with their topics."""
     if not carrier():
         return messages
     topics = [topic for topic, _ in messages]
@@ -77,7 +77,7 @@ def traced_each(messages: Sequence[tuple[str, Outgoing]]) -> Sequence[tuple[str,
 
 
 def carried(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The headers of one message with the current span, unless they have one."""
+    """Adds the current span to the headers of one message, unless they have a trace."""
     found = carrier()
     return {**(headers or {}), **found} if found and not _has(headers) else headers
 
@@ -87,7 +87,7 @@ def _has(headers: Mapping[str, str] | None) -> bool:
 
 
 class Span(Protocol):
-    """What is being done, from `with` to its end."""
+    """A span, or a stand-in; a context manager around the work."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -101,7 +101,7 @@ class Span(Protocol):
 
 
 class _Passing:
-    """No span: what came from elsewhere is passed on to what is published meanwhile."""
+    """No span: passes the received trace on to messages that are published meanwhile."""
 
     __slots__ = ("_came", "_token")
 
@@ -131,7 +131,7 @@ _NOTHING = _Passing({})
 
 
 class _Recording:
-    """A span of OpenTelemetry, which is the current one meanwhile."""
+    """A span of OpenTelemetry, which is the current one while the context is open."""
 
     def __init__(self, name: str, kind: str, attributes: Mapping[str, Any], parent: Context | None = None) -> None:
         from opentelemetry import trace
@@ -154,13 +154,13 @@ class _Recording:
 
     def answered(self, status: int) -> None:
         self._span.set_attribute("http.response.status_code", status)
-        if status >= 500 and status != 503:  # not now, says that one, and nothing is broken
+        if status >= 500 and status != 503:  # 503 asks to try later: no fault
             self._fail(None)
 
     def handled(self, raised: BaseException | None) -> None:
         outcome = outcome_of(raised)
         self._span.set_attribute("custody.outcome", outcome.kind)
-        if raised is not None and outcome.kind != "later":  # put off is no failure
+        if raised is not None and OUTCOMES[outcome.kind].failure:
             self._span.record_exception(raised)
             self._fail(outcome.error)
 
@@ -178,7 +178,7 @@ def _tracer() -> Tracer:
 
 
 def _came(headers: Mapping[str, str]) -> dict[str, str]:
-    """What of these headers is a trace; what is no valid traceparent is not passed on."""
+    """The trace in these headers; empty if the traceparent is not valid."""
     parent = headers.get(TRACEPARENT)
     if parent is None or not _VALID.match(parent):
         return {}
@@ -194,7 +194,7 @@ def _parent(headers: Mapping[str, str]) -> Context:
 
 
 def serving(method: str, route: str, headers: Mapping[bytes, bytes]) -> Span:
-    """A request of a server, a child of what its headers name."""
+    """The span of a request at a server: a child of the span in its headers."""
     given = headers.get(b"traceparent")
     if given is None and not active():
         return _NOTHING
@@ -210,7 +210,7 @@ def serving(method: str, route: str, headers: Mapping[bytes, bytes]) -> Span:
 
 
 def publishing(topics: Iterable[str], count: int) -> Span:
-    """A publish: what it publishes carries this span."""
+    """The span of a publish, which its messages carry."""
     if not active():
         return _NOTHING
     wanted = set(topics)
@@ -223,7 +223,7 @@ def publishing(topics: Iterable[str], count: int) -> Span:
 
 
 def received(topic: str, group: str, messages: Iterable[Message], began_ns: int) -> None:
-    """Messages were handed out, since that time: a span with links to those who published them."""
+    """Records the span of a delivery that began at that time, with links to the spans that published the messages."""
     if not active():
         return
     from opentelemetry import trace
@@ -249,7 +249,7 @@ def received(topic: str, group: str, messages: Iterable[Message], began_ns: int)
 
 
 def processing(message: Message, group: str) -> Span:
-    """A handler's work on a message, a child of the span that published it."""
+    """The span of a handler: a child of the span that published the message."""
     if not active():
         found = _came(message.headers) if message.headers else None
         return _Passing(found) if found else _NOTHING

@@ -1,4 +1,4 @@
-"""The command line as it is used: a process of its own, on the fresh database of the test."""
+"""The command line on the fresh database of the test: as it is used, in a process of its own, and within this one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def cli(environment: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def quick(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same within this process, without the cost of starting one: for what a second call of a test looks at."""
+    """The same within this process, without the cost of starting one: for all but what only a process shows."""
 
     def run(*arguments: str, stdin: str = "", code: int = 0, **variables: str) -> Answer:
         out, err = io.StringIO(), io.StringIO()
@@ -101,6 +101,7 @@ def quick(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
             with redirect_stdout(out), redirect_stderr(err):
                 answer = Answer(custody.cli.run(arguments), out.getvalue(), err.getvalue())
         assert answer.code == code, f"exit code {answer.code}\n{answer.out}\n{answer.err}"
+        assert "Traceback" not in answer.err
         return answer
 
     return run

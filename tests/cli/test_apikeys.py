@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import Run
 
 from custody import Custody
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 
 
 @pytest.mark.req("G19")
@@ -30,7 +30,7 @@ def test_a_key_is_made_listed_and_revoked(quick: Run, live: Custody, explained) 
     revoked = quick("apikeys", "revoke", "shop", "--json").document
     explained(revoked)
     assert revoked == {"name": "shop", "revoked": True, "left": 1}
-    assert "was revoked before" in quick("apikeys", "revoke", "shop").out
+    assert "was already revoked" in quick("apikeys", "revoke", "shop").out
     assert "That was the last key" in quick("apikeys", "revoke", "boss").err
     assert "revoked" in quick("apikeys", "list", "--all").out
     assert quick("apikeys", "list", "--json").document == []

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import DOCUMENT, Run
 
 from custody import Custody
-from custody.cli.app import command, hoist
+from custody.cli.app import command, split
 from custody.store import embedded
 
 
@@ -21,11 +21,18 @@ def test_the_version(cli: Run, quick: Run) -> None:
 
 
 def test_global_options_may_stand_anywhere_before_a_double_dash() -> None:
-    assert hoist(["topics", "list", "--json", "--home=x", "--database", "u"]) == [
-        *("--json", "--home=x", "--database", "u", "topics", "list")
-    ]
-    assert hoist(["publish", "t", "--", "--json"]) == ["publish", "t", "--", "--json"]
-    assert hoist(["topics", "--database"]) == ["topics", "--database"]
+    assert split(["topics", "list", "--json", "--home=x", "--database", "u"]) == (
+        ["--json", "--home=x", "--database", "u"],
+        ["topics", "list"],
+    )
+    assert split(["publish", "t", "--", "--json"]) == ([], ["publish", "t", "--", "--json"])
+    assert split(["topics", "--database"]) == ([], ["topics", "--database"])
+
+
+def test_a_command_is_found_alone_as_among_all_others() -> None:
+    for path in COMMANDS:
+        assert [path] == [found for found in walk(command(path[0])) if found == path]
+        assert {found[0] for found in walk(command(path[0]))} == {path[0]}
 
 
 def test_an_unreachable_database_is_an_error_in_words(cli: Run) -> None:
@@ -43,8 +50,8 @@ def test_a_traceback_is_shown_when_asked_for(cli: Run) -> None:
     assert "TopicNotFound" in shown.err
 
 
-def test_the_embedded_database_of_a_home_that_was_stopped(cli: Run, tmp_path: Path) -> None:
-    home = tmp_path / "home"
+def test_the_embedded_database_of_a_home_that_was_stopped(cli: Run, base: Path) -> None:
+    home = base / "home"
     assert cli("topics", "create", "orders", "--home", str(home)).out == "created topic orders with 1 partition\n"
     with embedded.acquire(home) as server:
         url = server.url

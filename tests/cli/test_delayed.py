@@ -20,7 +20,7 @@ def _topic(live: Custody) -> None:
 def test_published_later_listed_and_cancelled(quick: Run, live: Custody, explained) -> None:
     said = quick("publish", "orders", '{"n": 1}', "--key", "a", "--delay", "1h").out
     (first,) = live.delayed("orders")
-    assert said == f"1 message of orders waits until {first.deliver_at:%FT%TZ} (delay id {first.delay_id})\n"
+    assert said == f"1 message of orders delayed until {first.deliver_at:%FT%TZ} (delay id {first.delay_id})\n"
     document = quick("publish", "orders", "2", "3", "--deliver-at", "2040-01-31T12:00:00Z", "--json").document
     explained(document)
     assert (document["published"], len(document["delayed"])) == (0, 2)
@@ -29,7 +29,7 @@ def test_published_later_listed_and_cancelled(quick: Run, live: Custody, explain
     assert [entry["payload"] for entry in listed] == [{"n": 1}, 2, 3]
     assert datetime.fromisoformat(listed[1]["deliver_at"]) == datetime(2040, 1, 31, 12, tzinfo=UTC)
     assert '{"n":1}' in (shown := quick("delayed", "list", "orders", "--limit", "1")).out
-    assert "3 messages wait in all" in shown.err
+    assert "3 messages in all" in shown.err
     cancelled = quick("delayed", "cancel", "orders", str(first.delay_id), "--json").document
     explained(cancelled)
     assert cancelled == {"topic": "orders", "cancelled": [first.delay_id]}
@@ -37,7 +37,7 @@ def test_published_later_listed_and_cancelled(quick: Run, live: Custody, explain
     assert "1 message had been cancelled before this" in again.err
     assert "delivered or cancelled already" in again.err
     assert [waiting.payload for waiting in live.delayed("orders")] == [3]
-    assert "Nothing waits in orders." in quick("delayed", "list", "orders", "--key", "nobody").out
+    assert "Topic orders has no delayed messages." in quick("delayed", "list", "orders", "--key", "nobody").out
 
 
 def test_envelopes_may_say_when(quick: Run, live: Custody) -> None:
@@ -48,7 +48,7 @@ def test_envelopes_may_say_when(quick: Run, live: Custody) -> None:
         {"payload": 4},
     ]
     said = quick("publish", "orders", "--envelope", stdin="".join(json.dumps(line) + "\n" for line in lines)).out
-    assert said == "published 2 messages; 2 messages of orders wait for their time\n"
+    assert said == "published 2 messages; 2 messages of orders delayed\n"
     assert [message.payload for message in live.read("orders")] == [1, 4]
     assert [waiting.payload for waiting in live.delayed("orders")] == [2, 3]
 
@@ -58,7 +58,7 @@ def test_envelopes_may_say_when(quick: Run, live: Custody) -> None:
     [
         (["--delay", "soon"], "not a duration", 2),
         (["--deliver-at", "tomorrow"], "not a time", 2),
-        (["--delay", "1s", "--deliver-at", "2040-01-01"], "exclude one another", 2),
+        (["--delay", "1s", "--deliver-at", "2040-01-01"], "cannot be combined", 2),
     ],
 )
 def test_a_bad_time_is_refused(quick: Run, live: Custody, arguments: list[str], said: str, code: int) -> None:

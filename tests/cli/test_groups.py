@@ -10,9 +10,9 @@ from tests.cli.conftest import Run
 from custody import Breaker, Constant, Custody, Exponential, Policy
 
 
-def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained) -> None:
+def test_a_group_with_its_policy(quick: Run, live: Custody, explained) -> None:
     live.create_topic("orders")
-    created = cli(
+    created = quick(
         *("groups", "create", "orders", "stock", "--ordering", "key", "--max-attempts", "5", "--on-dead", "hold"),
         *("--backoff", "exponential:2s:cap=5m:jitter=0.1", "--visibility-timeout", "1m", "--handler-timeout", "50s"),
         *("--max-in-flight", "100", "--max-ack-holes", "none", "--max-parked", "7", "--breaker", "0.5:window=10s"),
@@ -33,20 +33,20 @@ def test_a_group_with_its_policy(cli: Run, quick: Run, live: Custody, explained)
     )
     assert created["policy"] == asked.plain()
     assert quick("groups", "describe", "orders", "stock", "--json").document == created
-    described = cli("groups", "describe", "orders", "stock").out
+    described = quick("groups", "describe", "orders", "stock").out
     assert "backoff             exponential, initial 2 s, cap 5 min, jitter 0.1, multiplier 2.0" in described
 
-    cli("groups", "update", "orders", "stock", "--max-attempts", "9", "--max-parked", "none", "--breaker", "off")
+    quick("groups", "update", "orders", "stock", "--max-attempts", "9", "--max-parked", "none", "--breaker", "off")
     policy = live.group("orders", "stock").policy
     assert policy is not None
     assert (policy.max_attempts, policy.max_parked, policy.breaker, policy.on_dead) == (9, None, None, "hold")
     assert quick("groups", "update", "orders", "stock", code=2).err.startswith(
-        "error: Invalid value: say what to change"
+        "error: Invalid value: give a setting to change"
     )
 
     live.create_group("orders", "mirror", bare=True)
     assert [group["name"] for group in quick("groups", "list", "orders", "--json").document] == ["mirror", "stock"]
-    listed = cli("groups", "list", "orders").out.splitlines()
+    listed = quick("groups", "list", "orders").out.splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [["mirror", "bare"], ["stock", "ordering"]]
 
 
@@ -109,20 +109,20 @@ def test_a_wrong_policy_is_refused_before_anything_happens(quick: Run, live: Cus
     assert live.groups("orders") == []
 
 
-def test_a_group_is_deleted_only_when_confirmed(cli: Run, quick: Run, live: Custody) -> None:
+def test_a_group_is_deleted_only_when_confirmed(quick: Run, live: Custody) -> None:
     live.create_topic("orders")
     live.create_group("orders", "stock", Policy())
     live.publish("orders", 1)
-    assert "with 1 unresolved message?" in cli("groups", "delete", "orders", "stock", code=2).err
+    assert "with 1 unresolved message?" in quick("groups", "delete", "orders", "stock", code=2).err
     assert len(live.groups("orders")) == 1
     assert quick("groups", "delete", "orders", "stock", "-y").out == "deleted group stock of topic orders\n"
     assert live.groups("orders") == []
 
 
 @pytest.mark.req("V11")
-def test_what_a_group_gets(cli: Run, quick: Run, live: Custody, explained) -> None:
+def test_what_a_group_gets(quick: Run, live: Custody, explained) -> None:
     live.create_topic("orders")
-    created = cli(
+    created = quick(
         *("groups", "create", "orders", "eu", "--bind", "orders.eu.*", "--bind", "stock.>", "--bind-header", "vip=yes"),
         "--json",
     ).document

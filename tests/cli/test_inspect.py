@@ -20,7 +20,7 @@ def _topic(live: Custody) -> None:
 
 @pytest.mark.req("V3")
 def test_the_timeline_of_a_message_that_failed_twice_was_redriven_and_done(
-    cli: Run, quick: Run, live: Custody, explained
+    quick: Run, live: Custody, explained
 ) -> None:
     live.publish("orders", {"sku": "SKU-1"}, key="SKU-1")
     for _ in range(2):
@@ -28,7 +28,7 @@ def test_the_timeline_of_a_message_that_failed_twice_was_redriven_and_done(
     live.redrive("orders", "stock", reason="fixed")
     live.claim("orders", "stock").ack()
 
-    lines = cli("trace", "orders", "0", "0").out.splitlines()
+    lines = quick("trace", "orders", "0", "0").out.splitlines()
     assert lines[:2] == ["orders/0/0  key SKU-1", '  {"sku":"SKU-1"}']
     told = [re.sub(r"^  \S+ \S+  |  \(\+.*\)$", "", line) for line in lines[2:]]
     assert told == [
@@ -58,19 +58,19 @@ def test_the_timeline_of_a_message_that_failed_twice_was_redriven_and_done(
 
 def test_a_message_that_nobody_had_yet_and_one_that_is_not_there(quick: Run, live: Custody) -> None:
     live.publish("orders", 1)
-    assert quick("trace", "orders", "0", "0").out.splitlines()[-1] == "  not yet handed to any group"
+    assert quick("trace", "orders", "0", "0").out.splitlines()[-1] == "  not delivered to any group yet"
     assert quick("trace", "orders", "0", "7", "--json", code=1).error["code"] == "offset_out_of_range"
     assert quick("trace", "orders", "9", "0", "--json", code=1).error["code"] == "partition_not_found"
     assert quick("trace", "orders", "0", "0", "--group", "x", "--json", code=1).error["code"] == "group_not_found"
 
 
 @pytest.mark.req("C8", "N5")
-def test_the_figures_of_a_group_and_of_all(cli: Run, quick: Run, live: Custody, explained) -> None:
+def test_the_figures_of_a_group_and_of_all(quick: Run, live: Custody, explained) -> None:
     live.create_group("orders", "mirror", bare=True)
     live.publish_many("orders", list(range(5)))
     live.claim("orders", "stock", max_messages=2).ack()
     live.claim("orders", "stock")
-    one = cli("stats", "orders", "stock", "--json").document
+    one = quick("stats", "orders", "stock", "--json").document
     explained(one)
     assert {name: one[name] for name in ("lag", "in_flight", "dead", "depth", "tail")} == {
         "lag": 2,
@@ -96,7 +96,7 @@ def test_the_figures_of_a_group_and_of_all(cli: Run, quick: Run, live: Custody, 
 def test_the_figures_of_a_bound_group_say_so(quick: Run, live: Custody) -> None:
     live.bind("orders", "stock", ["orders.>"])
     assert quick("stats", "orders", "stock", "--json").document["bound"] is True
-    assert "bound: lag and depth include what it has not looked at yet" in quick("stats", "orders", "stock").out
+    assert "bound: lag and depth include messages not matched yet" in quick("stats", "orders", "stock").out
 
 
 def test_stats_can_be_watched(start, live: Custody) -> None:

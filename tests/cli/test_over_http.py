@@ -18,9 +18,9 @@ def server(c: custody.Custody) -> Iterator[Http]:
 
 
 @pytest.mark.core
-def test_commands_work_through_a_server(cli: Run, server: Http) -> None:
+def test_commands_work_through_a_server(quick: Run, server: Http) -> None:
     def told(*arguments: str) -> str:
-        answer = cli("--database", server.url, *arguments)
+        answer = quick("--database", server.url, *arguments)
         assert answer.code == 0, answer
         return answer.out
 
@@ -34,6 +34,6 @@ def test_commands_work_through_a_server(cli: Run, server: Http) -> None:
 
 
 @pytest.mark.parametrize("command", [("outbox", "stats"), ("migrate",), ("serve", "--port", "0")])
-def test_commands_that_need_the_database_say_so(cli: Run, server: Http, command: tuple[str, ...]) -> None:
-    answer = cli("--json", "--database", server.url, *command, code=1)
+def test_commands_that_need_the_database_say_so(quick: Run, server: Http, command: tuple[str, ...]) -> None:
+    answer = quick("--json", "--database", server.url, *command, code=1)
     assert (answer.code, answer.error["code"]) == (1, "needs_database")

@@ -166,6 +166,7 @@ def test_one_pass_over_the_pipelines_of_a_file(spark_here: Run, live: Custody, t
         "failed": 2,
         "dead": 1,
         "later": 0,
+        "skipped": 0,
         "released": 1,
         "lost": 0,
         "outputs": 6,
@@ -191,9 +192,9 @@ def test_a_drain_waits_for_the_retries(spark_here: Run, live: Custody, tmp_path:
     assert lines[-1].endswith("0 waiting · 2 dead · 0 blocked keys")
     headline, done, left = answer.out.splitlines()
     assert headline.startswith("orders/fraud: ")
-    assert "6 done, 4 failed (2 of them dead), " in done
+    assert "6 done, 4 failed, 2 of them dead, " in done
     assert "6 messages published" in done
-    assert left == "  nothing still waits; 2 dead in the group"
+    assert left == "  nothing left; 2 dead in the group"
     assert [letter.last_error for letter in live.dead("orders", "fraud")] == [
         "ValueError: 6 is too many",
         "ValueError: 7 is too many",
@@ -247,7 +248,7 @@ def test_ctrl_c_on_a_terminal_finishes_the_batch_that_runs_and_gives_back_the_re
         os.killpg(process.pid, signal.SIGINT)
         answer = ended(process)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "\n", b"".join(screen).decode())
-    assert "stopping: the batch that runs is finished first" in shown
+    assert "stopping after the running batch" in shown
     begins = {line.split()[0] for line in shown.splitlines() if line.strip()}
     assert "orders/slow" in begins
     assert not begins & {"WARN", "ERROR", "Traceback", "at", "interrupted"}
@@ -272,19 +273,19 @@ def test_ctrl_c_on_a_terminal_finishes_the_batch_that_runs_and_gives_back_the_re
         ),
         (
             "from custody.spark import Pipeline\npipeline = Pipeline(source='orders', group='g')\n",
-            "<Pipeline orders/g → nothing> does nothing yet",
+            "<Pipeline orders/g → nothing> has neither `each` nor `frame`",
             "@pipeline.each",
         ),
         (
             "from custody.spark import Pipeline\npipelines = [Pipeline(source='a', group='g') for _ in range(2)]\n",
             "file.py has two pipelines a/g",
-            "a group of its own",
+            "Give one of them another group",
         ),
         (
             "import threading\nfrom custody.spark import Pipeline\nlock = threading.Lock()\n"
             "pipeline = same = Pipeline(source='orders', group='g')\npipeline.each(lambda message: lock)\n",
             "the handler cannot be sent to executors: TypeError: cannot pickle '_thread.lock' object",
-            "within the handler",
+            "inside the handler",
         ),
     ],
 )
@@ -318,7 +319,7 @@ def test_a_missing_topic_is_found_before_spark_starts(quick: Run, tmp_path: Path
 
 
 def test_trying_a_pipeline_without_messages_needs_no_spark(quick: Run) -> None:
-    assert quick("pipeline", "try", "fraud.py").out == "Nothing new is there for orders/fraud.\n"
+    assert quick("pipeline", "try", "fraud.py").out == "There are no new messages for orders/fraud.\n"
     assert quick("pipeline", "try", "fraud.py", "--json").document == []
 
 
@@ -349,8 +350,7 @@ def test_states_are_listed_and_one_is_shown(quick: Run, live: Custody) -> None:
     assert quick("pipeline", "list", "--json").document == []
     live.create_group("orders", "fraud")
     assert (
-        "never driven by a pipeline"
-        in quick("pipeline", "status", "orders", "fraud", "--json", code=1).error["message"]
+        "no pipeline has ever run" in quick("pipeline", "status", "orders", "fraud", "--json", code=1).error["message"]
     )
     drive, _ = live.drive("orders", "fraud")
     drive.report("failed", tries=9, error="no disk")

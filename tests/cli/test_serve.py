@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import signal
@@ -15,6 +17,9 @@ from pathlib import Path
 import pytest
 from tests.http.conftest import Http
 from tests.waiting import wait_for
+
+from custody.cli.serve import serve
+from custody.http import Settings
 
 
 @contextmanager
@@ -77,3 +82,10 @@ def test_settings_that_make_no_sense_are_refused(
     assert server.returncode != 0
     assert said in errors
     assert "Traceback" not in errors
+
+
+def test_its_options_have_the_defaults_of_a_server() -> None:
+    options = inspect.signature(serve).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in options}
+    assert len(fields) > 15
+    assert {name: options[name].default for name in fields} == fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cli.conftest import Run
 from tests.waiting import wait_for
 
 from custody import Constant, Custody, Outgoing, Policy
+from custody.model.outcomes import Counts
 
 HANDLERS = """
 import time
@@ -55,7 +57,7 @@ def test_it_works_until_sigterm_and_says_what_it_did(start, live: Custody, expla
     assert process.returncode == 0, err
     document = json.loads(out)
     explained(document)
-    assert document["summary"] == {"done": 200, "failed": 0, "dead": 1, "later": 0, "released": 0, "lost": 0}
+    assert document["summary"] == asdict(Counts(done=200, dead=1))
     assert [letter.last_error for letter in live.dead("orders", "stock")] == ["poison"]
 
 

@@ -44,8 +44,10 @@ ALSO: dict[str, dict[str, Any]] = {
     "create_group": {"group": "made"},
     "rewind": {"to_offset": 0},
     "create_api_key": {"admin": ["*"]},
+    "change_topic": {"retention": None},
+    "change_group": {"bindings": None},
 }
-NOT_TRIED = {"work", "listen", "close", "drive", "driving", "figures"}
+NOT_TRIED = {"work", "listen", "close", "drive", "driver_verbs", "figures"}
 """Loops, which `worker_for` stands for, and what is of Spark."""
 
 

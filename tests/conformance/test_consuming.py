@@ -13,6 +13,7 @@ import custody
 from custody import Outcome
 from custody.errors import LeaseLost
 from custody.model.entities import Settled
+from custody.model.outcomes import OUTCOMES, Kind
 
 pytestmark = pytest.mark.core
 
@@ -70,6 +71,20 @@ def test_messages_are_acknowledged_one_by_one_or_all(orders: custody.Custody, fi
     assert lease.ack([]).settled == 0
     assert lease.ack().settled == 2
     assert orders.stats("orders", "stock").depth == 0
+
+
+@pytest.mark.req("V3", "G14")
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_every_outcome_can_be_given_to_all_of_a_lease(orders: custody.Custody, fill: Fill, kind: Kind) -> None:
+    fill(2)
+    lease = orders.claim("orders", "stock", max_messages=2)
+    outcome = Outcome(kind, delay="1m" if kind in ("nack", "later") else None)
+    assert orders.settle(lease.lease_id, outcome).settled == 2
+    assert orders.settle(lease.lease_id, outcome).already, "a repeat is no loss"
+    assert orders.trace("orders", 0, 0)[-1].kind == OUTCOMES[kind].entry
+    stats = orders.stats("orders", "stock")
+    assert (stats.depth == 0) == (OUTCOMES[kind].resolves != "no")
+    assert stats.dead == (2 if OUTCOMES[kind].counted == "dead" else 0)
 
 
 def test_what_is_not_held_is_lost_and_the_rest_is_settled(orders: custody.Custody, fill: Fill) -> None:

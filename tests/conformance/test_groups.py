@@ -69,6 +69,21 @@ def test_a_policy_is_replaced_as_a_whole(orders: custody.Custody) -> None:
         orders.update_group("orders", "stock", Policy(ordering="none"))
 
 
+def test_some_settings_and_the_bindings_are_changed_at_once(orders: custody.Custody) -> None:
+    orders.update_group("orders", "stock", Policy(ordering="key", max_attempts=9))
+    settings = {"visibility_timeout": "5s", "backoff": Linear("2s"), "breaker": None}
+    changed = orders.change_group("orders", "stock", policy=settings, bindings=["a.*"])
+    assert changed.policy is not None
+    wanted = Policy(ordering="key", max_attempts=9, visibility_timeout="5s", backoff=Linear("2s"))
+    assert (changed.policy.columns(), changed.bindings) == (wanted.columns(), (Binding("a.*"),))
+    for wrong in ({"max_attempt": 3}, {"max_attempts": 0}, {"backoff": {"kind": "sudden"}}, {"fairness": "nobody"}):
+        with refused("invalid_policy"):
+            orders.change_group("orders", "stock", policy=wrong, bindings=None)
+    with refused("invalid_argument"):
+        orders.change_group("orders", "stock")
+    assert orders.group("orders", "stock") == changed, "all of it, or nothing"
+
+
 def test_what_cannot_be_a_group_is_refused(orders: custody.Custody) -> None:
     with refused("group_exists"):
         orders.create_group("orders", "stock")

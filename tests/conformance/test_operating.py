@@ -9,7 +9,7 @@ from tests.conformance.conftest import Fill, refused
 from tests.conftest import Clock
 
 import custody
-from custody import Policy
+from custody import Constant, Policy
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G17")]
 
@@ -86,6 +86,29 @@ def test_a_dead_letter_topic_is_replayed_once(c: custody.Custody, fill: Fill) ->
         c.replay("nothing-dlq", 0, 0)
     with refused("offset_out_of_range"):
         c.replay("orders-dlq", 0, 9)
+
+
+@pytest.mark.req("V4", "G17")
+def test_waiting_retries_are_brought_forward_by_choice(c: custody.Custody, fill: Fill) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g", Policy(ordering="key", backoff=Constant("1h")))
+    fill(4, keys=2)  # 0 and 2 of one key, 1 and 3 of the other
+    lease = c.claim("orders", "g", max_messages=4)
+    lease.nack(lease.messages[0], error="timeout: a")
+    lease.later(lease.messages[1], after="2h")
+    assert c.retry_now("orders", "g", where_error="refused%") == 0
+    assert c.retry_now("orders", "g", where_error="timeout%", reason="it is back") == 1
+    again = c.claim("orders", "g", max_messages=4)
+    assert [(message.offset, message.attempt) for message in again] == [(0, 2)], "in front of its key, as any retry"
+    entry = c.trace("orders", 0, 0)[-2]
+    assert (entry.kind, entry.error) == ("hasten", "it is back")
+    again.ack()
+    key = lease.messages[1].key
+    assert c.retry_now("orders", "g", key=key) == 1
+    assert c.retry_now("orders", "g") == 0, "nothing waits any more"
+    assert c.stats("orders", "g").waiting == 1
+    with refused("group_not_found"):
+        c.retry_now("orders", "nobody")
 
 
 def test_a_rewind_gives_everything_back(orders: custody.Custody, fill: Fill, clock: Clock) -> None:

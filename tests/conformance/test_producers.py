@@ -142,3 +142,17 @@ def test_transactions_refuse_what_makes_no_sense(c: custody.Custody) -> None:
     with refused("sequence_conflict"):
         c.transactions.add(transaction.transaction_id, "out", [Outgoing(1)], first=5)
     assert c.transactions.abort(transaction.transaction_id) is True
+
+
+def test_an_ack_in_a_transaction_is_of_what_its_lease_holds(orders: custody.Custody, fill: Fill) -> None:
+    fill(1)
+    lease = orders.claim("orders", "stock")
+    producer = orders.init_producer("p")
+    for offset in (-1, 7, 2**62 + 1):
+        transaction = producer.transaction()
+        with refused("lease_lost"):  # at once, or by the commit
+            orders.transactions.ack(transaction.transaction_id, lease.lease_id, [0, offset])
+            transaction.commit()
+    with producer.transaction() as transaction:
+        orders.transactions.ack(transaction.transaction_id, lease.lease_id, (0,))
+    assert orders.stats("orders", "stock").depth == 0

@@ -85,6 +85,17 @@ def test_retention_is_changed_and_taken_back(c: custody.Custody) -> None:
     assert c.set_retention("orders", None).retention is None
 
 
+def test_partitions_and_retention_are_changed_at_once(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    changed = c.change_topic("orders", partitions=3, retention=custody.Retention(time="1d"))
+    assert (changed.partitions, changed.retention) == (3, custody.Retention(time="1d", segment_time="8640s"))
+    with refused("conflict"):
+        c.change_topic("orders", partitions=2, retention=None)
+    with refused("invalid_argument"):
+        c.change_topic("orders")
+    assert c.topic("orders") == changed, "all of it, or nothing"
+
+
 def test_upkeep_drops_what_is_too_old(c: custody.Custody, clock: Clock) -> None:
     c.create_topic("orders", retention=custody.Retention(time="1h", segment_time="10m"))
     c.publish("orders", 1)
@@ -125,7 +136,7 @@ def test_a_group_that_holds_a_segment_is_named(orders: custody.Custody, fill: Fi
 
 def test_the_journal_keeps_what_it_is_told(c: custody.Custody) -> None:
     assert (c.journal().keep_time, c.journal().keep_size) == (None, None)
-    c.set_journal_retention(time="90d", size="1GB")
+    assert c.set_journal_retention(time="90d", size="1GB") == c.journal()
     assert (c.journal().keep_time, c.journal().keep_size) == (timedelta(days=90), 2**30)
     assert [part.sealed_at for part in c.journal().parts] == [None]
     with refused("invalid_argument"):

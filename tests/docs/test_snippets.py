@@ -1,4 +1,4 @@
-"""Every Python, SQL and shell snippet of the documents runs, each document from top to bottom in a home of its own.
+"""Every Python, SQL and shell snippet of the documents runs, each document from top to bottom in a database of its own.
 
 Where one calls a server, it has one; what the comments of shell snippets show after a call has to be in its answers.
 """
@@ -19,7 +19,6 @@ import pytest
 from tests.http.conftest import Process
 
 import custody
-from custody.store import embedded
 
 ROOT = Path(__file__).parents[2]
 LOCAL = "http://localhost:8080"
@@ -35,24 +34,24 @@ def snippets(document: Path, language: str) -> list[str]:
     "document", [d for d in DOCUMENTS if FENCE.search(d.read_text("utf-8"))], ids=lambda path: path.name
 )
 def test_the_snippets_of_a_document_run(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    document: Path, bare_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setenv("CUSTODY_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
-    with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}) as server:
-        if script := "\n".join(snippets(document, "python")):
-            if "custody.spark" in script:
-                request.getfixturevalue("spark")  # saves the start of a JVM
-                monkeypatch.chdir(tmp_path)
-                run_here(script)
-            else:
-                run_python(script, server.url, tmp_path)
-        custody.connect().close()
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            for query in snippets(document, "sql"):
-                connection.execute(query)  # type: ignore[arg-type]  # a snippet of our own
-        if script := "\n".join(snippets(document, "sh")):
-            run_shell(script, server.url, tmp_path)
+    """The database comes from the environment: that one is made in an empty home is proved by the examples."""
+    monkeypatch.setenv("CUSTODY_DATABASE", bare_url)
+    monkeypatch.delenv("CUSTODY_HOME", raising=False)
+    if script := "\n".join(snippets(document, "python")):
+        if "custody.spark" in script:
+            request.getfixturevalue("spark")  # saves the start of a JVM
+            monkeypatch.chdir(tmp_path)
+            run_here(script)
+        else:
+            run_python(script, bare_url, tmp_path)
+    custody.connect().close()
+    with psycopg.connect(bare_url, autocommit=True) as connection:
+        for query in snippets(document, "sql"):
+            connection.execute(query)  # type: ignore[arg-type]  # a snippet of our own
+    if script := "\n".join(snippets(document, "sh")):
+        run_shell(script, bare_url, tmp_path)
 
 
 def run_python(script: str, database_url: str, directory: Path) -> None:

@@ -12,7 +12,7 @@ from tests.http.conftest import Http
 
 import custody
 from custody.coalesced import Claim
-from custody.engine import serving
+from custody.engine import server_verbs
 from custody.remote import publishing
 
 pytestmark = pytest.mark.core
@@ -22,7 +22,7 @@ LARGE = "x" * 398  # with its quotes 400 bytes: the third one reaches the bound
 
 @pytest.fixture(autouse=True)
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "LARGEST_ANSWER", 1000)
+    monkeypatch.setattr(server_verbs, "LARGEST_ANSWER", 1000)
 
 
 def offsets(answer: Any) -> list[int]:

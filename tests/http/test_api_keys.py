@@ -12,12 +12,12 @@ from tests.http.conftest import Http
 from tests.waiting import wait_for
 
 import custody
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import DatabaseUnavailable, KeysNeeded, Unauthorized
 from custody.http import Server, Settings, keyring
 from custody.http.keyring import Keyring
 from custody.http.rights import Caller
-from custody.verbs.apikeys import Ring
+from custody.verbs.apikeys import KnownKeys
 
 pytestmark = pytest.mark.core
 
@@ -109,7 +109,7 @@ def test_the_revocation_of_the_last_key_opens_nothing(
 
 
 @pytest.mark.req("G19")
-@pytest.mark.parametrize("path", ["/messages/orders?group=g&wait=20s", "/topics/orders/news?since=1&wait=20s"])
+@pytest.mark.parametrize("path", ["/messages/orders?group=g&wait=20s", "/topics/orders/wakeups?since=1&wait=20s"])
 def test_a_key_that_is_revoked_while_it_waits_gets_nothing(
     c: custody.Custody, serve: Callable[..., Http], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -119,12 +119,12 @@ def test_a_key_that_is_revoked_while_it_waits_gets_nothing(
     c.create_api_key("boss", admin=["*"])
     secret = c.create_api_key("shop", consume=["*"]).secret
     http = serve()
-    if "news" in path:
-        wait_for(lambda: http.state.news._missed, "the server has begun to listen")
-        path = path.replace("since=1", f"since={http.state.news.token('orders')}")
+    if "wakeups" in path:
+        wait_for(lambda: http.state.wakeups._missed, "the server has begun to listen")
+        path = path.replace("since=1", f"since={http.state.wakeups.token('orders')}")
     with ThreadPoolExecutor(1) as clients:
         poll = clients.submit(http.get, path, headers=bearer(secret))
-        wait_for(lambda: len(http.state.long_polls) or http.state.news._waiting, "it waits")
+        wait_for(lambda: len(http.state.long_polls) or http.state.wakeups._waiting, "it waits")
         c.revoke_api_key("shop")
         c.publish("orders", 1)
         answer = poll.result()
@@ -161,11 +161,11 @@ def test_what_a_key_does_is_journalled_under_its_name(c: custody.Custody, serve:
 class Reads:
     """Counts what a ring of keys costs, with a clock of its own."""
 
-    def __init__(self, ring: Callable[[], Ring]) -> None:
+    def __init__(self, ring: Callable[[], KnownKeys]) -> None:
         self.count, self.now, self._ring = 0, 0.0, ring
         self.failing = False
 
-    def __call__(self) -> Ring:
+    def __call__(self) -> KnownKeys:
         self.count += 1
         if self.failing:
             raise DatabaseUnavailable

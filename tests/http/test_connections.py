@@ -270,7 +270,7 @@ def test_what_the_system_holds_is_not_taken_yet() -> None:
             client.connect(server.sockets[0].getsockname())
             transport = (await made).transport
             connection = bounds.Connection(transport, "-", 0.0)
-            bounds.Writing(transport, connection).write(bytes(20_000_000))
+            bounds.CountingTransport(transport, connection).write(bytes(20_000_000))
             assert not connection.stalls(1.0, 30.0), "the first look"
             left = 100_000
             while left:

@@ -55,6 +55,7 @@ def test_a_group_has_the_defaults(http_: Http) -> None:
         "policy": {
             "ordering": "none",
             "max_attempts": 3,
+            "retry_for": None,
             "backoff": {"kind": "exponential", "initial": 0.1, "cap": 30.0, "jitter": 0.0, "multiplier": 2.0},
             "visibility_timeout": 30.0,
             "handler_timeout": 300.0,

@@ -15,8 +15,8 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Breaker, Policy
+from custody.http import database_metrics
 from custody.http import metrics as counting
-from custody.http import scraping
 from custody.outbox import metrics as outbox_metrics
 from custody.outbox import write
 
@@ -42,7 +42,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test looks twice within a second."""
-    monkeypatch.setattr(scraping, "KEEP", 0.0)
+    monkeypatch.setattr(database_metrics, "KEEP", 0.0)
 
 
 @pytest.fixture
@@ -78,6 +78,16 @@ def test_requests_are_counted_by_method_route_and_status(orders: custody.Custody
     assert 0 < took < 60
 
 
+def test_messages_that_come_again_are_counted_apart(orders: custody.Custody, http_: Http) -> None:
+    publish(http_, 3)
+    lease = http_.get("/messages/orders?max=3").json["lease_id"]
+    http_.post("/messages/nack", {"lease_id": lease, "offsets": [0, 2], "delay": 0})
+    assert len(http_.get("/messages/orders?max=3").json["messages"]) == 2
+    found = scraped(http_)
+    assert value(found, "custody_messages_received_total", topic="orders", group="default") == 5
+    assert value(found, "custody_messages_redelivered_total", topic="orders", group="default") == 2
+
+
 def test_messages_are_counted_by_topic_group_and_outcome(orders: custody.Custody, http_: Http) -> None:
     http_.post("/producers/init", {"producer_id": "p"})
     for _ in range(2):
@@ -91,9 +101,10 @@ def test_messages_are_counted_by_topic_group_and_outcome(orders: custody.Custody
         ("nack", {"requeue": False}),
         ("release", {}),
         ("later", {"after": "1h"}),
+        ("skip", {"reason": "cancelled"}),
     ):
         assert http_.post(f"/messages/{verb}", {**named, "receipt": receipts.pop(0), **extra}).status == 200
-    assert http_.post("/messages/ack", {"messages": [{"receipt": one} for one in receipts[:2]]}).status == 200
+    assert http_.post("/messages/ack", {"messages": [{"receipt": one} for one in receipts[:1]]}).status == 200
     outcomes = [{"offset": 7, "outcome": "dead"}]
     assert http_.post("/messages/settle", {"lease_id": lease["lease_id"], "outcomes": outcomes}).status == 200
     singles = [{"lease_id": http_.get("/messages/orders").json["lease_id"]} for _ in range(2)]
@@ -103,12 +114,13 @@ def test_messages_are_counted_by_topic_group_and_outcome(orders: custody.Custody
     assert value(found, "custody_messages_published_total", topic="orders") == 12
     assert value(found, "custody_messages_duplicate_total", topic="orders") == 12
     assert value(found, "custody_messages_received_total", topic="orders", group="default") == 12
+    assert value(found, "custody_messages_redelivered_total", topic="orders", group="default") == 0
     settled = {
         dict(labels)["outcome"]: count
         for (name, labels), count in found.items()
         if name == "custody_messages_settled_total" and ("group", "default") in labels
     }
-    assert settled == {"ack": 7, "nack": 1, "reject": 1, "release": 1, "later": 1, "dead": 1}
+    assert settled == {"ack": 6, "nack": 1, "reject": 1, "release": 1, "later": 1, "skip": 1, "dead": 1}
     assert value(found, "custody_coalesced_requests_count", operation="ack") == 2
     assert value(found, "custody_coalesced_requests_sum", operation="publish") == 2
 
@@ -246,7 +258,7 @@ def test_the_state_of_pipelines_is_told(c: custody.Custody, clock: Any, http_: H
 def test_many_who_ask_at_once_cost_one_look(
     orders: custody.Custody, http_: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scraping, "KEEP", 60.0)
+    monkeypatch.setattr(database_metrics, "KEEP", 60.0)
     looks: list[datetime] = []
     look = custody.Custody.overview
 
@@ -270,7 +282,7 @@ def test_without_an_answer_of_the_database_the_server_tells_of_itself(
     monkeypatch: pytest.MonkeyPatch,
     database_url: str,
 ) -> None:
-    monkeypatch.setattr(scraping, "LIMIT", 0.3)
+    monkeypatch.setattr(database_metrics, "LIMIT", 0.3)
     http = serve()
     publish(http, 1)
     with psycopg.connect(database_url) as connection:

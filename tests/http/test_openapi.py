@@ -151,7 +151,7 @@ class Run:
 @pytest.mark.parametrize(
     ("positive", "negative", "least"),
     [
-        pytest.param(4, 3, 300, id="some"),
+        pytest.param(2, 2, 150, id="some"),
         pytest.param(300, 200, 10_000, id="many", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )

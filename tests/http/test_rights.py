@@ -45,11 +45,12 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("GET", "/topics/{topic}/delayed/count"): CONSUME,
     ("DELETE", "/topics/{topic}/delayed/{delay_id}"): PRODUCE,
     ("POST", "/topics/{topic}/events"): PRODUCE,
-    ("GET", "/topics/{topic}/news"): CONSUME,
+    ("GET", "/topics/{topic}/wakeups"): CONSUME,
     ("POST", "/messages/ack"): CONSUME,
     ("POST", "/messages/nack"): CONSUME,
     ("POST", "/messages/release"): CONSUME,
     ("POST", "/messages/later"): CONSUME,
+    ("POST", "/messages/skip"): CONSUME,
     ("POST", "/messages/settle"): CONSUME,
     ("POST", "/messages/extend-visibility"): CONSUME,
     ("GET", "/messages/{topic}/{partition}"): CONSUME,
@@ -81,6 +82,7 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("GET", GROUP + "/blocked"): CONSUME,
     ("POST", GROUP + "/blocked/release"): ADMIN,
     ("POST", GROUP + "/blocked/skip"): ADMIN,
+    ("POST", GROUP + "/retry"): ADMIN,
     ("GET", GROUP + "/fetch"): CONSUME,
     ("POST", GROUP + "/commit"): CONSUME,
     ("POST", "/producers/init"): PRODUCE_SOMEWHERE,
@@ -218,7 +220,7 @@ def test_a_publish_needs_the_right_on_each_of_its_topics(walk: Walk, c: custody.
 def test_a_lease_is_no_less_safe_under_the_name_of_another_topic(walk: Walk, c: custody.Custody) -> None:
     lie = {"lease_id": walk.lease, "topic": "elsewhere"}
     many = {"messages": [{"lease_id": walk.lease, "topic": "elsewhere", "partition": 0, "offset": 0}]}
-    for path in ("ack", "nack", "release", "later", "extend-visibility"):
+    for path in ("ack", "nack", "release", "later", "skip", "extend-visibility"):
         for body in (lie, many) if path != "extend-visibility" else (lie,):
             wanted = {**body, "after": "1s"} if path == "later" else body
             answer = walk.call("other consume", "POST", f"/messages/{path}", wanted)

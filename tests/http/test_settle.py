@@ -362,3 +362,15 @@ def test_what_a_whole_lease_has_lost_is_named(http_: Http) -> None:
         assert error(refused)[:2] == (409, "lease_lost")
         assert refused.json["error"]["lost"] == [2, 3]
     assert depth(http_) == 2
+
+
+def test_one_outcome_for_all_that_is_left_of_a_lease(http_: Http) -> None:
+    make(http_, group="default", policy={"max_attempts": 1})
+    publish(http_, *range(3))
+    lease = receive(http_, max=3).json["lease_id"]
+    http_.post("/messages/ack", {"lease_id": lease, "offsets": [0]})
+    body = {"lease_id": lease, "all": {"outcome": "nack", "error": "timeout"}}
+    assert http_.post("/messages/settle", body).json == {"settled": 2, "dead": [1, 2], "released": []}
+    assert http_.post("/messages/settle", body).json["already"]
+    for wrong in ({}, {"outcomes": [{"offset": 1, "outcome": "ack"}], "all": {"outcome": "ack"}}):
+        assert error(http_.post("/messages/settle", {"lease_id": lease, **wrong}))[:2] == (422, "invalid_argument")

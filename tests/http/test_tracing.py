@@ -25,7 +25,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Dead, Later, Outgoing, Policy
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.model.entities import Message
 from custody.outbox import write
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Clock
 
 import custody
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import InvalidArgument, KeyExists, KeyNotFound
 
 pytestmark = pytest.mark.core

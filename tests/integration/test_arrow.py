@@ -151,7 +151,7 @@ def test_what_is_gone_is_refused(c: Custody, db: psycopg.Connection, planner: Pl
     db.execute("SELECT custody.drop_segments(%s)", [TOPIC])
     with pytest.raises(OffsetOutOfRange, match="starts at 5"):
         planner.reads(TOPIC, 0, 4, 10)
-    with pytest.raises(OffsetOutOfRange, match="dropped meanwhile"):
+    with pytest.raises(OffsetOutOfRange, match="dropped while it was read"):
         list(arrow.events(database_url, planned))
     assert offsets(arrow.events(database_url, reads(planner))) == list(range(5, 10))
     with pytest.raises(TopicNotFound):
@@ -219,7 +219,7 @@ def test_errors_of_the_database_are_ours(database_url: str) -> None:
 def test_which_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
     monkeypatch.setenv("CUSTODY_HOME", str(tmp_path))
-    with pytest.raises(DatabaseUnavailable, match="no embedded one runs"):
+    with pytest.raises(DatabaseUnavailable, match="no embedded one is running"):
         arrow.locate()
     monkeypatch.setenv("CUSTODY_DATABASE", "postgresql:///a")
     assert arrow.locate() == "postgresql:///a"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import psycopg
 import pytest
 from tests.conftest import Clock
-from tests.integration.stream import GROUP, TOPIC, drain, everything, keyed, offsets, start
+from tests.integration.stream import GROUP, TOPIC, drain, everything, fill, keyed, offsets, start
 
 import custody
 from custody import Constant, Custody, Exponential, Outgoing, Policy
@@ -220,7 +220,7 @@ def test_retries_fresh_returned_and_parked_messages_take_turns_in_small_claims(
     kinds = ["failing", "failing", "released", "released", "hot"]
     c.publish_many(TOPIC, [Outgoing(kind, key=f"{kind}-{n}") for n, kind in enumerate(kinds)])
     if ordering == "key":
-        c.publish_many(TOPIC, [Outgoing("parked", key="hot-4")] * 700)
+        c.publish_many(TOPIC, [Outgoing("parked", key="hot-4")] * 300)
 
     def settle(lease: custody.Lease) -> Counter[str]:
         again = [m for m in lease if m.payload == "failing"]
@@ -235,7 +235,7 @@ def test_retries_fresh_returned_and_parked_messages_take_turns_in_small_claims(
     settle(first)
     assert c.stats(TOPIC, GROUP).lag == 0
     seen = dict.fromkeys(["failing", "released", "fresh", *(["parked"] if ordering == "key" else [])], 0)
-    for n in range(200):
+    for n in range(80):
         c.publish_many(TOPIC, [Outgoing("fresh", key=f"fresh-{n}-{i}") for i in range(most)])
         clock.move(0.01)
         lease = c.claim(TOPIC, GROUP, max_messages=most)
@@ -436,3 +436,31 @@ def test_messages_across_segments_are_claimed_in_one_lease(c: Custody, db: psyco
     lease.ack()
     clock.move(1)
     assert offsets(drain(c)) == [1, 3, 5, 7]
+
+
+@pytest.mark.req("G4", "C4")
+def test_a_claim_that_ends_by_its_bytes_leaves_other_leases_alone(c: Custody, db: Any, clock: Clock) -> None:
+    start(c, 9, Policy(max_attempts=1))
+    assert offsets(c.claim(TOPIC, GROUP, max_messages=2)) == [0, 1]
+    rows = db.execute(
+        'SELECT "offset" FROM custody.claim(%s, %s, 3, p_bytes => 1, p_now => %s) WHERE "offset" IS NOT NULL',
+        [TOPIC, GROUP, clock()],
+    ).fetchall()
+    assert rows == [(2,)]
+    assert c.stats(TOPIC, GROUP).in_flight == 3
+    clock.move(31)
+    assert c.claim(TOPIC, GROUP, max_messages=9)
+    dead = [letter.offset for letter in c.dead(TOPIC, GROUP)]
+    assert dead == [2], "only the message that was alone in its lease is charged"
+
+
+@pytest.mark.req("C6")
+def test_a_partition_with_nothing_but_live_leases_is_no_candidate(c: Custody, db: psycopg.Connection[Any]) -> None:
+    """Whoever is at it does not make another claim busy: that one has nothing to take there."""
+    c.create_topic(TOPIC, partitions=2)
+    fill(c, 1)
+    c.create_group(TOPIC, GROUP)
+    assert c.claim(TOPIC, GROUP)
+    with db.transaction():
+        db.execute("SELECT FROM custody.cursors FOR UPDATE")
+        assert c.claim(TOPIC, GROUP).reason == "empty"

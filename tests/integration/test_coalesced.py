@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 import custody
 from custody import errors
 from custody.coalesced import Ack, Claim, Publish
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.model.entities import Delayed, Outgoing, Receipt, Settled
 
 pytestmark = pytest.mark.core
@@ -316,3 +316,59 @@ def test_what_was_done_and_cannot_be_read_is_not_done_again(
     monkeypatch.undo()
     assert [message.payload for message in c.read("orders")] == [0, 1, 2]
     assert commits() == 1
+
+
+@pytest.mark.req("G5")
+def test_each_lease_is_of_its_own_topic(c: custody.Custody, db: psycopg.Connection) -> None:
+    for topic in ("orders", "bills"):
+        c.create_topic(topic)
+        c.create_group(topic, "g")
+        c.publish(topic, 1)
+    leases = [c.claim(topic, "g").lease_id for topic in ("orders", "bills")]
+    places = [db.execute("SELECT (custody.lease_place(%s)).topic", [lease]).fetchone() for lease in leases]
+    assert places == [("orders",), ("bills",)]
+
+
+@pytest.mark.req("G5")
+def test_an_ack_of_a_part_is_not_taken_for_one_of_the_whole_lease(
+    c: custody.Custody, verbs: ServerVerbs, clock: Clock
+) -> None:
+    """The offsets are all that a lease of another topic holds."""
+    leases = {}
+    for topic, count in (("orders", 3), ("bills", 2)):
+        c.create_topic(topic)
+        c.create_group(topic, "g")
+        c.publish_many(topic, [Outgoing(n) for n in range(count)])
+        leases[topic] = c.claim(topic, "g", max_messages=3).lease_id
+    assert verbs.ack_each([Ack(lease_id=leases["orders"], offsets=[0, 1])]) == [Settled(settled=2)]
+    assert c.stats("orders", "g").in_flight == 1
+
+
+@pytest.mark.req("G5", "G14")
+def test_a_message_without_a_live_lease_is_held_by_nobody(c: custody.Custody, verbs: ServerVerbs, clock: Clock) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish("orders", 1)
+    assert c.claim("orders", "g")
+    clock.move(30)
+    (answer,) = verbs.ack_each([Ack(lease_id=None, offsets=[0], topic="orders", group="g", partition=0)])
+    assert isinstance(answer, errors.LeaseLost)
+    assert "no lease of group 'g' holds offset 0" in str(answer)
+
+
+@pytest.mark.req("C5", "G14")
+def test_an_ack_of_the_rest_of_a_lease_that_is_over_settles_nothing(
+    c: custody.Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", [Outgoing(n) for n in range(3)])
+    lease = c.claim("orders", "g", max_messages=3)
+    lease.ack(lease.messages[0])
+    clock.move(30)
+    rows = db.execute(
+        "SELECT settled, lost, already FROM custody.ack_each(ARRAY[%s]::uuid[], '{1}', '{2}', '{1,2}', '{NULL}', "
+        "'{NULL}', '{NULL}', '{NULL}', p_now => %s)",
+        [lease.lease_id, clock()],
+    ).fetchall()
+    assert rows == [(0, [1, 2], False)]

@@ -11,8 +11,9 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from custody import Breaker, Custody, Exponential, Policy, Retention
+from custody.model.limits import LARGEST
 from custody.model.policy import LONGEST, Duration
-from custody.model.retention import LARGEST, Size
+from custody.model.retention import Size
 from custody.model.setting import Setting, settings_of
 
 pytestmark = pytest.mark.core

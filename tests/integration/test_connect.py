@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -35,13 +32,6 @@ import custody
 with custody.connect() as c:
     print([message.payload for message in c.read("orders")])
 """
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="custody connect "))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def python(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -114,7 +104,7 @@ def test_the_file_names_the_database_and_the_defaults_of_groups(
 
 def test_what_is_no_database_is_refused() -> None:
     for url in ("mysql://localhost/x", "localhost:5432", "/tmp/somewhere", "host=localhost"):
-        with pytest.raises(InvalidArgument, match="Give a URL that begins with postgresql://"):
+        with pytest.raises(InvalidArgument, match="Give a postgresql://"):
             custody.connect(url)
     for malformed in ("postgresql://[", "postgresql://localhost/db?no_such_option=1"):
         with pytest.raises(InvalidArgument):
@@ -138,7 +128,7 @@ def test_a_stopped_database_is_unavailable_and_used_again_when_it_is_back(base: 
         c.publish("orders", 1)
         lease = c.claim("orders", "stock", visibility_timeout="10m")
         embedded.stop(home, "immediate")
-        with pytest.raises(DatabaseUnavailable, match="Check that it runs"):
+        with pytest.raises(DatabaseUnavailable, match=r"Check that (it|the database) runs"):
             c.publish("orders", 2)
         with embedded.acquire(home):
 

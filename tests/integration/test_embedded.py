@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import pwd
-import shutil
 import signal
 import stat
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, Literal, LiteralString
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from tests.databases import in_memory
 
 from custody.store import cluster, embedded, server_user
 from custody.store.embedded import EmbeddedError, acquire
@@ -113,16 +113,6 @@ def users() -> Iterator[Users]:
 
 
 @pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory of mode 0700 of this user; no server of a home directly inside it outlives the test."""
-    directory = Path(tempfile.mkdtemp(prefix="embedded-", dir="/tmp"))
-    yield directory
-    for data_dir in directory.glob("**/data"):
-        embedded.stop(data_dir.parent, "immediate")
-    shutil.rmtree(directory)
-
-
-@pytest.fixture
 def new_home(base: Path) -> Path:
     """A home that has yet to be made."""
     return base / "home"
@@ -130,10 +120,9 @@ def new_home(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made_home() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="embedded-", dir="/tmp"))
-    acquire(directory / "home").close()
-    yield directory / "home"
-    shutil.rmtree(directory)
+    with in_memory("embedded-") as directory:
+        acquire(directory / "home").close()
+        yield directory / "home"
 
 
 @pytest.fixture

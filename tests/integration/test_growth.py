@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Custody, Outgoing, Policy, Retention
-from custody.errors import Conflict, InvalidArgument, TopicNotFound
+from custody.errors import Conflict, InvalidArgument, KeysMoved, TopicNotFound
 from custody.model.placement import partition_for
 
 pytestmark = pytest.mark.core
@@ -246,7 +246,7 @@ def test_a_dead_message_whose_key_has_moved_is_not_redriven_beside_newer_ones(
     c.publish_many(TOPIC, [Outgoing("new", key=moved), Outgoing("new", key=unmoved)])
     newer = c.claim(TOPIC, GROUP, partition=partition_for(moved, 4))
     before = everything(db)
-    with pytest.raises(Conflict, match=rf"keys of 1 of these .* the first is {TOPIC}/0/0") as refused:
+    with pytest.raises(KeysMoved, match=rf"keys of 1 of these .* the first is {TOPIC}/0/0") as refused:
         c.redrive(TOPIC, GROUP, dry_run=dry_run)
     assert "discard it" in refused.value.remedy
     assert everything(db) == before
@@ -279,7 +279,7 @@ def test_an_ordered_group_is_not_rewound_to_before_the_growth(c: Custody, db: An
     }[by]
     before = everything(db)
     for dry_run in (True, False):
-        with pytest.raises(Conflict, match=f"{TOPIC}/0 cannot be rewound to before offset 3: .* message 1 has moved"):
+        with pytest.raises(KeysMoved, match=f"{TOPIC}/0 cannot be rewound to before offset 3: .* message 1 has moved"):
             c.rewind(TOPIC, GROUP, **back, dry_run=dry_run)
     assert everything(db) == before
     assert sum(one.messages for one in c.rewind(TOPIC, GROUP, to_offset=2, partition=0)) > 0, "no such key after it"

@@ -124,7 +124,7 @@ def test_a_transaction_of_sqlalchemy(
 def test_what_is_no_connection_is_refused(orders: custody.Custody, database_url: str) -> None:
     lease = orders.claim("orders", "g")
     for wrong in (object(), database_url, create_engine("sqlite://").connect()):
-        with pytest.raises(InvalidArgument, match="is no connection of psycopg, nor one of SQLAlchemy that uses it"):
+        with pytest.raises(InvalidArgument, match="is not a connection of psycopg, nor one of SQLAlchemy"):
             lease.ack(connection=wrong)
     with psycopg.connect(database_url) as mine:
         mine.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
@@ -210,7 +210,7 @@ def test_one_who_may_not_make_the_table_is_told_how(orders: custody.Custody, dat
         mine.execute("CREATE ROLE nobody_special")
         mine.execute("SET ROLE nobody_special")
         with pytest.raises(
-            InvalidArgument, match=r"cannot be made by this user.*CREATE TABLE IF NOT EXISTS custody_once"
+            InvalidArgument, match=r"this user may not create it.*CREATE TABLE IF NOT EXISTS custody_once"
         ):
             custody.once(mine, "g", message)
         mine.rollback()

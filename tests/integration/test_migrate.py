@@ -13,6 +13,7 @@ import pytest
 import custody
 from custody.errors import CustodyError, SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.store import migrate
+from custody.store.functions import functions
 
 pytestmark = pytest.mark.core
 
@@ -66,7 +67,7 @@ def supply(monkeypatch: pytest.MonkeyPatch, *steps: tuple[str, str]) -> int:
 def test_a_new_database_has_the_latest_version(bare_url: str) -> None:
     assert custody.migrate(bare_url) == [LATEST]
     assert ledger(bare_url) == [(LATEST, "schema")]
-    assert one(bare_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, migrate.functions()[1])]
+    assert one(bare_url, "SELECT release, digest FROM custody.release") == [(migrate.RELEASE, functions()[1])]
 
 
 def test_versions_are_numbered_without_gaps() -> None:

@@ -15,7 +15,7 @@ import custody
 from custody import Constant, Custody, Message, Outcome, Policy
 from custody.errors import GroupNotFound, NotSkippable, PartitionNotFound
 from custody.model.lifecycle import MessageState
-from custody.verbs.pipelines import Work
+from custody.verbs.pipelines import BatchReport
 
 pytestmark = pytest.mark.core
 
@@ -199,7 +199,9 @@ def test_what_came_back_and_is_parked_one_by_one_goes_on_in_few_leases(
             stopped[offset % 40] = min(offset, stopped.get(offset % 40, offset))
         failures.difference_update(stopped.values())
         if driven and claim.number:
-            drive.commit(claim.number, Work(failed={(0, offset): Outcome("nack") for offset in stopped.values()}))
+            drive.commit(
+                claim.number, BatchReport(failed={(0, offset): Outcome("nack") for offset in stopped.values()})
+            )
         elif taken:
             done = dict.fromkeys((o for o in taken if o < stopped.get(o % 40, 3000)), Outcome("ack"))
             c.settle(lease.lease_id, done | dict.fromkeys(stopped.values(), Outcome("nack")))

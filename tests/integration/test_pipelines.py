@@ -15,7 +15,7 @@ from custody.model import codec, placement
 from custody.model.outcomes import Outcome
 from custody.spark.database.tasks import TaskClaim
 from custody.verbs import delays
-from custody.verbs.pipelines import Drive, Pass, Placed, Work, stage_of
+from custody.verbs.pipelines import BatchReport, DriverVerbs, PassLimit, StagedCount, stage_of
 
 pytestmark = [pytest.mark.core, pytest.mark.req("S4")]
 
@@ -34,7 +34,7 @@ def publish(c: custody.Custody, count: int, keys: int = 5) -> None:
     c.publish_many("in", [custody.Outgoing({"n": n}, key=f"k{n % keys}") for n in range(count)])
 
 
-def messages(c: custody.Custody, drive: Drive, number: int) -> list[custody.Message]:
+def messages(c: custody.Custody, drive: DriverVerbs, number: int) -> list[custody.Message]:
     """What the tasks of a claim would read, in order."""
     found = []
     for part in drive.claimed(number):
@@ -43,12 +43,12 @@ def messages(c: custody.Custody, drive: Drive, number: int) -> list[custody.Mess
     return found
 
 
-def task(c: custody.Custody, drive: Drive, number: int) -> TaskClaim:
+def task(c: custody.Custody, drive: DriverVerbs, number: int) -> TaskClaim:
     """The claim, as a task knows it."""
     return TaskClaim(c.database_url, drive.driver.group_id, number)
 
 
-def stage(c: custody.Custody, drive: Drive, number: int, outputs: list[custody.Message]) -> list[Placed]:
+def stage(c: custody.Custody, drive: DriverVerbs, number: int, outputs: list[custody.Message]) -> list[StagedCount]:
     """One task that passes these messages on."""
     sink = drive.sink("out")
     staged = task(c, drive, number).stage()
@@ -59,9 +59,9 @@ def stage(c: custody.Custody, drive: Drive, number: int, outputs: list[custody.M
     return staged.write()
 
 
-def run(c: custody.Custody, drive: Drive, number: int, failing: dict[int, Outcome] | None = None) -> Work:
+def run(c: custody.Custody, drive: DriverVerbs, number: int, failing: dict[int, Outcome] | None = None) -> BatchReport:
     """What a batch reports in which the messages with these numbers fail, and each key stops at its first failure."""
-    work, stopped, done = Work(), set(), []
+    work, stopped, done = BatchReport(), set(), []
     for message in messages(c, drive, number):
         if message.key in stopped:
             continue
@@ -155,7 +155,7 @@ def test_outputs_of_what_has_to_wait_are_not_published(source: custody.Custody) 
     number = drive.claim(1000).number or 0
     everything = messages(source, drive, number)
     bad = next(message for message in everything if message.payload["n"] == 10)
-    work = Work(exact=False)
+    work = BatchReport(exact=False)
     half = len(everything) // 2
     work.placed = stage(source, drive, number, everything[half:]) + stage(source, drive, number, everything[:half])
     work.failed[bad.partition, bad.offset] = Outcome("nack", error="boom")
@@ -173,7 +173,7 @@ def test_outputs_may_be_delayed(source: custody.Custody, clock: Clock, exact: bo
     drive, _ = source.drive("in", "g")
     number = drive.claim(1000).number or 0
     everything = messages(source, drive, number)
-    sink, work = drive.sink("out"), Work(exact=exact)
+    sink, work = drive.sink("out"), BatchReport(exact=exact)
     staged = task(source, drive, number).stage()
     bad = [] if exact else [message for message in everything if message.payload["n"] == 19]
     for message in everything:
@@ -185,7 +185,9 @@ def test_outputs_may_be_delayed(source: custody.Custody, clock: Clock, exact: bo
             delay=n + 1 if n % 2 else None,
             deliver_at=None if n % 2 else clock() + timedelta(hours=n + 1),
         )
-        encoded = codec.encode_message(custody.Outgoing(later.payload, key=later.key, headers=delays.marked(later)))
+        encoded = codec.encode_message(
+            custody.Outgoing(later.payload, key=later.key, headers=delays.staged_headers(later))
+        )
         place = placement.partition_for(message.key or "", sink[1])
         staged.add(sink, place, (message.partition, message.offset), encoded, waits=True)
         staged.add(
@@ -213,7 +215,7 @@ def test_what_was_not_run_is_given_back_with_what_is_behind_it(source: custody.C
     number = drive.claim(1000).number or 0
     everything = messages(source, drive, number)
     left = [message for message in everything if message.payload["n"] == 5]
-    work = Work(exact=False, placed=stage(source, drive, number, everything))
+    work = BatchReport(exact=False, placed=stage(source, drive, number, everything))
     work.left = {left[0].partition: [left[0].offset]}
     result = drive.commit(number, work)
     assert (result.done, result.released, result.failed) == (41, 9, 0)
@@ -244,10 +246,10 @@ def test_a_commit_never_takes_another_claim_for_its_own(source: custody.Custody)
     drive, _ = source.drive("in", "g")
     drive.commit(1, run(source, drive, drive.claim(10).number or 0))
     assert drive.claim(10).number == 2
-    assert drive.commit(1, Work()).repeated
+    assert drive.commit(1, BatchReport()).repeated
     assert source.stats("in", "g").in_flight == 10, "claim 2 is still to be run"
     with pytest.raises(ClaimLost):
-        drive.commit(3, Work())
+        drive.commit(3, BatchReport())
 
 
 def test_a_lost_stage_refuses_the_commit(source: custody.Custody, db: psycopg.Connection) -> None:
@@ -349,7 +351,7 @@ def test_one_pass_takes_what_was_there_and_due_at_its_start(source: custody.Cust
     assert claim.messages == 20
     drive.commit(claim.number or 0, run(source, drive, claim.number or 0, {3: Outcome("later", delay="0s")}))
     assert drive.claim(1000, only).reason == "empty"
-    assert drive.claim(1000, Pass(until=only.until, due=None)).messages == 1
+    assert drive.claim(1000, PassLimit(until=only.until, due=None)).messages == 1
 
 
 def test_a_paused_group_gives_nothing(source: custody.Custody) -> None:
@@ -367,7 +369,7 @@ def test_malformed_messages_are_dead_and_the_rest_goes_on(source: custody.Custod
     bad = everything[3]
     task(source, drive, number).note_malformed([(bad.partition, bad.offset, "not JSON")] * 2)
     good = [message for message in everything if message is not bad]
-    result = drive.commit(number, Work(placed=stage(source, drive, number, good), ran=len(good)))
+    result = drive.commit(number, BatchReport(placed=stage(source, drive, number, good), ran=len(good)))
     assert (result.done, result.dead, result.outputs) == (19, 1, 19)
     assert source.dead("in", "g")[0].last_error == "not JSON"
 
@@ -402,7 +404,7 @@ def test_what_a_task_left_is_given_back_whatever_the_policy_says_by_then(source:
     source.publish_many("in", [custody.Outgoing({"n": n}, key="k", partition=0) for n in range(3)])
     drive, _ = source.drive("in", "g")
     number = drive.claim(10).number or 0
-    work = Work(failed={(0, 0): Outcome("dead", error="never")}, left={0: [1, 2]})
+    work = BatchReport(failed={(0, 0): Outcome("dead", error="never")}, left={0: [1, 2]})
     source.update_group("in", "g", custody.Policy(ordering="key", on_dead="release"))
     result = drive.commit(number, work)
     assert (result.done, result.dead, result.released) == (0, 1, 2)
@@ -451,7 +453,7 @@ def test_no_partition_starves_when_less_is_claimed_than_there_are_partitions(c: 
             c.publish("in", 0, partition=partition)
         number = drive.claim(3).number or 0
         taken |= {part.partition for part in drive.claimed(number)}
-        drive.commit(number, Work())
+        drive.commit(number, BatchReport())
     assert taken == {0, 1, 2, 3}
 
 
@@ -466,3 +468,57 @@ def test_an_old_driver_does_not_drive_a_group_that_was_made_anew(source: custody
     with pytest.raises(PipelineFenced):
         old.claim(10)
     assert new.claim(10).messages == 1
+
+
+def test_a_commit_at_the_deadline_publishes_nothing(
+    source: custody.Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    """Nobody has folded the leases yet."""
+    publish(source, 10)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(1000).number or 0
+    work = run(source, drive, number)
+    left = "SELECT custody.claim_left(group_id, claim, 0, %s) FROM custody.pipeline_claims"
+    clock.move(29)
+    assert db.execute(left, [clock()]).fetchall() == [(1.0,)]
+    clock.move(1)
+    assert db.execute(left, [clock()]).fetchall() == [(None,)]
+    result = drive.commit(number, work)
+    assert (result.done, result.lost, result.outputs) == (0, 10, 0)
+
+
+def test_what_others_hold_is_not_counted_to_a_claim(source: custody.Custody) -> None:
+    publish(source, 9)
+    source.create_group("in", "other")
+    assert source.claim("in", "other", max_messages=100)
+    drive, _ = source.drive("in", "g")
+    number = drive.claim(4).number or 0
+    assert drive.keep() == 4
+    assert drive.commit(number, run(source, drive, number)).done == 4
+
+
+def test_results_of_a_driver_that_was_fenced_are_not_committed_by_the_next(source: custody.Custody) -> None:
+    publish(source, 4)
+    old, _ = source.drive("in", "g")
+    number = old.claim(1000).number or 0
+    old.begin_write(number, run(source, old, number), "old", ["files"])
+    new, _ = source.drive("in", "g")
+    assert new.commit(number, run(source, new, number)).done == 4
+    assert [(write.token, write.committed) for write in new.open_writes()] == [("old", False)]
+
+
+def test_a_claim_that_copies_a_death_gives_nobody_else_more_time(
+    c: custody.Custody, db: psycopg.Connection, clock: Clock
+) -> None:
+    c.create_topic("in")
+    c.create_group("in", "g", custody.Policy(dead_letter="topic", max_attempts=1))
+    c.create_group("in", "other")
+    c.publish_many("in", [custody.Outgoing(n) for n in range(3)])
+    deadline = c.claim("in", "other", visibility_timeout=300).deadline
+    assert c.claim("in", "g")
+    drive, _ = c.drive("in", "g")
+    clock.move(31)
+    assert drive.claim(10).messages == 2
+    assert len(c.dead("in", "g")) == 1
+    deadlines = {row for (row,) in db.execute("SELECT deadline FROM custody.leases").fetchall()}
+    assert deadlines == {deadline, clock() + timedelta(seconds=30)}

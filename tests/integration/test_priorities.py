@@ -196,7 +196,7 @@ def test_a_retry_waits_since_it_was_due(c: Custody, clock: Clock) -> None:
     c.claim(JOBS, GROUP).nack()
     clock.move(159)
     c.publish_many(JOBS, [Outgoing(n, priority="critical") for n in range(50)])
-    (since,) = {one for one in _since(c) if one is not None and one < clock()}
+    (since,) = {one for one in _since(c, clock) if one is not None and one < clock()}
     assert since == clock() - timedelta(seconds=59)
     clock.move(1)
     assert c.claim(JOBS, GROUP).messages[0].priority == "background"
@@ -208,22 +208,32 @@ def test_what_is_behind_a_key_in_flight_does_not_starve(c: Custody, clock: Clock
     held = c.claim(JOBS, GROUP)
     assert not c.claim(JOBS, GROUP)  # parks the other two
     clock.move(100)
-    assert _since(c)[3] is None
+    assert _since(c, clock)[3] is None
     c.publish(JOBS, 0, priority="critical")
     assert c.claim(JOBS, GROUP).messages[0].priority == "critical"
     held.ack()
-    assert _since(c)[3] == clock() - timedelta(seconds=100)
+    assert _since(c, clock)[3] == clock() - timedelta(seconds=100)
     c.publish(JOBS, 0, priority="critical")
     assert c.claim(JOBS, GROUP).messages[0].priority == "low"
 
 
-def _since(c: Custody) -> list[Any]:
+def test_what_is_behind_a_key_whose_lease_has_expired_waits_since_it_was_published(c: Custody, clock: Clock) -> None:
+    start(c, policy=Policy(ordering="key"))
+    published = clock()
+    c.publish_many(JOBS, [Outgoing(n, key="k", priority="low") for n in range(3)])
+    assert c.claim(JOBS, GROUP)
+    assert not c.claim(JOBS, GROUP)  # parks the other two
+    clock.move(100)
+    assert _since(c, clock)[3] == published
+
+
+def _since(c: Custody, clock: Clock) -> list[Any]:
     """Since when each lane waits."""
     with psycopg.connect(c.database_url) as db:
         rows = db.execute(
             "SELECT custody.waiting_since(g, h, %s) FROM custody.group_named(%s, %s) g "
             "JOIN custody.heads h USING (topic_id) ORDER BY h.partition",
-            [c._now(), JOBS, GROUP],
+            [clock(), JOBS, GROUP],
         ).fetchall()
     return [since for (since,) in rows]
 

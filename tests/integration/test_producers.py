@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conftest import Clock
 from tests.integration.stream import everything
 from tests.waiting import wait_for
 
@@ -16,6 +17,7 @@ from custody.errors import (
     InvalidArgument,
     InvalidPayload,
     ProducerFenced,
+    ProducerInUse,
     ProducerNotFound,
     SequenceConflict,
 )
@@ -285,3 +287,19 @@ def _blocked_by(db: psycopg.Connection) -> bool:
         "SELECT 1 FROM pg_stat_activity a WHERE pg_backend_pid() = ANY (pg_blocking_pids(a.pid)) LIMIT 1"
     ).fetchone()
     return found is not None
+
+
+@pytest.mark.req("G11", "G12")
+def test_only_the_current_instance_and_its_open_transactions_keep_a_producer(c: Custody, clock: Clock) -> None:
+    c.init_producer("p")
+    c.transactions.begin("p", epoch=1, timeout=60)
+    assert c.init_producer("p").epoch == 2
+    with pytest.raises(ProducerFenced):
+        c.forget_producer("p", epoch=1)
+    c.transactions.begin("p", epoch=2, timeout=30)
+    assert len(c.transactions.open()) == 2
+    with pytest.raises(ProducerInUse):
+        c.forget_producer("p", epoch=2)
+    clock.move(30)
+    assert [transaction.epoch for transaction in c.transactions.open()] == [1]
+    assert c.forget_producer("p", epoch=2), "one has timed out, and the other is of an instance that was fenced"

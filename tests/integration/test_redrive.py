@@ -66,7 +66,7 @@ def test_a_filter_that_cannot_be_is_refused_with_a_suggestion(dead: Custody, db:
     before = everything(db)
     with pytest.raises(InvalidArgument, match="Did you mean 'where_error'"):
         dead.redrive(TOPIC, GROUP, where_eror="x")
-    with pytest.raises(InvalidArgument, match="say which one"):
+    with pytest.raises(InvalidArgument, match="Give the partition"):
         dead.discard(TOPIC, GROUP, offsets=[1])
     with pytest.raises(InvalidArgument, match="at least 1"):
         dead.redrive(TOPIC, GROUP, limit=0)

@@ -15,7 +15,7 @@ from tests.unit.test_routing import KEYS, PATTERNS, REFUSED_PATTERNS
 
 from custody import Binding, Custody, Outgoing, Policy
 from custody.errors import BareGroup, CustodyError, GroupNotFound, InvalidArgument, InvalidPayload
-from custody.verbs.pipelines import Pass
+from custody.verbs.pipelines import PassLimit
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V11")]
 
@@ -375,7 +375,7 @@ def test_a_pipelines_claims_pass_over_what_is_not_bound(c: Custody) -> None:
         (partition, ((11_000, 11_001), (11_500, 11_501))) for partition in range(2)
     ]
     drive.release()
-    rest = Pass(until=(11_200, 11_200), due=None)
+    rest = PassLimit(until=(11_200, 11_200), due=None)
     while (claim := drive.claim(100, rest)).number is None:
         assert claim.reason == "passed"
     assert sum(part.messages for part in drive.claimed(claim.number)) == 4  # they came back: a release is no rewind

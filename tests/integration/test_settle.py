@@ -30,6 +30,7 @@ VERBS: dict[str, Callable[[Lease], Any]] = {
     "release": lambda lease: lease.release(),
     "release one": lambda lease: lease.release(lease.messages[0]),
     "later": lambda lease: lease.later(after="1s"),
+    "skip": lambda lease: lease.skip(reason="cancelled"),
     "extend": lambda lease: lease.extend(),
     "extend one": lambda lease: lease.extend(message=lease.messages[0]),
 }
@@ -162,7 +163,7 @@ def test_an_outcome_that_is_none_is_refused(c: Custody, db: psycopg.Connection) 
     start(c, 2)
     lease = c.claim(TOPIC, GROUP, max_messages=2)
     before = everything(db)
-    with pytest.raises(InvalidArgument, match="an outcome is one of"):
+    with pytest.raises(InvalidArgument, match=r"is not an outcome.*one of ack, nack"):
         c.settle(lease.lease_id, {0: Outcome("ack"), 1: Outcome("done")})  # type: ignore[arg-type]
     assert everything(db) == before
 
@@ -640,3 +641,72 @@ def test_a_repeat_is_told_from_a_loss(c: Custody, clock: Clock) -> None:
     assert [letter.offset for letter in c.dead(TOPIC, GROUP)] == [] and c.claim(TOPIC, GROUP)  # noqa: PT018
     with pytest.raises(LeaseLost):  # it has died of its lease, not by this
         alone.nack(requeue=False)
+
+
+@pytest.mark.req("V4")
+def test_a_message_that_fails_for_too_long_is_dead_with_attempts_left(c: Custody, clock: Clock) -> None:
+    start(c, 2, Policy(max_attempts=100, retry_for="1h", backoff=Constant("20m")))
+    failed = []
+    for _ in range(5):
+        lease = c.claim(TOPIC, GROUP, max_messages=2)
+        failed += offsets(lease)
+        if lease:
+            lease.nack(error="down")
+        clock.move(20 * 60)
+    assert failed == [0, 1] * 4, "at once, and after 20, 40 and 60 minutes"
+    assert [(letter.attempts, letter.reason) for letter in c.dead(TOPIC, GROUP)] == [(4, "max_retries_exceeded")] * 2
+    c.redrive(TOPIC, GROUP)
+    c.claim(TOPIC, GROUP, max_messages=2).nack(error="down")
+    assert c.stats(TOPIC, GROUP).waiting == 2, "a redrive gives all of the time again"
+
+
+@pytest.mark.req("V12", "V3", "K2")
+def test_a_skip_counts_as_done_lets_its_key_go_on_and_leaves_its_reason(c: Custody) -> None:
+    c.create_topic(TOPIC)
+    c.create_group(TOPIC, GROUP, Policy(ordering="key", on_dead="hold", max_attempts=1))
+    c.publish_many(TOPIC, [Outgoing(n, key="k") for n in range(4)])
+    lease = c.claim(TOPIC, GROUP, max_messages=3)
+    lease.nack(lease.messages[0], error="not now")
+    c.redrive(TOPIC, GROUP)
+    retried = c.claim(TOPIC, GROUP)
+    assert retried.skip(reason="cancelled").settled == 1
+    rest = c.claim(TOPIC, GROUP, max_messages=3)
+    assert offsets(rest) == [1, 2, 3], "the key goes on"
+    with pytest.raises(OrderConflict):  # as with an ack
+        c.settle(rest.lease_id, {2: Outcome("skip")})
+    told = {1: Outcome("skip", error="paid"), 2: Outcome("skip", error="sold"), 3: Outcome("ack")}
+    assert c.settle(rest.lease_id, told).settled == 3
+    last = [c.trace(TOPIC, 0, offset)[-1] for offset in range(4)]
+    assert [(entry.kind, entry.error) for entry in last] == [
+        ("skip", "cancelled"),
+        ("skip", "paid"),
+        ("skip", "sold"),
+        ("ack", None),
+    ]
+    assert (last[1].attempt, last[1].lease_id) == (1, rest.lease_id)
+    stats = c.stats(TOPIC, GROUP)
+    assert (stats.depth, stats.dead, stats.waiting) == (0, 0, 0)
+
+
+@pytest.mark.req("N2")
+def test_a_lease_is_known_by_its_whole_id(c: Custody) -> None:
+    """The number of its claim is a part of it, and can be guessed; the rest cannot."""
+    start(c, 2)
+    lease = c.claim(TOPIC, GROUP)
+    lease.ack()
+    with pytest.raises(LeaseLost) as lost:
+        c.ack(UUID(int=lease.lease_id.int ^ 1))
+    assert lost.value.lost == ()
+    assert c.ack(lease.lease_id).already
+
+
+@pytest.mark.req("X1")
+def test_what_another_lease_has_settled_is_lost_to_the_first(c: Custody) -> None:
+    start(c, 2)
+    lease = c.claim(TOPIC, GROUP, max_messages=2)
+    c.rewind(TOPIC, GROUP, to_offset=1)
+    c.claim(TOPIC, GROUP).ack()
+    lease.ack(lease.messages[0])
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack()
+    assert lost.value.lost == (1,)

@@ -211,7 +211,7 @@ def test_blocked_keys_in_sql_are_those_of_the_verb(c: Custody, db: psycopg.Conne
     (blocked,) = c.blocked_keys(TOPIC, GROUP)
     assert (row.pop("topic"), row.pop("consumer_group")) == (TOPIC, GROUP)
     assert row == {name: getattr(blocked, name) for name in row}
-    assert (blocked.key, blocked.parked, blocked.why) == ("a", 1, "backoff")
+    assert (blocked.key, blocked.parked, blocked.why, blocked.worker) == ("a", 1, "backoff", "test")
 
 
 @pytest.mark.req("K8")

@@ -58,11 +58,12 @@ def test_a_failure_from_before_does_not_open_it_again_after_a_success(
     assert opened(c, one) == 2
 
 
+@pytest.mark.parametrize("first", ["nack", "ack"])
 def test_a_failure_from_before_leaves_a_running_probe_alone(
-    c: custody.Custody, leases: list[UUID], one: Session, two: Session, clock: Clock
+    c: custody.Custody, leases: list[UUID], one: Session, two: Session, clock: Clock, first: str
 ) -> None:
     one.nack(leases[0], 0, 1, 2, 3)
-    late = two.blocked(two.nack, leases[1], 4, 5, 6, 7)
+    late = two.blocked(two.settle, leases[1], {4: first, 5: "nack", 6: "nack", 7: "nack"})
     clock.move(6)
     probe = one.claim()
     one.commit()
@@ -88,3 +89,38 @@ def test_an_open_settle_that_changes_nothing_holds_nobody_up(
     two.call("resume", topic=TOPIC, group=GROUP)
     two.commit()
     assert c.stats(TOPIC, GROUP).breaker == "closed"
+
+
+def test_two_claims_at_once_make_one_probe(
+    c: custody.Custody, leases: list[UUID], one: Session, two: Session, clock: Clock
+) -> None:
+    """The second one may have another partition to take from, so it is the group's row that tells it to wait."""
+    one.nack(leases[0], 0, 1, 2, 3)
+    one.commit()
+    clock.move(5)
+    assert len(one.claim(9).offsets) == 1
+    two.connection.execute("SET lock_timeout = '2s'")
+    assert two.claim(9).reason == "breaker_open"
+    one.commit()
+    two.commit()
+    assert two.claim(9).reason == "breaker_open"
+
+
+def test_an_extension_of_an_earlier_probe_does_not_put_off_the_next_one(
+    leases: list[UUID], one: Session, two: Session, clock: Clock
+) -> None:
+    one.nack(leases[0], 0, 1, 2, 3)
+    clock.move(5)
+    probe = one.claim()
+    one.commit()
+    one.call("resume", topic=TOPIC, group=GROUP, now=clock())
+    clock.move(1)
+    one.nack(leases[1], 4, 5, 6, 7)
+    clock.move(5)
+    assert len(one.claim(9, visibility=10).offsets) == 1, "it is open again, and this is another probe"
+    extending = two.blocked(two.extend, probe.lease_id, 1000)
+    one.commit()
+    assert extending.result(10) is not None
+    two.commit()
+    clock.move(10)
+    assert len(two.claim(9).offsets) == 1

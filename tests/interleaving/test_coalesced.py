@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+from tests.interleaving.conftest import Make
+from tests.interleaving.session import Session
 
 import custody
 from custody.coalesced import Ack, Claim, Publish
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import Busy, CustodyError, LeaseLost
 from custody.model.entities import Outgoing
 
@@ -158,3 +160,27 @@ def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, d
 
         assert storm([claim, ack, nack, rewind], 11) == []
         assert deadlocks(db) == before
+
+
+@pytest.mark.req("C5", "X15")
+def test_an_ack_of_a_lease_of_which_somebody_holds_a_part_is_blocked(make: Make, one: Session, two: Session) -> None:
+    """A rewind locks only the rows from which it takes: who has locked the others must not wait for it."""
+    make([None] * 600, ordering="none")
+    lease = one.claim(600)
+    one.ack(lease.lease_id, 300)  # splits the row
+    one.commit()
+    one.rewind(500)
+    two.connection.execute("SET lock_timeout = '2s'")
+    answers = two.call(
+        "ack_each",
+        leases=[lease.lease_id],
+        first=[1],
+        last=[1],
+        offsets=[0],
+        topics=[None],
+        groups=[None],
+        partitions=[None],
+        workers=[None],
+        wait=False,
+    )
+    assert [(row[0], row[4]) for row in answers] == [(1, "blocked")]

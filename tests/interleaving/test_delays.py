@@ -127,3 +127,31 @@ def test_one_that_is_stored_late_is_not_passed_by(
     assert two.claim(10).offsets == [0, 1]
     two.commit()
     assert [message.payload for message in c.read(TOPIC)] == ["late", "first"]
+
+
+def test_one_that_is_stored_late_among_others_is_not_passed_by(
+    make: Make, c: custody.Custody, one: Session, two: Session, clock: Clock
+) -> None:
+    """It is due between two that wait already, so its head need not change; it is held all the same."""
+    make()
+    c.publish(TOPIC, "first", delay="1s")
+    c.publish(TOPIC, "last", delay="3s")
+    one.call(
+        "publish_delayed",
+        topic=TOPIC,
+        partitions=[0],
+        keys=["k"],
+        kinds=["t"],
+        payloads=[b"late"],
+        headers=[None],
+        deliver_at=[None],
+        delays=[2],
+        now=clock(),
+    )
+    clock.move(5)
+    assert two.claim(10).offsets == []
+    two.commit()
+    one.commit()
+    assert two.claim(10).offsets == [0, 1, 2]
+    two.commit()
+    assert [message.payload for message in c.read(TOPIC)] == ["first", "late", "last"]

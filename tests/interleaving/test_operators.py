@@ -365,3 +365,22 @@ def test_claims_go_on_while_a_rewind_is_tried_again(make: Make, c: custody.Custo
             assert not rewinding.done()
         one.commit()
         assert sum(rewound.messages for rewound in rewinding.result(10)) == 4
+
+
+@pytest.mark.req("V2")
+def test_two_who_commit_a_position_of_a_bare_group_take_turns(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make("abc", group=False)
+    c.create_group(TOPIC, GROUP, bare=True)
+
+    def commit(session: Session, offset: int) -> object:
+        return session.call("commit_position", topic=TOPIC, group=GROUP, partition=0, offset=offset)
+
+    commit(one, 1)
+    second = two.blocked(commit, two, 3)
+    one.commit()
+    second.result(10)
+    two.commit()
+    assert two.call("positions", topic=TOPIC, group=GROUP) == [(0, 3)]
+    assert [entry.kind for entry in c.trace(TOPIC, 0, 0)].count("commit") == 1, "the second one began where it was then"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import psycopg
 import pytest
+from tests.interleaving.session import TOPIC, Session
 
 import custody
 
@@ -131,3 +133,239 @@ def test_claims_that_begin_behind_an_open_event_do_not_take_what_follows_it(sess
     row = first.execute("SELECT min(id) FROM custody.outbox").fetchone()
     assert row is not None
     assert claim(first, 10, after=row[0]) == [3, 4]
+
+
+def kill(session: psycopg.Connection[Any], *payloads: int) -> int:
+    """The operator gives up events; returns how many."""
+    return len(
+        session.execute(
+            "SELECT custody.outbox_kill(ARRAY(SELECT event_id FROM custody.outbox WHERE payload = ANY (%s)))",
+            [[str(payload).encode() for payload in payloads]],
+        ).fetchall()
+    )
+
+
+def test_a_relay_does_not_wait_for_an_event_that_an_operator_is_at(sessions: Sessions, events: None) -> None:
+    operator, relay = sessions
+    claim(relay, 10)
+    relay.commit()
+    assert kill(operator, 3) == 1
+    extended = relay.execute(
+        "SELECT convert_from(payload, 'UTF8')::int FROM custody.outbox WHERE id IN (SELECT custody.outbox_extend("
+        "min(claimed_by), array_agg(id), '1 h', p_now => %s) FROM custody.outbox)",
+        [NOW],
+    ).fetchall()
+    assert sorted(extended) == [(0,), (1,), (2,), (4,)]
+    settled = relay.execute(
+        "SELECT (s).status FROM (SELECT custody.outbox_settle(min(claimed_by), array_agg(id ORDER BY id), "
+        "'{published, published}', '{NULL, NULL}', '{NULL, NULL}', 5, p_now => %s) AS s "
+        "FROM custody.outbox WHERE payload IN ('3', '4')) x",
+        [NOW],
+    ).fetchall()
+    assert sorted(settled) == [("CLAIMED",), ("PUBLISHED",)], "it is the operator's, and still to be settled"
+
+
+def test_an_operator_does_not_give_up_what_was_published_meanwhile(one: Session, two: Session, events: None) -> None:
+    claim(one.connection, 10)
+    one.commit()
+    settle(one.connection, 4, "published")
+    killing = two.blocked(kill, two.connection, 4)
+    one.commit()
+    assert killing.result(10) == 0
+
+
+def test_two_replays_at_once_replay_once(one: Session, two: Session, events: None) -> None:
+    assert kill(one.connection, 3, 4) == 2
+    one.commit()
+    assert len(one.call("outbox_replay")) == 2
+    second = two.blocked(two.call, "outbox_replay")
+    one.commit()
+    assert second.result(10) == []
+
+
+@pytest.fixture
+def write(c: custody.Custody, db: psycopg.Connection[Any]) -> Callable[..., None]:
+    """Writes events for a topic of this database, one for each key. Their payloads count from 0 on."""
+    c.create_topic(TOPIC)
+    written = count()
+
+    def _write(*keys: str | None) -> None:
+        for key in keys:
+            custody.outbox.write(db, event_type="e", payload=next(written), destination=TOPIC, ordering_key=key)
+
+    return _write
+
+
+def move(session: psycopg.Connection[Any], most: int = 1000) -> int:
+    """How many events have left the outbox for the log."""
+    row = session.execute("SELECT custody.move_outbox(1, 0, %s)", [most]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_two_who_move_events_take_turns_without_waiting(
+    c: custody.Custody, sessions: Sessions, write: Callable[..., None]
+) -> None:
+    """The second one would give its event an offset that the first one has given already."""
+    first, second = sessions
+    write(None)
+    assert move(first) == 1
+    write(None)
+    assert move(second) == 0
+    first.commit()
+    second.commit()
+    assert move(second) == 1
+    second.commit()
+    assert [message.payload for message in c.read(TOPIC)] == [0, 1]
+
+
+def test_events_are_moved_in_their_order_up_to_the_limit(
+    c: custody.Custody, sessions: Sessions, write: Callable[..., None]
+) -> None:
+    write(None, None, None)
+    assert move(sessions[0], 2) == 2
+    sessions[0].commit()
+    assert [message.payload for message in c.read(TOPIC)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("held", "moved"),
+    [((0,), [2, 3]), ((0, 3), [2, 4]), ((2,), [0, 1])],
+    ids=["behind its key", "and one beside it", "without a key"],
+)
+def test_events_that_an_operator_is_at_are_passed_over(
+    c: custody.Custody, sessions: Sessions, write: Callable[..., None], held: tuple[int, ...], moved: list[int]
+) -> None:
+    """Two are moved: those behind a held one in its key wait, and events beside them come in their place."""
+    operator, mover = sessions
+    write("k", "k", None, None, None)
+    assert kill(operator, *held) == len(held)
+    assert move(mover, 2) == 2
+    mover.commit()
+    assert [message.payload for message in c.read(TOPIC)] == moved
+
+
+def test_events_of_a_topic_that_is_gone_are_ended_without_waiting_for_an_operator(
+    c: custody.Custody, sessions: Sessions, write: Callable[..., None]
+) -> None:
+    operator, mover = sessions
+    write(None, None)
+    c.delete_topic(TOPIC)
+    assert kill(operator, 0) == 1
+    assert move(mover) == 0
+    mover.commit()
+    assert operator.execute("SELECT payload, last_error FROM custody.outbox WHERE payload = '1'").fetchall() == [
+        (b"1", "its topic was deleted")
+    ]
+
+
+def claimed(session: psycopg.Connection[Any]) -> tuple[str, list[int]]:
+    """The name of a claim of all events, until half a minute after NOW, and their ids."""
+    assert len(claim(session, 10)) == 5
+    session.commit()
+    name, ids = session.execute("SELECT min(claimed_by), array_agg(id ORDER BY id) FROM custody.outbox").fetchall()[0]
+    session.commit()
+    return name, ids
+
+
+def finish(
+    session: psycopg.Connection[Any], name: str, ids: list[int], outcome: str = "published", now: str = NOW
+) -> dict[int, str]:
+    """The state of each event that the claim holds, after it was settled."""
+    rows = session.execute(
+        "SELECT id, status FROM custody.outbox_settle(%s, %s, array_fill(%s::text, ARRAY[cardinality(%s::bigint[])]), "
+        "array_fill(NULL::text, ARRAY[cardinality(%s::bigint[])]), "
+        "array_fill(NULL::float8, ARRAY[cardinality(%s::bigint[])]), 5, p_now => %s)",
+        [name, ids, outcome, ids, ids, ids, now],
+    ).fetchall()
+    return dict(rows)
+
+
+OVER = "2030-01-02 00:00:30"
+OTHERS = pytest.mark.parametrize(
+    ("name", "now"), [("another", NOW), (None, OVER)], ids=["another claim", "at its deadline"]
+)
+
+
+@pytest.mark.req("O7")
+@OTHERS
+@pytest.mark.parametrize("outcome", ["published", "failed"])
+def test_only_a_claim_that_is_not_over_settles_and_extends(
+    sessions: Sessions, events: None, name: str | None, now: str, outcome: str
+) -> None:
+    relay, operator = sessions
+    own, ids = claimed(relay)
+    everything = "SELECT array_agg(o ORDER BY id)::text FROM custody.outbox o"
+    before = operator.execute(everything).fetchall()
+    assert finish(relay, name or own, ids, outcome, now) == {}
+    extend = "SELECT custody.outbox_extend(%s, %s, '1 h', p_now => %s)"
+    assert relay.execute(extend, [name or own, ids, now]).fetchall() == []
+    relay.commit()
+    assert operator.execute(everything).fetchall() == before
+
+
+@pytest.mark.req("O7")
+@OTHERS
+def test_an_event_that_an_operator_is_at_is_still_to_be_settled_by_its_own_claim_only(
+    sessions: Sessions, events: None, name: str | None, now: str
+) -> None:
+    operator, relay = sessions
+    own, ids = claimed(relay)
+    operator.execute("SELECT FROM custody.outbox WHERE id = %s FOR UPDATE", [ids[4]])
+    assert finish(relay, name or own, ids[4:], now=now) == {}
+    assert finish(relay, own, ids[4:]) == {ids[4]: "CLAIMED"}
+
+
+def test_an_event_that_was_taken_from_a_claim_does_not_hinder_those_behind_it(sessions: Sessions, events: None) -> None:
+    operator, relay = sessions
+    own, ids = claimed(relay)
+    assert kill(operator, 0) == 1
+    operator.commit()
+    assert len(operator.execute("SELECT custody.outbox_replay()").fetchall()) == 1
+    assert finish(relay, own, ids[:2]) == {ids[1]: "PUBLISHED"}
+
+
+def test_a_claim_that_was_extended_meanwhile_is_not_ended(sessions: Sessions, events: None) -> None:
+    """Whoever ends claims has chosen them before, without a lock."""
+    relay, other = sessions
+    own, ids = claimed(relay)
+    other.execute("SELECT custody.outbox_expire(%s, 5, %s)", [ids, NOW])
+    other.commit()
+    assert len(finish(relay, own, ids)) == 5
+
+
+def test_events_that_others_have_claimed_are_not_in_the_window(sessions: Sessions, events: None) -> None:
+    first, _ = sessions
+    assert claim(first, 3) == [0, 1, 2]
+    (answer, *rows) = first.execute(
+        "SELECT scanned FROM custody.outbox_claim('r', 9, '30 s', 5, p_window => 3, p_now => %s)", [NOW]
+    ).fetchall()
+    assert (answer, len(rows)) == ((None,), 2), "there is nothing behind the two that it has claimed"
+
+
+@pytest.mark.req("C2", "O12")
+@pytest.mark.parametrize("over", [False, True])
+def test_a_claim_that_is_over_is_counted_as_a_retry_before_anybody_ends_it(
+    sessions: Sessions, events: None, over: bool
+) -> None:
+    relay, _ = sessions
+    claimed(relay)
+    at = [OVER if over else NOW]
+    figures = relay.execute(
+        "SELECT backlog, due, retrying, claimed, oldest_pending IS NULL FROM custody.outbox_stats(p_now => %s)", at
+    )
+    assert figures.fetchall() == [(5, 5, 5, 0, False) if over else (0, 0, 0, 5, True)]
+    unserved = relay.execute("SELECT * FROM custody.outbox_unserved('{other}', p_now => %s)", at)
+    assert unserved.fetchall() == ([("test:", 5)] if over else [])
+
+
+@pytest.mark.parametrize("first", ["outbox_add", "outbox_lock"])
+def test_events_of_a_key_are_committed_in_the_order_of_their_ids(one: Session, two: Session, first: str) -> None:
+    add = {"event_type": "e", "kind": "j", "payload": b"1", "destination": "test:"}
+    if first == "outbox_lock":  # what a batch does before it writes
+        one.call("outbox_lock", keys=["k"])
+    else:
+        one.call("outbox_add", **add, ordering_key="k")
+    waiting = two.blocked(two.call, "outbox_add", **add, ordering_key="k")
+    one.commit()
+    assert waiting.result(10)

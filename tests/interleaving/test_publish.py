@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.interleaving.conftest import Make
-from tests.interleaving.session import TOPIC, Session
+from tests.interleaving.session import GROUP, TOPIC, Session
 from tests.waiting import wait_for
 
 import custody
@@ -221,4 +221,60 @@ def test_delete_topic_waits_for_a_publish_without_deadlock(make: Make, one: Sess
     two.commit()
     with pytest.raises(psycopg.Error) as refused:
         one.publish(["d"])
+    assert refused.value.diag.message_detail == "topic_not_found"
+
+
+@pytest.mark.req("G11")
+def test_two_who_send_the_same_sequence_at_once_publish_it_once(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make(partitions=2)
+    c.init_producer("p")
+
+    def publish(session: Session, partition: int) -> list[tuple[Any, ...]]:
+        return session.call(
+            "publish",
+            topic=TOPIC,
+            partitions=[partition],
+            keys=[None],
+            kinds=["j"],
+            payloads=[b"1"],
+            headers=[None],
+            producer="p",
+            epoch=1,
+            sequence=0,
+        )
+
+    assert publish(one, 0) == [(0, 0, False)]
+    repeated = two.blocked(publish, two, 1)
+    one.commit()
+    assert repeated.result(10) == [(0, 0, True)]
+
+
+@pytest.mark.req("G11", "G12")
+def test_a_producer_with_a_transaction_that_is_not_committed_yet_is_not_forgotten(
+    c: custody.Custody, one: Session, two: Session
+) -> None:
+    c.init_producer("p")
+    one.call("begin_transaction", producer="p")
+    forgetting = two.blocked(two.call, "forget_producer", producer="p")
+    one.commit()
+    with pytest.raises(psycopg.Error) as refused:
+        forgetting.result(10)
+    assert refused.value.diag.message_detail == "producer_in_use"
+
+
+def test_a_publish_beside_delete_topic_that_waits_does_not_deadlock(
+    make: Make, one: Session, two: Session, three: Session
+) -> None:
+    """The deletion has every head before it drops the tables, which a publish needs after its head."""
+    make("a")
+    three.call("pause", topic=TOPIC, group=GROUP)
+    deleting = two.blocked(two.call, "delete_topic", topic=TOPIC)
+    publishing = one.blocked(one.publish, ["b"])
+    three.commit()
+    deleting.result(10)
+    two.commit()
+    with pytest.raises(psycopg.Error) as refused:
+        publishing.result(10)
     assert refused.value.diag.message_detail == "topic_not_found"

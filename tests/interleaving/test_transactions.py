@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from tests.interleaving.session import GROUP, TOPIC, Session
 
 import custody
 from custody import Outgoing
+from custody.model.placement import partition_for
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G12")]
 
@@ -142,3 +143,57 @@ def test_the_time_of_a_transaction_begins_after_the_wait_for_its_producer(
     times = one.connection.execute("SELECT begun_at, expires_at FROM custody.transactions").fetchall()[0]
     assert times[0] >= unlocked
     assert times[1] >= unlocked + timedelta(seconds=5)
+
+
+def test_a_commit_that_waited_for_growth_places_its_messages_anew(
+    make: Make, c: custody.Custody, one: Session, two: Session
+) -> None:
+    make()
+    transaction_id = begun(c)
+    c.transactions.add(transaction_id, TOPIC, [Outgoing(1, key="k")])
+    one.call("grow_topic", topic=TOPIC, partitions=4)
+    committing = two.blocked(commit, two, transaction_id)
+    one.commit()
+    assert [row[:3] for row in committing.result(10)] == [(TOPIC, partition_for("k", 4), 0)]
+
+
+CLEARED = {
+    "open": ("'open', NULL", 10),
+    "aborted": ("'aborted', '2030-01-01'::timestamptz + n * interval '1 s'", 100),
+}
+
+
+def old_transactions(c: custody.Custody, session: Session, state: str, count: int) -> None:
+    """The later they have to be cleared, the earlier they were written."""
+    c.init_producer("p")
+    session.connection.execute(
+        f"""INSERT INTO custody.transactions (producer_id, epoch, begun_at, expires_at, state, ended_at)
+            SELECT 'p', n, '2030-01-01', '2030-01-01'::timestamptz + n * interval '1 s', {CLEARED[state][0]}
+            FROM generate_series(%s, 1, -1) n""".encode(),
+        [count],
+    )
+    session.commit()
+
+
+def cleared(session: Session) -> int:
+    return int(session.call("clear_transactions", now=datetime(2030, 2, 1, tzinfo=UTC))[0][0])
+
+
+@pytest.mark.parametrize("state", CLEARED)
+def test_two_who_clear_old_ones_do_not_wait_for_one_another(
+    c: custody.Custody, one: Session, two: Session, state: str
+) -> None:
+    old_transactions(c, one, state, 3)
+    two.connection.execute("SET lock_timeout = '2s'")
+    assert cleared(one) == 3
+    assert cleared(two) == 0
+    one.commit()
+
+
+@pytest.mark.parametrize("state", CLEARED)
+def test_the_oldest_are_cleared_first(c: custody.Custody, one: Session, state: str) -> None:
+    most = CLEARED[state][1]
+    old_transactions(c, one, state, most + 1)
+    assert cleared(one) == most
+    left = "SELECT epoch FROM custody.transactions WHERE (reason IS NULL AND state = 'open') = %s"
+    assert one.connection.execute(left, [state == "open"]).fetchall() == [(most + 1,)]

@@ -262,3 +262,19 @@ def test_a_drop_concerns_no_other_topic(
         assert did == ("dropped",)
         db.execute("SET lock_timeout = '2s'")
         db.execute("SELECT * FROM custody.send('b', '4')")
+
+
+@pytest.mark.req("V13")
+def test_two_who_maintain_the_journal_do_the_same_step_once(
+    make: Make, c: custody.Custody, one: Session, two: Session, clock: Clock
+) -> None:
+    make("a")
+    c.set_journal_retention(time="10h")
+    one.claim()
+    one.commit()
+    clock.move(HOUR)
+    assert [row[1] for row in one.call("maintain_journal", now=clock())] == ["opened"]
+    assert two.call("maintain_journal", now=clock()) == []
+    one.rollback()
+    assert [row[1] for row in two.call("maintain_journal", now=clock())] == ["opened"]
+    two.rollback()

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import custody
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.relay import Relay
 
 pytestmark = [pytest.mark.core, pytest.mark.req("V10")]

@@ -7,7 +7,7 @@ import pytest
 from tests.outbox.conftest import alone_url, kept_alone  # noqa: F401  # fixtures
 
 import custody
-from custody.outbox import checks, operating_checks  # noqa: F401  # they register themselves
+from custody.outbox import event_checks, operating_checks  # noqa: F401  # they register themselves
 from custody.outbox.conformance import CHECKS, findings
 
 pytestmark = [

@@ -11,17 +11,12 @@ from uuid import UUID
 
 from custody.model.entities import Message
 from custody.model.lifecycle import MessageState
-from custody.model.outcomes import Kind
+from custody.model.outcomes import OUTCOMES, Kind
 
 REFUSALS: dict[str, str] = {"dead": "terminal", "reject": "rejected"}
 """Outcomes that make a message dead at once, with the reason that they give it."""
 REPEATED: dict[Kind, frozenset[str]] = {
-    "ack": frozenset({"ack"}),
-    "nack": frozenset({"nack", "dead"}),
-    "dead": frozenset({"dead"}),
-    "reject": frozenset({"dead"}),
-    "later": frozenset({"later"}),
-    "release": frozenset({"release"}),
+    kind: frozenset({one.entry, "dead"} if kind == "nack" else {one.entry}) for kind, one in OUTCOMES.items()
 }
 """Of which a settle is a repeat, by what became of the message in the same lease."""
 
@@ -338,7 +333,9 @@ class Model:
         barred = stopped = False
         for offset in of_key:
             what = todo.get(offset)
-            if what is not None and (what.kind == "ack" or (what.kind in REFUSALS and not self.rules.hold)):
+            if what is not None and (
+                OUTCOMES[what.kind].resolves == "yes" or (what.kind in REFUSALS and not self.rules.hold)
+            ):
                 if barred:
                     return None
             else:
@@ -352,7 +349,7 @@ class Model:
     def _apply(self, message: Delivery, what: Said, now: datetime) -> None:
         message.most = None
         delay = timedelta(seconds=self.rules.backoff if what.delay is None else what.delay)
-        if what.kind == "ack":
+        if OUTCOMES[what.kind].resolves == "yes":
             message.state = MessageState.DONE
         elif what.kind == "nack" or what.kind in REFUSALS:
             self._charge(message, what.error, REFUSALS.get(what.kind), run_at=now + delay, now=now)

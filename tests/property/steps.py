@@ -7,12 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.property.model import Filter
 
-from custody.model.outcomes import Kind
+from custody.model.outcomes import OUTCOMES, Kind
 
 KEYS = (None, "a", "a-b", "c")
-KINDS: tuple[Kind, ...] = ("ack", "nack", "dead", "reject", "later", "release")
-WHOLE = tuple(kind for kind in KINDS if kind != "dead")
-"""Outcomes that have a verb for all of a lease."""
+KINDS: tuple[Kind, ...] = tuple(OUTCOMES)
 
 KEY = st.sampled_from(KEYS)
 FAIR = st.sampled_from((None, "key", "tenant"))
@@ -50,8 +48,8 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "later_some": {"pick": PICK, "mask": MASK, "after": st.sampled_from((0.0, 3.0, 20.0))},
     "settle_mixed": {"pick": PICK, "mask": MASK, "kinds": st.lists(KIND, min_size=1, max_size=8), "delay": DELAY},
     "settle_strange": {"pick": PICK, "offsets": st.lists(st.integers(0, 60), min_size=1, max_size=3), "kind": KIND},
-    "settle_late": {"pick": PICK, "how": st.sampled_from((*KINDS, "extend", *(f"all {kind}" for kind in WHOLE)))},
-    "settle_all": {"pick": PICK, "kind": st.sampled_from(WHOLE)},
+    "settle_late": {"pick": PICK, "how": st.sampled_from((*KINDS, "extend", *(f"all {kind}" for kind in KINDS)))},
+    "settle_all": {"pick": PICK, "kind": KIND},
     "settle_again": {"pick": PICK, "mask": MASK},
     "extend": {"pick": PICK, "one": st.none() | st.integers(0, 60), "timeout": st.sampled_from((1, 10, 60))},
     "redrive": {"which": WHICH | st.just(Filter()), "dry_run": st.sampled_from((False, False, True))},

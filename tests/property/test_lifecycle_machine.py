@@ -17,7 +17,7 @@ import custody
 if TYPE_CHECKING:
     from tests.conftest import Clock
 
-EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "3"))
 STEPS = int(os.environ.get("CUSTODY_PROPERTY_STEPS", "40"))
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 
@@ -86,7 +86,7 @@ def test_random_verbs_of_a_bound_group(c: custody.Custody, db: Connection, clock
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock: Clock, ordering: str) -> None:
     """The same with leases of hundreds, which are split when they are settled piecemeal and shrink when they expire."""
-    run(c, db, clock, Rules(ordered=ordering == "key"), examples=max(2, EXAMPLES // 3), steps=STEPS // 2, scale=20)
+    run(c, db, clock, Rules(ordered=ordering == "key"), examples=max(2, EXAMPLES // 2), steps=STEPS // 2, scale=20)
 
 
 @pytest.mark.long
@@ -95,6 +95,6 @@ def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock:
 @pytest.mark.parametrize("mode", MODES)
 def test_random_verbs_at_length(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
     """The same for many more and longer runs."""
-    run(c, db, clock, MODES[mode], examples=EXAMPLES * 80, steps=STEPS * 2)
+    run(c, db, clock, MODES[mode], examples=EXAMPLES * 134, steps=STEPS * 2)
     if mode in BINDABLE:
-        run(c, db, clock, MODES[mode], examples=EXAMPLES * 40, steps=STEPS * 2, bound="star")
+        run(c, db, clock, MODES[mode], examples=EXAMPLES * 67, steps=STEPS * 2, bound="star")

@@ -191,14 +191,7 @@ class Verbs:
             self._settle_all(lease_id, kind)
 
     def _settle_all(self, lease_id: UUID, kind: Kind) -> None:
-        verbs: dict[Kind, Callable[[], Settled]] = {
-            "ack": lambda: self.c.ack(lease_id),
-            "nack": lambda: self.c.nack(lease_id),
-            "reject": lambda: self.c.nack(lease_id, requeue=False),
-            "later": lambda: self.c.later(lease_id, after=self.terms.backoff),
-            "release": lambda: self.c.release(lease_id),
-        }
-        self._settles_all(lease_id, Said(kind), verbs[kind])
+        self._settles_all(lease_id, Said(kind), lambda: self.c.settle(lease_id, custody.Outcome(kind)))
 
     def settle_again(self, pick: int, mask: int) -> None:
         """What a lease has settled, and perhaps some that it has not, with the same outcomes once more."""

@@ -24,6 +24,7 @@ VERBS: dict[str, Verb] = {
     "nack some": lambda lease: lease.nack(lease.messages, error="x"),
     "dead": lambda lease: lease.nack(requeue=False),
     "later": lambda lease: lease.later(after="1m"),
+    "skip": lambda lease: lease.skip(reason="cancelled"),
     "release": lambda lease: lease.release(),
 }
 

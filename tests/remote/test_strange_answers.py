@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 import custody
 from custody import Receipt
 from custody.errors import CustodyError, DatabaseUnavailable
-from custody.remote.producers import OwnProducers
+from custody.remote.own_producers import OwnProducers
 from custody.remote.transport import Tries
 
 pytestmark = pytest.mark.core

@@ -1,4 +1,4 @@
-"""A cluster for the tests that need one."""
+"""A cluster for the tests that need one, and short pauses where a pipeline fails and goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from tests.spark.cluster import Cluster, cluster
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("driving", "settlement"):
+        monkeypatch.setattr(f"custody.spark.driver.{module}.FIRST_PAUSE", 0.02)
 
 
 @pytest.fixture(scope="session")

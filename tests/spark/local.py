@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from tests.spark import sources
 
 from custody.spark.session import session
 
@@ -14,14 +16,17 @@ from custody.spark.session import session
 @contextmanager
 def local_spark() -> Iterator[SparkSession]:
     """A small local Spark that tries a task up to four times, as pipelines do."""
-    opened = session(
-        master="local[2,4]",
-        app_name="custody-tests",
-        config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
-    )
-    yield opened
-    opened.stop()
-    end_jvm()
+    with sources.forked() as path:
+        os.environ[sources.VARIABLE] = path
+        opened = session(
+            master="local[2,4]",
+            app_name="custody-tests",
+            config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
+        )
+        del os.environ[sources.VARIABLE]  # the JVM has it
+        yield opened
+        opened.stop()
+        end_jvm()
 
 
 def end_jvm() -> None:
@@ -30,5 +35,5 @@ def end_jvm() -> None:
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM watches it
-    gateway.proc.wait(timeout=60)
+    gateway.proc.wait(timeout=250)  # it may be writing an archive of its classes
     SparkContext._gateway = SparkContext._jvm = None

@@ -12,8 +12,8 @@ from custody.spark import Files
 from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.driving import Driving
 from custody.spark.outside.hadoop import Hadoop
-from custody.store.postgres import Database, run_function
-from custody.verbs.pipelines import Committed, Drive, Work
+from custody.store.postgres import Database
+from custody.verbs.pipelines import BatchReport, Committed, DriverVerbs
 
 
 class Observer(Protocol):
@@ -46,7 +46,7 @@ class Steps:
 def watch(steps: Observer, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
     (before the commit), moved (the first of them) and shown."""
-    run, commit, batch = BatchJobs.work, Drive.commit, Driving._batch
+    run, commit, batch = BatchJobs.work, DriverVerbs.commit, Driving._batch
     stage, move, show = Files.stage, Hadoop.move, Files.show
 
     def working(self: BatchJobs, *args: Any, **kwargs: Any) -> Any:
@@ -55,10 +55,10 @@ def watch(steps: Observer, patch: Callable[[Any, str, Any], None] = setattr) -> 
             steps.reached("staged")
         return done
 
-    def committing(self: Drive, number: int, work: Work, **kwargs: Any) -> Committed:
+    def committing(self: DriverVerbs, number: int, work: BatchReport, **kwargs: Any) -> Committed:
         if steps.due("uncommitted"):
             with Uncommitted(self._db) as db:
-                committed = commit(Drive(db, self.driver), number, work, **kwargs)
+                committed = commit(DriverVerbs(db, self.driver), number, work, **kwargs)
                 steps.reached("uncommitted")
         else:
             committed = commit(self, number, work, **kwargs)
@@ -85,7 +85,7 @@ def watch(steps: Observer, patch: Callable[[Any, str, Any], None] = setattr) -> 
 
     for owner, name, wrapped in (
         (BatchJobs, "work", working),
-        (Drive, "commit", committing),
+        (DriverVerbs, "commit", committing),
         (Driving, "_batch", running),
         (Files, "stage", staging),
         (Hadoop, "move", moving),
@@ -98,10 +98,11 @@ class Uncommitted(Database):
     """Leaves what it calls in a transaction, which is open until the end of this process or of the block."""
 
     def __init__(self, db: Database) -> None:
+        self.worker, self.clock = db.worker, db.clock
         self._connection = psycopg.connect(db.url)
 
     def call(self, function: str, /, *, on: Any = None, **arguments: Any) -> list[Any]:
-        return run_function(self._connection, function, arguments)
+        return super().call(function, on=self._connection, **arguments)
 
     def __enter__(self) -> Uncommitted:
         return self

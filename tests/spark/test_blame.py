@@ -11,7 +11,7 @@ from custody.model.outcomes import Outcome
 from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.faults import NotTheRows, TaskFailed, decisive, described, fault, is_second_try, ours
 from custody.spark.tasks.job import Report, gather
-from custody.verbs.pipelines import Work
+from custody.verbs.pipelines import BatchReport
 
 pytestmark = pytest.mark.req("S3")
 LOST = (
@@ -88,11 +88,11 @@ class Jobs:
     def __init__(self, *bad: int, always: bool = False) -> None:
         self.bad, self.always, self.ran = set(bad), always, 0
 
-    def __call__(self, part: list[Reference]) -> Work:
+    def __call__(self, part: list[Reference]) -> BatchReport:
         self.ran += 1
         if self.always or any(offset in self.bad for _, offset in part):
             raise raised("ValueError: no")
-        return Work()
+        return BatchReport()
 
 
 def messages(count: int) -> list[Reference]:
@@ -113,7 +113,7 @@ def test_a_single_bad_message_is_charged_too() -> None:
 
 
 def test_nobody_is_charged_if_nothing_can_go_well() -> None:
-    with pytest.raises(NotTheRows, match="without any message too"):
+    with pytest.raises(NotTheRows, match="even without messages"):
         Isolation(run=Jobs(always=True), stopping=lambda: False).of(messages(1000))
     assert fault(NotTheRows("x")) == "infrastructure"
 

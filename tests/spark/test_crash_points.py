@@ -35,7 +35,7 @@ import custody
 from custody.errors import PipelineFenced
 from custody.spark import Files, Pipeline, PipelineSummary
 from custody.spark.driver.driving import Driving
-from custody.verbs.pipelines import Drive
+from custody.verbs.pipelines import DriverVerbs
 
 pytestmark = [pytest.mark.req("S4", "S5"), pytest.mark.timeout(300)]
 
@@ -95,7 +95,7 @@ def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
     crashes = Crashes()
     watch(crashes, monkeypatch.setattr)
     monkeypatch.setattr(Driving, "_batch", fails_of_it(Driving._batch))
-    monkeypatch.setattr(Drive, "release", lambda _: 0)  # a killed driver gives nothing back
+    monkeypatch.setattr(DriverVerbs, "release", lambda _: 0)  # a killed driver gives nothing back
     publish(live, 0, 60)
     pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, Files(str(tmp_path / "table"), schema=ROW)])
     pipeline.each(passed_on)

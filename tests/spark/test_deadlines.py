@@ -11,6 +11,7 @@ import custody
 from custody import elapsed
 from custody.spark.tasks import each
 from custody.spark.tasks.job import Job, gather
+from custody.verbs.pipelines import DriverVerbs
 
 VISIBILITY = 60.0
 
@@ -41,7 +42,7 @@ def c(database_url: str) -> Iterator[custody.Custody]:
         yield opened
 
 
-def run(c: custody.Custody, at_four: Callable[[custody.pipelines.Drive], object]) -> tuple[list[int], list[int]]:
+def run(c: custody.Custody, at_four: Callable[[DriverVerbs], object]) -> tuple[list[int], list[int]]:
     """What the handler was called with, and what the task left."""
     drive, _ = c.drive("in", "g", visibility_timeout=VISIBILITY)
     number = drive.claim(100).number
@@ -80,7 +81,7 @@ def test_a_task_that_stood_still_begins_nothing_of_what_its_claim_has_lost(c: cu
 
 @pytest.mark.req("X2")
 def test_a_task_goes_on_where_its_driver_has_renewed_the_leases(c: custody.Custody, later: Later) -> None:
-    def stand_still(drive: custody.pipelines.Drive) -> None:
+    def stand_still(drive: DriverVerbs) -> None:
         assert drive.keep() == 10
         later.by = VISIBILITY
 

@@ -17,7 +17,7 @@ from tests.spark.steps import Steps, watch
 import custody
 from custody.demo import Plan, run, show, stock
 from custody.demo.verdict import Killed, checks
-from custody.verbs.pipelines import Drive
+from custody.verbs.pipelines import DriverVerbs
 
 # what is done to the evidence, and the check that must then fail; in an order in which none spoils the next
 HARMS = {
@@ -27,9 +27,9 @@ HARMS = {
     "INSERT INTO demo_applied (sku, number) VALUES ('SKU-9', 4)": "the order of every key was kept",
     "DELETE FROM demo_applied WHERE sku = 'SKU-9' AND number = 4": "nothing is lost or done twice",
     "UPDATE custody.cases SET last_error = 'something' WHERE key = 'SKU-2'": (
-        "the change that ended its Python process is dead, and no other for it"
+        "the change that ended its Python process is dead, and no other because of it"
     ),
-    "DELETE FROM custody.pipeline_batches": "what the killed driver had claimed was finished by the next one",
+    "DELETE FROM custody.pipeline_batches": "the next driver finished the claim of the killed one",
     "UPDATE custody.cases SET key = 'SKU-8' WHERE key = 'SKU-3' AND state = 'dead'": (
         "the row that broke a cast is dead, and the rest of its batch went on"
     ),
@@ -46,12 +46,12 @@ def test_the_verdict_notices_what_is_wrong(
         raise OSError(f"the driver fails, and its claim is {step}")
 
     watch(Steps([("logged", 2, "fail")], fail), monkeypatch.setattr)
-    monkeypatch.setattr(Drive, "release", lambda _: 0)  # a killed driver gives nothing back
-    plan = Plan(skus=12, changes=10, poison=2)
+    monkeypatch.setattr(DriverVerbs, "release", lambda _: 0)  # a killed driver gives nothing back
+    plan = Plan(skus=10, changes=6, poison=2)
     with custody.connect(database_url) as c, psycopg.connect(database_url, autocommit=True) as connection:
         show.publish(c, plan)
         for pipeline in stock.pipelines(database_url):
-            pipeline.run(c, spark=spark, drain="60s", max_per_batch=60)
+            pipeline.run(c, spark=spark, drain="60s", max_per_batch=30)
         first, last = epochs(connection)
         taken = connection.execute(
             "SELECT min(claim) FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id) "
@@ -61,7 +61,7 @@ def test_the_verdict_notices_what_is_wrong(
         assert taken is not None
         killed = Killed(epoch=first, claim=taken[0], messages=0)
         assert failed(c, plan, killed) == set()
-        assert failed(c, plan, None) == {"what the killed driver had claimed was finished by the next one"}
+        assert failed(c, plan, None) == {"the next driver finished the claim of the killed one"}
         expected: set[str] = set()
         for harm, noticed in HARMS.items():
             connection.execute(harm.encode())
@@ -91,7 +91,7 @@ def test_the_demo_kills_a_driver_and_ends_with_a_verdict_that_holds(tmp_path: Pa
     output = io.StringIO()
     found = run(Console(file=output, width=120), Plan(skus=60, changes=40, poison=2), home=tmp_path)
     assert all(check.good for check in found), output.getvalue()
-    assert "The story of stock-changes/" in output.getvalue()
+    assert "History of stock-changes/" in output.getvalue()
     assert "✗" not in output.getvalue()
     with custody.connect(home=tmp_path / "home") as c, psycopg.connect(c.database_url, autocommit=True) as connection:
         first, last = epochs(connection)
@@ -108,4 +108,4 @@ def test_the_command_runs_the_demo_from_nothing() -> None:
     verdict = json.loads(done.stdout)
     assert verdict["good"]
     assert len(verdict["checks"]) == 8
-    assert "The story of" in done.stderr
+    assert "History of" in done.stderr

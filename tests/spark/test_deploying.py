@@ -306,7 +306,7 @@ def test_an_executor_that_does_not_reach_the_database(
         error = refused(spark_cluster, file.parent, live.database_url)
     finally:
         spark_cluster.kill_worker(SECOND)
-    assert f"the executor on {SECOND} does not reach the database's socket" in error["message"]
+    assert f"the executor on {SECOND} cannot reach the database's Unix socket" in error["message"]
     assert "workers on other hosts need a TCP database URL" in error["message"]
     assert "CUSTODY_DATABASE=postgresql://" in error["remedy"]
     assert live.groups("orders") == [], "nothing was claimed, and no group made for it"
@@ -359,9 +359,9 @@ def test_the_package_runs_out_of_its_zip(without_custody: Path, tmp_path: Path) 
     code = (
         "import custody, pyspark_custody, sys\n"
         "from custody.spark.environment import shipping\n"
-        "from custody.store import migrate\n"
+        "from custody.store.functions import functions\n"
         "with open('again.zip', 'wb') as file: shipping.write(file, shipping.files())\n"
-        "print(custody.__file__, len(migrate.functions()[0]) > 10_000)\n"
+        "print(custody.__file__, len(functions()[0]) > 10_000)\n"
     )
     done = subprocess.run(
         [without_custody, "-c", code],

@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Frame, str]] = {
         lambda f: f.select(*MESSAGE, "_key").union(
             f.select("_partition", F.lit(0).cast("bigint").alias("_offset"), "_key")
         ),
-        "_offset is not that of the message",
+        "changes the column _offset",
     ),
     "scalar subquery": (sql("SELECT * FROM messages WHERE n = (SELECT max(n) FROM messages)"), "a subquery over"),
     "exists subquery": (
@@ -143,11 +143,11 @@ REFUSED: dict[str, tuple[Frame, str]] = {
         r"groupBy\(\)",
     ),
     "limit in pipes": (sql("FROM messages |> ORDER BY n |> LIMIT 3"), r"limit\(\)"),
-    "numbers that are replaced": (lambda f: f.replace(0, 1), "_partition is not that of the message"),
-    "another offset": (lambda f: f.withColumn("_offset", F.col("_offset") + 1), "_offset is not that of the message"),
+    "numbers that are replaced": (lambda f: f.replace(0, 1), "changes the column _partition"),
+    "another offset": (lambda f: f.withColumn("_offset", F.col("_offset") + 1), "changes the column _offset"),
     "rows of its own": (
         lambda f: static(f).select(F.lit(0).alias("_partition"), F.lit(0).cast("bigint").alias("_offset"), "sku"),
-        "do not come from its messages",
+        "is not derived from its input",
     ),
     "raises": (lambda f: f.where(F.col("no_such_column") > 1), "the frame raised AnalysisException"),
     "no frame": (lambda f: f.count(), "returned int, not a DataFrame"),  # type: ignore[dict-item,return-value]

@@ -179,6 +179,7 @@ spark.stop()
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S5")
 def test_workers_without_custody_are_noticed_before_anything_is_claimed(database_url: str, tmp_path: Path) -> None:
     bare = tmp_path / "bare"

@@ -30,10 +30,10 @@ def test_executors_that_lack_nothing_are_not_refused() -> None:
 @pytest.mark.parametrize(
     ("lacks", "url", "message", "remedy"),
     [
-        ({"python": (3, 9)}, TCP, f"b runs Python 3.9, and this driver 3.{HERE[1]}", "PYSPARK_PYTHON"),
+        ({"python": (3, 9)}, TCP, f"b runs Python 3.9, but this driver 3.{HERE[1]}", "PYSPARK_PYTHON"),
         ({"missing": ("msgspec", "yaml")}, TCP, "b has no msgspec, yaml", "--with-dependencies"),
-        ({"broken": "psycopg: no libpq"}, TCP, "cannot be loaded on b: psycopg: no libpq", ""),
-        ({"unreached": "no route"}, TCP, "b does not reach the database, as this driver does: no route", "pg_hba.conf"),
+        ({"broken": "psycopg: no libpq"}, TCP, "cannot be imported on b: psycopg: no libpq", ""),
+        ({"unreached": "no route"}, TCP, "b cannot reach the database, but this driver can: no route", "pg_hba.conf"),
         (
             {"unreached": "no such file"},
             SOCKET,
@@ -56,7 +56,7 @@ def test_the_host_the_reason_and_what_to_do(lacks: dict[str, object], url: str, 
             "Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.7 executor 1): org.apache.spark.api.python.PythonException: "
             "pyspark.errors.exceptions.base.PySparkRuntimeException: [PYTHON_VERSION_MISMATCH] Python in worker has "
             "different version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-            "the executor on 10.0.0.7 runs Python 3.12, and this driver 3.11",
+            "the executor on 10.0.0.7 runs Python 3.12, but this driver 3.11",
         ),
         (
             "Lost task 1.3 in stage 0.0 (TID 7) (host-b executor 0): java.io.IOException: Cannot run program "

@@ -84,7 +84,7 @@ class Run:
 def assert_nobody_paid(c: custody.Custody, run: Run) -> None:
     summary = run.ends()
     assert (summary.done, summary.failed, summary.dead) == (COUNT, 0, 0)
-    assert not any("run in parts" in line for line in run.said), run.said
+    assert not any("running it in parts" in line for line in run.said), run.said
     outputs = sorted(message.payload["n"] for p in range(2) for message in c.read("out", p, max_messages=1000))
     assert outputs == list(range(COUNT))
     with c._db.connection() as connection:
@@ -100,7 +100,9 @@ def test_a_database_that_is_down_while_results_are_staged(
     wait_for((tmp_path / "begun").exists, lambda: f"no batch has begun: {run.said}", timeout=90)
     embedded.stop(home, mode="immediate")
     (tmp_path / "go").touch()
-    wait_for(lambda: any("run again" in line for line in run.said), lambda: f"no job failed: {run.said}", timeout=90)
+    wait_for(
+        lambda: any("retrying the batch" in line for line in run.said), lambda: f"no job failed: {run.said}", timeout=90
+    )
     embedded.acquire(home).close()
     assert_nobody_paid(c, run)
 

@@ -64,6 +64,7 @@ def outputs(c: custody.Custody) -> list[int]:
     return sorted(message.payload["n"] for message in c.read("out", 0))
 
 
+@pytest.mark.chaos
 def test_modules_beside_a_script_reach_local_executors(database_url: str, tmp_path: Path) -> None:
     script = written(tmp_path, "local[2,4]")
     with custody.connect(database_url) as c:

@@ -127,7 +127,7 @@ def test_mistakes_are_named_before_anything_runs(spark: SparkSession, orders: Cu
 
 def test_a_bad_row_leaves_nothing_of_the_whole_write(spark: SparkSession, orders: Custody, database_url: str) -> None:
     rows = [("good", "1"), ("worse", "{")]
-    with pytest.raises(Exception, match="the payload of the row with the key 'worse' is no json"):
+    with pytest.raises(Exception, match="the payload of the row with the key 'worse' is not json"):
         append(spark.createDataFrame(rows, ROW).repartitionByRange(2, "key"), database_url, topic="orders")
     assert payloads(orders) == []
 
@@ -219,7 +219,7 @@ def batch(*rows: tuple[Any, ...], of: str = ROW) -> pa.RecordBatch:
     ("schema", "options", "message"),
     [
         (ROW, {"topik": "orders"}, "Did you mean 'topic'"),
-        (ROW, {}, "neither an option nor a column names the topic"),
+        (ROW, {}, "there is neither an option nor a column topic"),
         (ROW, {"topic": "orders", "payloadKind": "jsonb"}, "Did you mean 'json'"),
         (f"{ROW}, amount int", {"topic": "orders"}, r"drop\(\) the rest"),
         (f"{ROW}, offset long", {"topic": "orders"}, r"\.drop\('offset'\)"),
@@ -286,11 +286,11 @@ WIDE = "payload string, payload_kind string, topic string, partition int, header
     ("row", "error", "message"),
     [
         ((None, None, "orders", 0, None), InvalidPayload, "a row without a key has no payload"),
-        (("NaN", None, "orders", 0, None), InvalidPayload, "is no json"),
+        (("NaN", None, "orders", 0, None), InvalidPayload, "is not json"),
         (("1", "jsn", "orders", 0, None), InvalidArgument, "Did you mean 'json'"),
         (("1", None, None, 0, None), InvalidArgument, "has no topic"),
         (("1", None, "nope", 0, None), TopicNotFound, "there is no topic 'nope'"),
-        (("1", None, "orders", 3, None), PartitionNotFound, "It has 3, from 0 on"),
+        (("1", None, "orders", 3, None), PartitionNotFound, "It has 3, numbered from 0"),
         (("1", None, "orders", 0, [("h", None)]), InvalidPayload, "header 'h' is None"),
     ],
 )

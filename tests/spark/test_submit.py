@@ -22,6 +22,7 @@ def submit(directory: Path, url: str) -> tuple[int, str]:
     return code, said
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S5")
 def test_a_submitted_file_drains_its_group_and_ends_with_0(database_url: str, tmp_path: Path) -> None:
     url = with_password(database_url)
@@ -43,6 +44,7 @@ def test_a_submitted_file_drains_its_group_and_ends_with_0(database_url: str, tm
     assert_hidden(url, "", tmp_path)
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S5")
 def test_a_pipeline_that_cannot_run_ends_a_submitted_file_with_1(database_url: str, tmp_path: Path) -> None:
     code, said = submit(tmp_path, with_password(database_url))

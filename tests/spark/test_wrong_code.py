@@ -69,7 +69,10 @@ def undefined(_message: custody.Message) -> object:
 
 WRONG = {
     "a name that is not defined": (undefined, "NameError: name 'no_such_name' is not defined .*test_wrong_code.py:"),
-    "a tuple": (lambda message: (message.payload, 1), "the handler returned a tuple: return a list, or yield"),
+    "a tuple": (
+        lambda message: (message.payload, 1),
+        "the handler returned a tuple; for several outputs return a list",
+    ),
     "an unknown topic": (lambda message: To(message.payload, topic="alarts"), "Did you mean 'alerts'"),
     "no topic": (lambda message: To(message.payload, topic=None), r"needs the name of a topic, not None"),
     "any error": (lambda message: {}[message.key], "KeyError: 'k0' "),

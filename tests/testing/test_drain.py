@@ -29,10 +29,10 @@ def c(running: TestServer) -> Iterator[TestCustody]:
 @pytest.mark.req("V4", "V12")
 def test_retries_and_outcomes_are_played_through_in_no_time(c: TestCustody) -> None:
     c.create_group("orders", "stock", Policy(max_attempts=3, backoff=Exponential("1h", cap="1d")))
-    c.publish_many("orders", ["fine", "flaky", "poison", "hopeless", "busy"])
+    c.publish_many("orders", ["fine", "flaky", "poison", "hopeless", "busy", "cancelled"])
     calls: Counter[str] = Counter()
 
-    def handle(message: custody.Message) -> None:
+    def handle(message: custody.Message) -> object:
         calls[message.payload] += 1
         if message.payload == "poison":
             raise ValueError("cannot be read")
@@ -42,14 +42,16 @@ def test_retries_and_outcomes_are_played_through_in_no_time(c: TestCustody) -> N
             raise custody.Dead("no such customer")
         if message.payload == "busy" and calls["busy"] < 5:
             raise custody.Later("2h")
+        return custody.Skip() if message.payload == "cancelled" else None
 
     summary = drain(c, "orders", "stock", handle)
-    assert calls == {"fine": 1, "flaky": 3, "poison": 3, "hopeless": 1, "busy": 5}
+    assert calls == {"fine": 1, "flaky": 3, "poison": 3, "hopeless": 1, "busy": 5, "cancelled": 1}
     assert (summary.done, summary.failed, summary.dead, summary.later, summary.lost) == (3, 4, 2, 4, 0)
+    assert summary.skipped == 1
     assert summary.resolved
     assert summary.reason is None
     assert timedelta(hours=8) <= summary.moved < timedelta(hours=8, seconds=1)
-    assert len(summary.messages) == 13
+    assert len(summary.messages) == 14
     assert {letter.payload: letter.last_error for letter in c.dead("orders", "stock")} == {
         "poison": "ValueError: cannot be read",
         "hopeless": "no such customer",

@@ -9,7 +9,8 @@ import pytest
 
 import custody
 from custody.errors import InvalidArgument, PartitionNotFound
-from custody.model.bounds import LARGE, SMALL, Bounded, require, require_each, require_text
+from custody.model.bounds import Bounded, require, require_each, require_text
+from custody.model.limits import LARGE, SMALL
 from custody.spark.format.options import ReadOptions
 
 
@@ -41,7 +42,7 @@ def test_what_fits_is_taken(given: dict[str, Any]) -> None:
         ({"offsets": "12"}, "offsets cannot be '12'. Give a list"),
         ({"outcomes": {0.5: "ack"}}, "outcomes cannot be 0.5"),
         ({"topic": "a\0b"}, "topic has a NUL"),
-        ({"topic": b"a"}, "topic cannot be b'a'. It is text"),
+        ({"topic": b"a"}, "topic cannot be b'a'. It is a string"),
     ],
 )
 def test_what_does_not_fit_is_named(given: dict[str, Any], said: str) -> None:

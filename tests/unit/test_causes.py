@@ -7,14 +7,16 @@ import pytest
 from custody.errors import BreakerOpen
 from custody.model.outcomes import Dead, Later, Outcome, Retry
 from custody.spark.causes import MALFORMED, MANY, Beginning, cause_in, cause_of
-from custody.verbs.pipelines import Work
+from custody.verbs.pipelines import BatchReport
 
 pytestmark = pytest.mark.req("S3")
 
 
-def failing(offsets: range, cause: str | None = "KeyError at a.py:3", *, left: int = 0) -> Work:
+def failing(offsets: range, cause: str | None = "KeyError at a.py:3", *, left: int = 0) -> BatchReport:
     failed = {(0, offset): Outcome("nack", error="KeyError: 'x'") for offset in offsets}
-    return Work(failed=failed, causes={} if cause is None else dict.fromkeys(failed, cause), left={1: [*range(left)]})
+    return BatchReport(
+        failed=failed, causes={} if cause is None else dict.fromkeys(failed, cause), left={1: [*range(left)]}
+    )
 
 
 def test_a_cause_is_a_type_and_a_place() -> None:

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from custody.http import threads
-from custody.http.threads import Claiming
+from custody.http.threads import ClaimLimiter
 
 
 class Held:
     """Claims that last until they are let go."""
 
-    def __init__(self, claiming: Claiming) -> None:
+    def __init__(self, claiming: ClaimLimiter) -> None:
         self.claiming, self.begun = claiming, list[str]()
         self.go = asyncio.Event()
 
@@ -42,15 +42,15 @@ async def run(held: Held, *places: str) -> list[str]:
 
 def test_no_more_than_so_many_claim_at_once() -> None:
     async def scenario() -> None:
-        assert await run(Held(Claiming(4)), *"abcdef") == list("abcd")
-        assert await run(Held(Claiming(1)), *"ab") == ["a"]
+        assert await run(Held(ClaimLimiter(4)), *"abcdef") == list("abcd")
+        assert await run(Held(ClaimLimiter(1)), *"ab") == ["a"]
 
     asyncio.run(scenario())
 
 
 def test_places_whose_last_claim_was_slow_leave_one_turn_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        claiming = Claiming(3)
+        claiming = ClaimLimiter(3)
         monkeypatch.setattr(threads, "SLOW", -1.0)
         await run(Held(claiming), *"abcd")
         monkeypatch.setattr(threads, "SLOW", 60.0)
@@ -62,7 +62,7 @@ def test_places_whose_last_claim_was_slow_leave_one_turn_to_the_others(monkeypat
 
 def test_only_so_many_slow_places_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        claiming = Claiming(3)
+        claiming = ClaimLimiter(3)
         monkeypatch.setattr(threads, "SLOW", -1.0)
         monkeypatch.setattr(threads, "REMEMBERED", 2)
         await run(Held(claiming), *"abc")

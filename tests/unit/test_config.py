@@ -91,7 +91,7 @@ def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
 def test_custody_config_names_another_file_which_has_to_exist(tmp_path: Path) -> None:
     other = write(tmp_path, "home: /elsewhere\n", "other.yaml")
     assert load({"CUSTODY_CONFIG": str(other)}, tmp_path).home == Path("/elsewhere")
-    with pytest.raises(InvalidConfig, match="CUSTODY_CONFIG names it"):
+    with pytest.raises(InvalidConfig, match="which CUSTODY_CONFIG names"):
         load({"CUSTODY_CONFIG": str(tmp_path / "missing.yaml")}, tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_the_text_is_the_message_and_then_the_remedy() -> None:
     error = TopicNotFound("there is no topic 'ordres'", "Create it first.")
     assert str(error) == "there is no topic 'ordres'. Create it first."
     assert (error.message, error.remedy) == ("there is no topic 'ordres'", "Create it first.")
-    assert str(Busy(remedy="Now.")) == "Somebody else holds what this call needs. Try again. Now."
+    assert str(Busy(remedy="Now.")) == "Another transaction holds a lock that this call needs. Try again. Now."
 
 
 def test_an_error_survives_pickling() -> None:

@@ -51,7 +51,9 @@ def test_fences_are_found_outside_of_comments_and_assignments(script: ModuleType
     BEGIN
         -- lease_id = x FOR UPDATE
         UPDATE custody.leases SET deadline = p_now WHERE lease_id = p_lease_id;
-        PERFORM FROM custody.heads ORDER BY topic_id, partition FOR UPDATE;
+        PERFORM FROM custody.heads ORDER BY topic_id,
+            partition FOR UPDATE;
+        UPDATE custody.outbox SET claimed_by = NULL WHERE claimed_by = p_claim;
         IF v_epoch <> p_epoch THEN RETURN; END IF;
     END $$;
     """
@@ -59,8 +61,17 @@ def test_fences_are_found_outside_of_comments_and_assignments(script: ModuleType
         ("lock", ""),
         ("order", "ORDER BY topic_id DESC, partition DESC"),
         ("lease", "true"),
+        ("lease", "true"),
         ("epoch", "false"),
     ]
+
+
+@of("mutants")
+def test_a_function_that_postgresql_puts_into_others_is_reached_by_them(script: ModuleType) -> None:
+    callers = script.callers()
+    assert callers["live_leases"] == {"claim_partition"}
+    assert "outbox_claim" in callers["outbox_stats"], "no function names it, so it is reached by those beside it"
+    assert "claim" not in callers, "calls of a function in PL/pgSQL are counted"
 
 
 def audited(**flaws: list[str]) -> list[dict[str, Any]]:

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.req("S2")
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"source": ["in", "more"]}, "source is a list, and has to be one name"),
-        ({"source": 7}, "source has to be a name, not 7"),
-        ({"source": ""}, "source has to be a name, not ''"),
-        ({"group": None}, "group has to be a name, not None"),
+        ({"source": ["in", "more"]}, "source must be one name, not a list"),
+        ({"source": 7}, "source must be a name, not 7"),
+        ({"source": ""}, "source must be a name, not ''"),
+        ({"group": None}, "group must be a name, not None"),
         ({"sink": 7}, "sink cannot be 7"),
         ({"sink": ["out", 7]}, r"sink\[1\] cannot be 7"),
         ({"sink": ["out", "out"]}, "the topic 'out' twice"),
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.req("S2")
         ({"sink": Path("/data/out")}, r"sink is a path.*Files\('/data/out'\)"),
         ({"sink": Files}, r"sink is the class Files.*Files\(…\)"),
         ({"sink": print}, "sink is a function.*@pipeline.write"),
-        ({"policy": {"ordering": "key"}}, r"the policy is a dict.*custody\.Policy\(ordering=…\)"),
-        ({"policy": "key"}, "the policy is a str"),
-        ({"schema": ["n int"]}, "the schema has to be text, not list.*'sku string, add int'"),
-        ({"schema": ""}, "the schema has to be text, not ''"),
-        ({"schema": "  "}, "the schema has to be text, not '  '"),
+        ({"policy": {"ordering": "key"}}, r"the policy must be a Policy, not a dict.*custody\.Policy\(ordering=…\)"),
+        ({"policy": "key"}, "the policy must be a Policy, not a str"),
+        ({"schema": ["n int"]}, "the schema must be a string, not list.*'sku string, add int'"),
+        ({"schema": ""}, "the schema must be a string, not ''"),
+        ({"schema": "  "}, "the schema must be a string, not '  '"),
         (
             {"sink": Files("/data/out", schema=7)},
-            "the schema of the parquet files in /data/out has to be text, not int",
+            "the schema of the parquet files in /data/out must be a string, not int",
         ),  # type: ignore[arg-type]
         ({"start": "earlist"}, "start cannot be 'earlist'. Did you mean 'earliest'"),
         ({"start": None}, "start cannot be None"),
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.req("S2")
         ({"start": 2**70}, "start cannot be 1180591620717411303424"),
         ({"start": datetime(2026, 1, 1)}, "zone"),
         ({"bindings": 7}, "bindings cannot be 7"),
-        ({"bindings": [7]}, "a pattern is text, not 7"),
+        ({"bindings": [7]}, "a pattern is a string, not 7"),
         ({"sinks": ["out"]}, "Pipeline has no argument 'sinks'. Did you mean 'sink'"),
         ({"polcy": None}, "Did you mean 'policy'"),
         ({"zzz": None}, "Known are: source, group, sink"),
@@ -87,7 +87,7 @@ def saving_in_parts(_rows: object, _write: object) -> Iterator[int]:
 def test_a_write_that_has_yet_to_run_is_not_taken_for_one() -> None:
     pipeline: Any = Pipeline(source="in", group="g")
     pipeline.write(lambda rows, write: saving_later(rows, write))
-    with pytest.raises(TypeError, match=r"function .* returned a coroutine, which nobody awaits"):
+    with pytest.raises(TypeError, match=r"function .* returned a coroutine, which is not awaited"):
         pipeline.outside[0].stage(None, None)
 
 
@@ -113,7 +113,7 @@ def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
     ):
         with pytest.raises(InvalidArgument, match=told):
             pipeline.write(wrong)
-    with pytest.raises(InvalidArgument, match="the schema has to be text, not int"):
+    with pytest.raises(InvalidArgument, match="the schema must be a string, not int"):
         pipeline.write(schema=7)(lambda _rows, _write: None)
     assert pipeline.handler is pipeline.transform is None
     assert pipeline.outside == ()
@@ -125,7 +125,7 @@ def test_functions_of_the_wrong_kind_are_refused_at_the_definition() -> None:
     [
         ({"max_per_batch": "many"}, "max_per_batch cannot be 'many'"),
         ({"max_per_batch": 0}, "max_per_batch cannot be 0"),
-        ({"on_batch": 7}, "on_batch is of type int"),
+        ({"on_batch": 7}, "on_batch must be a function, not a int"),
         ({"drain": "soon"}, "'soon' is not a duration"),
     ],
 )
@@ -139,7 +139,7 @@ def test_wrong_settings_of_a_run_are_refused(given: dict[str, Any], told: str) -
     [
         ({"path": 7}, "files need a path"),
         ({"partition_by": "day"}, r"\['day'\]"),
-        ({"format": 7}, "7 is no format of plain files"),
+        ({"format": 7}, "7 is not a format of plain files"),
         ({"options": [7]}, r"options cannot be \[7\]"),
     ],
 )

@@ -18,7 +18,7 @@ from custody.spark.settings import RunSettings
         ({"max_per_batch": None}, "max_per_batch cannot be None"),
         ({"max_per_batch": True}, "max_per_batch cannot be True"),
         ({"batch_time": float("nan")}, "nan is not a duration"),
-        ({"batch_time": 0}, "batch_time must be more than nothing"),
+        ({"batch_time": 0}, "must be more than 0"),
         ({"batch_time": "soon"}, "soon"),
         ({"drain": "soon"}, "soon"),
     ],

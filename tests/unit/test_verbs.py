@@ -18,13 +18,14 @@ from custody.http.app import OPERATIONS
 from custody.http.rights import Caller
 from custody.model.bounds import Bounded
 from custody.model.entities import Rewound
+from custody.model.limits import LARGEST
 from custody.remote import RemoteCustody
 from custody.remote.derived import method_of
-from custody.remote.producing import RemoteTransactions
-from custody.store.migrate import parameters_of
+from custody.remote.producers import RemoteTransactions
+from custody.store.functions import parameters_of
 from custody.verbs.transactions import Transactions
 from custody.wire.answers import CountOut, InFlightOut, RedrivenOut, RewindOut
-from custody.wire.fields import LARGEST, LISTED, Help, Name, Offset, Page, Partition, Reason
+from custody.wire.fields import LISTED, Help, Name, Offset, Page, Partition, Reason
 from custody.wire.verb import Verb, declared, verb
 
 pytestmark = pytest.mark.core
@@ -57,6 +58,10 @@ def test_a_verb_is_an_operation_with_its_names(one: Verb) -> None:
     sent = {*one.in_path.values(), *operation.query.__struct_encode_fields__}
     sent |= set() if operation.body is None else set(operation.body.__struct_encode_fields__)
     assert sent == {one.names.get(name, name) for name in one.hints}
+
+
+def test_an_operation_has_one_name() -> None:
+    assert len(BY_OPERATION) == len(OPERATIONS)
 
 
 def test_a_client_has_it_with_the_same_signature(one: Verb) -> None:
@@ -215,12 +220,11 @@ def test_an_answer_is_the_value_and_what_was_asked(name: str, found: Any, given:
     assert VERBS[name].value(answer) == found
 
 
-def test_what_the_facade_calls_is_known_with_its_parameters() -> None:
-    engine = Path(custody.__file__).parent / "engine"
-    called = {
-        name for file in engine.glob("*.py") for name in re.findall(r'_(?:rows|value)\(\s*"(\w+)"', file.read_text())
-    }
-    assert len(called) > 40
+def test_every_function_that_is_called_is_known_with_its_parameters() -> None:
+    files = Path(custody.__file__).parent.rglob("*.py")
+    calls = re.compile(r'(?:_rows|_value|\bdb\.call|_db\.call|call_dicts)\(\s*"(\w+)"')
+    called = {name for file in files for name in calls.findall(file.read_text())}
+    assert len(called) > 80
     assert {name for name in called if not isinstance(parameters_of(name), tuple)} == set()
     assert set(parameters_of("redrive")) >= {"topic", "group", "filter", "actor", "now"}
     assert parameters_of("server_facts") == ()

@@ -206,7 +206,7 @@ def test_a_breaker_that_is_open_is_always_shown(c: custody.Custody, group: str, 
 
 @pytest.mark.core
 @pytest.mark.req("N3")
-@pytest.mark.parametrize("untried", ["release", "later"])
+@pytest.mark.parametrize("untried", ["release", "later", "skip"])
 def test_a_probe_that_was_not_tried_is_followed_by_another_at_once(
     c: custody.Custody, group: str, clock: Clock, untried: str
 ) -> None:

@@ -21,7 +21,7 @@ from tests.worker.conftest import Start
 import custody
 from custody import Message, Outgoing, Policy
 from custody.elapsed import elapsed, holds_until
-from custody.worker.calling import Caller, NotBegun
+from custody.worker.handler_runner import HandlerRunner, NotBegun
 
 MESSAGES, KEYS, VISIBILITY = 400, 4, 1.0
 
@@ -134,7 +134,7 @@ def test_a_coroutine_that_waited_too_long_for_its_loop_is_not_begun() -> None:
     async def handler(message: Message) -> None:
         began.append(message.offset)
 
-    caller = Caller(handler, None, "g")
+    caller = HandlerRunner(handler, None, "g")
     try:
         message = Message(
             topic="t", partition=0, offset=7, key=None, payload=None, headers={}, attempt=1, published_at=None

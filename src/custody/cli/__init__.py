@@ -15,19 +15,19 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code. Never raises, unless CUSTODY_TRACEBACK asks for it."""
+    """Runs one command line and returns its exit code. Raises only if CUSTODY_TRACEBACK is set."""
     import typer
 
     from custody.cli import failures
-    from custody.cli.app import command, hoist
+    from custody.cli.app import command, split
     from custody.errors import CustodyError
 
-    arguments = hoist(arguments)
-    as_json = "--json" in arguments
-    if "--no-color" in arguments:
-        os.environ["NO_COLOR"] = "1"  # before Rich looks at it, for the help too
+    options, rest = split(arguments)
+    as_json = "--json" in options
+    if "--no-color" in options:
+        os.environ["NO_COLOR"] = "1"  # before Rich reads it, also for the help
     try:
-        answer = command()(args=arguments, prog_name="custody", standalone_mode=False)
+        answer = command(*rest[:1])(args=[*options, *rest], prog_name="custody", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
         return failures.usage(error, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`custody apikeys`: who may call a server, and what for."""
+"""`custody apikeys`: API keys of the HTTP server and their rights."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments
+from custody.cli.arguments import DURATION
 from custody.cli.session import session_of
 
 if TYPE_CHECKING:
     from custody.verbs.apikeys import ApiKey
 
-app = typer.Typer(no_args_is_help=True, help="Keys of the HTTP server: create, list, revoke.")
+app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP server: create, list, revoke.")
 
-Name = Annotated[str, typer.Argument(help="The name of the key: who uses it.")]
+Name = Annotated[str, typer.Argument(help="Name of the key, such as its user.")]
 
 
 def _right(what: str) -> Any:
-    return typer.Option(metavar="PATTERN", help=f"Topics that it may {what}: orders, orders-*, *.")
+    return typer.Option(metavar="PATTERN", help=f"Topics that the key may {what}: orders, orders-*, *.")
 
 
 @app.command()
@@ -28,11 +28,9 @@ def create(
     produce: Annotated[list[str] | None, _right("publish to")] = None,
     consume: Annotated[list[str] | None, _right("read and receive from")] = None,
     admin: Annotated[list[str] | None, _right("do anything with")] = None,
-    expires: Annotated[
-        Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="How long it is good for: 90d.")
-    ] = None,
+    expires: Annotated[Any, typer.Option(help="Lifetime of the key, such as 90d.", **DURATION)] = None,
 ) -> None:
-    """Make a key. Its secret is shown once, here."""
+    """Create a key. Its secret is printed once and cannot be shown again."""
     session = session_of(ctx)
     if not (produce or consume or admin):
         raise typer.BadParameter("a key needs a right: --produce, --consume or --admin, each with a pattern of topics")
@@ -42,14 +40,14 @@ def create(
         session.emit(made)
         return
     print(made.secret)
-    session.note(f"This is the key {name}, and it is not shown again. Send it as: Authorization: Bearer …")
+    session.note(f"This is the secret of key {name}. It cannot be shown again. Send it as: Authorization: Bearer …")
 
 
 @app.command("list")
 def list_keys(
-    ctx: typer.Context, everything: Annotated[bool, typer.Option("--all", help="The revoked ones too.")] = False
+    ctx: typer.Context, everything: Annotated[bool, typer.Option("--all", help="Include revoked keys.")] = False
 ) -> None:
-    """The keys and their rights, without their secrets."""
+    """List the keys and their rights, without secrets."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.api_keys(revoked=everything)
@@ -60,7 +58,7 @@ def list_keys(
         [k.name, *map(_joined, (k.produce, k.consume, k.admin)), k.created_at, k.expires_at, _now(k)] for k in found
     ]
     columns = ["name", "produce", "consume", "admin", "created", "expires", ""]
-    session.table(columns, rows, empty="There are no keys: a server on this machine asks for none.")
+    session.table(columns, rows, empty="There are no keys.")
 
 
 def _joined(patterns: tuple[str, ...]) -> str | None:
@@ -75,7 +73,7 @@ def _now(key: ApiKey) -> str:
 
 @app.command()
 def revoke(ctx: typer.Context, name: Name) -> None:
-    """A key opens nothing any more. Servers notice within 5 seconds."""
+    """Revoke a key. Servers refuse it within 5 seconds."""
     session = session_of(ctx)
     with session.connect() as c:
         changed = c.revoke_api_key(name)
@@ -83,6 +81,8 @@ def revoke(ctx: typer.Context, name: Name) -> None:
     if session.json:
         session.emit({"name": name, "revoked": changed, "left": left})
         return
-    session.say(f"revoked {name}" if changed else f"{name} was revoked before")
+    session.say(f"revoked {name}" if changed else f"{name} was already revoked")
     if not left:
-        session.note("That was the last key: a server that only this machine reaches asks for none now.")
+        session.note(
+            "That was the last key: servers refuse all calls. Create a key, or start one with `custody serve --open`."
+        )

@@ -1,9 +1,10 @@
-"""The command tree and the options that every command takes."""
+"""The command tree and the global options."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +37,8 @@ FLAGS = ("--json", "--quiet", "-q", "--no-color", "--allow-insecure")
 VALUED = ("--database", "--home", "--listen-url")
 
 
-def hoist(arguments: Sequence[str]) -> list[str]:
-    """Moves the global options to the front, so that they may stand anywhere before a `--`."""
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The global options, which users may write anywhere before a `--`, and the rest: the command and its arguments."""
     front: list[str] = []
     rest: list[str] = []
     pending = list(arguments)
@@ -52,7 +53,7 @@ def hoist(arguments: Sequence[str]) -> list[str]:
             front += [argument, pending.pop(0)]
         else:
             rest.append(argument)
-    return front + rest
+    return front, rest
 
 
 def options(
@@ -60,31 +61,31 @@ def options(
     database: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", envvar="CUSTODY_DATABASE", help="A postgresql:// or http:// URL; else the embedded database."
+            metavar="URL",
+            envvar="CUSTODY_DATABASE",
+            help="A postgresql:// or http:// URL. Default: the embedded database.",
         ),
     ] = None,
     home: Annotated[
-        Path | None, typer.Option(help="Where the embedded database is kept (default: CUSTODY_HOME, or ./.custody).")
+        Path | None, typer.Option(help="Directory of the embedded database (default: CUSTODY_HOME, or ./.custody).")
     ] = None,
     listen_url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="The same database without its connection pooler: LISTEN there wakes consumers at once."
-        ),
+        typer.Option(metavar="URL", help="URL of the same database without its connection pooler, for LISTEN."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text. NO_COLOR does the same.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colors, as NO_COLOR does.")] = False,
     allow_insecure: Annotated[
-        bool, typer.Option("--allow-insecure", help="Send an API key over http:// beyond this machine.")
+        bool, typer.Option("--allow-insecure", help="Allow sending an API key over http:// to another machine.")
     ] = False,
 ) -> None:
     """A durable message log in which every message has a lifecycle.
 
-    The global options may stand anywhere on the command line.
+    Global options may be anywhere on the command line.
     """
     if allow_insecure:
-        os.environ["CUSTODY_ALLOW_INSECURE"] = "1"  # as settings are read, wherever a server is connected to
+        os.environ["CUSTODY_ALLOW_INSECURE"] = "1"  # read wherever a client connects to a server
     ctx.obj = Session(
         database=database if home is None else None,
         home=home,
@@ -104,8 +105,18 @@ def version(ctx: typer.Context) -> None:
     session_of(ctx).show(found, f"custody {found['custody']} (Python {found['python']})")
 
 
-def command() -> Callable[..., Any]:
-    """The whole command tree, ready to be called."""
+@cache
+def command(name: str = "") -> Callable[..., Any]:
+    """The command or group of this name, ready to be called, or all of them: to build all takes a tenth of a second."""
+    app = _registered()
+    commands = [one for one in app.registered_commands if one.name == name]
+    nested = [one for one in app.registered_groups if one.name == name]
+    if commands or nested:
+        app.registered_commands, app.registered_groups = commands, nested
+    return typer.main.get_command(app)
+
+
+def _registered() -> typer.Typer:
     app = typer.Typer(
         name="custody",
         no_args_is_help=True,
@@ -115,30 +126,31 @@ def command() -> Callable[..., Any]:
     app.callback()(options)
     app.add_typer(topics.app, name="topics")
     app.add_typer(groups.app, name="groups")
-    app.command()(publish.publish)
-    app.command()(consume.consume)
-    app.command()(work.work)
-    app.command()(serve.serve)
+    app.command("publish")(publish.publish)
+    app.command("consume")(consume.consume)
+    app.command("work")(work.work)
+    app.command("serve")(serve.serve)
     app.add_typer(apikeys.app, name="apikeys")
     app.add_typer(pipeline.app, name="pipeline")
     app.add_typer(outbox.app, name="outbox")
     app.add_typer(relay.app, name="relay")
     app.command("dead")(dead.dead)
-    app.command()(dead.redrive)
-    app.command()(dead.discard)
-    app.command()(dead.replay)
-    app.command()(operate.rewind)
-    app.command()(operate.pause)
-    app.command()(operate.resume)
+    app.command("redrive")(dead.redrive)
+    app.command("discard")(dead.discard)
+    app.command("replay")(dead.replay)
+    app.command("rewind")(operate.rewind)
+    app.command("retry")(operate.retry)
+    app.command("pause")(operate.pause)
+    app.command("resume")(operate.resume)
     app.add_typer(blocked.app, name="blocked")
     app.add_typer(delayed.app, name="delayed")
     app.add_typer(transactions.app, name="transactions")
-    app.command()(inspect.trace)
-    app.command()(inspect.stats)
-    app.command()(upkeep.maintain)
-    app.command()(upkeep.journal)
-    app.command()(demo.demo)
-    app.command()(doctor.migrate)
-    app.command()(doctor.doctor)
-    app.command()(version)
-    return typer.main.get_command(app)
+    app.command("trace")(inspect.trace)
+    app.command("stats")(inspect.stats)
+    app.command("maintain")(upkeep.maintain)
+    app.command("journal")(upkeep.journal)
+    app.command("demo")(demo.demo)
+    app.command("migrate")(doctor.migrate)
+    app.command("doctor")(doctor.doctor)
+    app.command("version")(version)
+    return app

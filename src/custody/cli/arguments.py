@@ -1,4 +1,4 @@
-"""Arguments that are more than a word: times, starts, backoffs, breakers, headers. Bad ones are usage errors."""
+"""Parsers of arguments: times, starts, backoffs, breakers, headers. An invalid one is a usage error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Lets a parser refuse with Custody's own words, as a usage error."""
+    """Turns a refusal of Custody into a usage error with the same message."""
 
     def parsed(text: str) -> T:
         try:
@@ -32,20 +32,20 @@ def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 @_usage
 def duration(text: str) -> str:
-    """A duration such as 30s, checked and left as it is."""
+    """A duration such as 30s, checked and returned unchanged."""
     seconds(text)
     return text
 
 
 @_usage
 def size(text: str) -> str:
-    """A size such as 10GB, checked and left as it is."""
+    """A size such as 10GB, checked and returned unchanged."""
     size_in_bytes(text)
     return text
 
 
 def time(text: str) -> datetime:
-    """An ISO 8601 time (local without a zone), or a duration with its unit: so long ago."""
+    """An ISO 8601 time (local without a zone), or a duration with a unit, which is subtracted from now."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
@@ -90,7 +90,7 @@ def _settings(parts: Iterable[str], kind: type[Settings]) -> dict[str, Any]:
         try:
             found[name] = known[name](value)
         except ValueError as error:
-            raise typer.BadParameter(f"{name} cannot be {value!r}: it is a number") from error
+            raise typer.BadParameter(f"{name} must be a number, not {value!r}") from error
     return found
 
 
@@ -116,7 +116,7 @@ def breaker(text: str) -> Breaker | None:
 
 @_usage
 def pattern(text: str) -> str:
-    """A pattern of routing keys, checked and left as it is."""
+    """A pattern of routing keys, checked and returned unchanged."""
     Binding(text)
     return text
 
@@ -124,7 +124,7 @@ def pattern(text: str) -> str:
 def number(text: str) -> int:
     """A whole number."""
     if not text.isdigit():
-        raise typer.BadParameter(f"{text!r} is not a number, and not none")
+        raise typer.BadParameter(f"{text!r} is neither a whole number nor none")
     return int(text)
 
 
@@ -136,12 +136,22 @@ def header(text: str) -> tuple[str, str]:
     return name, value
 
 
+DURATION: dict[str, Any] = {"parser": duration, "metavar": "DURATION"}
+SIZE: dict[str, Any] = {"parser": size, "metavar": "SIZE"}
+"""How options that are durations or sizes are parsed and named."""
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The group.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen and change nothing.")]
-Reason = Annotated[str | None, typer.Option(help="Why, for the journal.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
+Reason = Annotated[str | None, typer.Option(help="Reason, recorded in the journal.")]
 Partition = Annotated[int | None, typer.Option(help="Only this partition.")]
-VisibilityTimeout = Annotated[
-    str | None, typer.Option(parser=duration, metavar="DURATION", help="How long a lease lasts.")
+AtPartition = Annotated[int, typer.Argument(help="The partition.")]
+AtOffset = Annotated[int, typer.Argument(help="The offset.")]
+_LIMIT = typer.Option(min=1, help="At most this many.")
+Limit = Annotated[int, _LIMIT]
+OptionalLimit = Annotated[int | None, _LIMIT]
+Time = Annotated[
+    datetime | None,
+    typer.Option(parser=time, metavar="TIME", help="2030-01-31T12:00Z, or 15m for 15 minutes ago."),
 ]
+VisibilityTimeout = Annotated[str | None, typer.Option(help="Duration of a lease.", **DURATION)]

@@ -1,4 +1,4 @@
-"""`custody blocked`: keys that cannot go on, and how to let them."""
+"""`custody blocked`: keys whose next message cannot be delivered."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from custody.cli.arguments import Group, Reason, Topic
+from custody.cli.arguments import AtOffset, AtPartition, Group, Limit, Reason, Topic
 from custody.cli.session import counted, session_of
 
-app = typer.Typer(no_args_is_help=True, help="Keys that cannot go on: list, release, skip.")
+app = typer.Typer(no_args_is_help=True, help="Blocked keys: list, release, skip.")
 
 
 @app.command("list")
@@ -17,9 +17,9 @@ def list_blocked(
     ctx: typer.Context,
     topic: Topic,
     group: Group,
-    limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000,
+    limit: Limit = 1000,
 ) -> None:
-    """Blocked keys, what each waits for, and how much waits behind it."""
+    """List blocked keys, the message that blocks each, and how many messages wait behind it."""
     session = session_of(ctx)
     with session.connect() as c:
         keys = c.blocked_keys(topic, group, limit=limit)
@@ -51,14 +51,14 @@ def release(
     key: Annotated[str, typer.Argument(help="The key.")],
     reason: Reason = None,
 ) -> None:
-    """Let a key go on past its held dead messages, which stay dead."""
+    """Unblock a key that is held by dead messages. They stay dead."""
     session = session_of(ctx)
     with session.connect() as c:
         count = c.release_key(topic, group, key, reason=reason)
     if session.json:
         session.emit({"topic": topic, "group": group, "key": key, "released": count})
     session.say(
-        f"key {key} goes on past {counted(count, 'dead message')}"
+        f"released key {key}, which was held by {counted(count, 'dead message')}"
         if count
         else f"key {key} was not held by a dead message"
     )
@@ -69,14 +69,14 @@ def skip(
     ctx: typer.Context,
     topic: Topic,
     group: Group,
-    partition: Annotated[int, typer.Argument(help="The partition.")],
-    offset: Annotated[int, typer.Argument(help="The offset.")],
+    partition: AtPartition,
+    offset: AtOffset,
     reason: Reason = None,
 ) -> None:
-    """Count one waiting or dead message as done."""
+    """Mark one waiting or dead message as done."""
     session = session_of(ctx)
     with session.connect() as c:
         c.skip(topic, group, partition, offset, reason=reason)
     if session.json:
         session.emit({"topic": topic, "group": group, "partition": partition, "offset": offset, "skipped": True})
-    session.say(f"{topic}/{partition}/{offset} counts as done in {group}")
+    session.say(f"{topic}/{partition}/{offset} is done in {group}")

@@ -1,4 +1,4 @@
-"""`custody consume`: claims, prints, acknowledges. What could not be printed is given back."""
+"""`custody consume`: claims, prints and acks messages. Those that could not be printed are released."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def consume(
     ctx: typer.Context,
     topic: Topic,
     group: Group,
-    most: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")] = None,
-    no_ack: Annotated[bool, typer.Option("--no-ack", help="Only look: everything is given back untouched.")] = False,
+    most: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after this many messages.")] = None,
+    no_ack: Annotated[
+        bool, typer.Option("--no-ack", help="Only print: release all messages, without a delivery counted.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     partition: Partition = None,
     visibility_timeout: VisibilityTimeout = None,
 ) -> None:
-    """Take what is due, print it, and acknowledge it: one message on each line."""
+    """Claim the messages that are due, print one on each line, and ack them."""
     session = session_of(ctx)
     single(no_ack=no_ack, follow=follow)
     with session.connect() as c, _terminated_as_interrupt():
@@ -48,7 +50,7 @@ def consume(
             taking = _Taking(c, session, topic, group, most=most, partition=partition, visibility=visibility)
             count = taking.run(keep=not no_ack, follow=follow)
     if not session.json:
-        session.note(f"{counted(count, 'message')} {'looked at and given back' if no_ack else 'consumed'}")
+        session.note(f"{counted(count, 'message')} {'printed and released' if no_ack else 'consumed'}")
 
 
 class _Taking:
@@ -77,7 +79,7 @@ class _Taking:
                     sent = elapsed()
                     lease = self._claim(BATCH if self._most is None else min(BATCH, self._most - count))
                     if lease and elapsed() >= holds_until(sent, self._visibility):
-                        _give_back(lease)  # this process was stopped, or cut off: somebody else may have them
+                        _give_back(lease)  # this process was suspended or cut off, so another one may have the messages
                     elif lease:
                         count += self._print(lease, keep=keep)
                     elif lease.reason != "busy" and not follow:
@@ -103,7 +105,7 @@ class _Taking:
         )
 
     def _print(self, lease: Lease, *, keep: bool) -> int:
-        """Prints, then acknowledges: a message may be printed twice, but is never done unprinted."""
+        """Prints, then acks: a message may be printed twice, but none is done without being printed."""
         try:
             _print(self._session, lease)
         except BaseException:
@@ -120,7 +122,7 @@ class _Taking:
 
 
 def _give_back(lease: Lease) -> None:
-    with suppress(CustodyError):  # it has expired, and so is given back already
+    with suppress(CustodyError):  # after an expiry its messages are ready again anyway
         lease.release()
 
 
@@ -140,7 +142,7 @@ def _read_bare(
     commit: bool,
     follow: bool,
 ) -> int:
-    """A bare group: from its position on, partition by partition. Without a commit one batch of each is shown."""
+    """Reads a bare group from its committed offsets on. Without a commit it prints one batch of each partition."""
     partitions = range(c.topic(topic).partitions) if partition is None else [partition]
     count = 0
     with _woken(c, topic, follow=follow) as wait:
@@ -164,7 +166,7 @@ def _read_bare(
 
 @contextmanager
 def _woken(c: Custody, topic: str, *, follow: bool) -> Iterator[Callable[[float | None, str | None], None]]:
-    """A wait that a publish ends early. It never lasts longer than a second: a hint may be missed."""
+    """A wait that a publish ends early. It lasts a second at most, because a notification may be missed."""
     wake = threading.Event()
     end = c.listen(topic, wake.set) if follow else None
 
@@ -182,7 +184,7 @@ def _woken(c: Custody, topic: str, *, follow: bool) -> Iterator[Callable[[float 
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: what is in hand is given back first."""
+    """SIGTERM ends the command as Ctrl-C does: it releases its leases first."""
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,34 +1,29 @@
-"""`custody dead`, `redrive`, `discard` and `replay`: the dead letters of a group and what to do with them."""
+"""`custody dead`, `redrive`, `discard` and `replay`: dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from custody.cli import arguments, render
-from custody.cli.arguments import DryRun, Group, Partition, Reason, Topic, Yes
-from custody.cli.session import Session, counted, session_of
+from custody.cli import render
+from custody.cli.arguments import DryRun, Group, Limit, OptionalLimit, Partition, Reason, Time, Topic, Yes
+from custody.cli.session import counted, session_of
 
-WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors like this: 'timeout%'.")]
+WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors that match, such as 'timeout%'.")]
 Key = Annotated[str | None, typer.Option(help="Only messages of this key.")]
 Offsets = Annotated[list[int] | None, typer.Option("--offset", help="Only this offset; may be repeated.")]
-_TIME = typer.Option(parser=arguments.time, metavar="TIME", help="2030-01-31T12:00Z, or 15m: so long ago.")
-DiedFrom = Annotated[datetime | None, _TIME]
-DiedUntil = Annotated[datetime | None, _TIME]
-Limit = Annotated[int | None, typer.Option(min=1, help="No more than this many.")]
 
 
 def dead(
     ctx: typer.Context,
     topic: Topic,
     group: Group,
-    limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000,
+    limit: Limit = 1000,
     payload: Annotated[bool, typer.Option("--payload", help="Show the payloads too.")] = False,
 ) -> None:
-    """The dead letters of a group, with their errors."""
+    """List the dead letters of a group, with their errors."""
     session = session_of(ctx)
     with session.connect() as c:
         letters = c.dead(topic, group, limit=limit)
@@ -54,57 +49,67 @@ def dead(
         session.note(f"the first {limit:,}; there may be more (--limit)")
 
 
-def redrive(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    where_error: WhereError = None,
-    key: Key = None,
-    partition: Partition = None,
-    offset: Offsets = None,
-    died_from: DiedFrom = None,
-    died_until: DiedUntil = None,
-    limit: Limit = None,
-    reason: Reason = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Make dead messages ready again, with a fresh budget: all, or those that the filters pick."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        _on_dead(session, c.redrive, "redrive", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
+def _on_dead(verb: str, past: str, doc: str) -> Callable[..., None]:
+    """A command that finds dead messages, asks for a confirmation if there are any, then calls the verb."""
+
+    def command(
+        ctx: typer.Context,
+        topic: Topic,
+        group: Group,
+        where_error: WhereError = None,
+        key: Key = None,
+        partition: Partition = None,
+        offset: Offsets = None,
+        died_from: Time = None,
+        died_until: Time = None,
+        limit: OptionalLimit = None,
+        reason: Reason = None,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+    ) -> None:
+        session = session_of(ctx)
+        filters = ("where_error", "key", "partition", "died_from", "died_until", "limit")
+        which = {name: ctx.params[name] for name in filters} | {"offsets": list(offset or ()) or None}
+        with session.connect() as c:
+            act = getattr(c, verb)
+            chosen = act(topic, group, dry_run=True, **which)
+            if chosen and not dry_run:
+                session.confirm(f"{verb.title()} {counted(len(chosen), 'dead message')} of {topic}/{group}?", yes=yes)
+                chosen = act(topic, group, reason=reason, **which)
+        if session.json:
+            messages = [{"partition": partition, "offset": offset} for partition, offset in chosen]
+            found = {"topic": topic, "group": group, "dry_run": dry_run, "count": len(chosen), "messages": messages}
+            session.emit(found)
+            return
+        if dry_run:
+            session.table(["partition", "offset"], chosen, empty="")
+        session.say(f"{counted(len(chosen), 'dead message')} {'would be ' if dry_run else ''}{past}")
+
+    command.__name__, command.__doc__ = verb, doc
+    return command
 
 
-def discard(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    where_error: WhereError = None,
-    key: Key = None,
-    partition: Partition = None,
-    offset: Offsets = None,
-    died_from: DiedFrom = None,
-    died_until: DiedUntil = None,
-    limit: Limit = None,
-    reason: Reason = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Give dead messages up for good: all, or those that the filters pick."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        _on_dead(session, c.discard, "discard", topic, group, _which(ctx), reason=reason, dry_run=dry_run, yes=yes)
+redrive = _on_dead(
+    "redrive", "redriven", "Make dead messages ready again, with attempts reset: all, or those that match the filters."
+)
+discard = _on_dead(
+    "discard",
+    "discarded",
+    "Resolve dead messages without processing them: all, or those that match the filters. This cannot be undone.",
+)
 
 
 def replay(
     ctx: typer.Context,
-    dlq_topic: Annotated[str, typer.Argument(help="The dead-letter topic: orders-dlq.")],
+    dlq_topic: Annotated[str, typer.Argument(help="The dead-letter topic, such as orders-dlq.")],
     partition: Annotated[int, typer.Argument(help="The partition of the copy.")],
     offset: Annotated[int, typer.Argument(help="The offset of the copy.")],
-    to: Annotated[str | None, typer.Option(metavar="TOPIC", help="Another topic than it came from.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Publish to this topic instead of the original one.")
+    ] = None,
     reason: Reason = None,
 ) -> None:
-    """Publish a copy from a dead-letter topic again, once; the dead message counts as done."""
+    """Publish the original of a dead-letter copy again and mark the dead message as done. Idempotent."""
     session = session_of(ctx)
     with session.connect() as c:
         replayed = c.replay(dlq_topic, partition, offset, target_topic=to, reason=reason)
@@ -115,37 +120,4 @@ def replay(
     said = "was replayed before, as" if replayed.duplicate else "replayed as"
     session.say(f"{dlq_topic}/{partition}/{offset} {said} {where}")
     if not replayed.resolved:
-        session.note("its message was not dead any more: somebody has redriven or discarded it")
-
-
-def _which(ctx: typer.Context) -> dict[str, Any]:
-    """What the filters of a command pick, as the verbs take it."""
-    names = ("where_error", "key", "partition", "died_from", "died_until", "limit")
-    return {name: ctx.params[name] for name in names} | {"offsets": list(ctx.params["offset"] or ()) or None}
-
-
-def _on_dead(
-    session: Session,
-    act: Callable[..., list[tuple[int, int]]],
-    verb: str,
-    topic: str,
-    group: str,
-    which: dict[str, Any],
-    *,
-    reason: str | None,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Looks first, asks if there is anything to ask about, then acts."""
-    chosen = act(topic, group, dry_run=True, **which)
-    if chosen and not dry_run:
-        session.confirm(f"{verb.title()} {counted(len(chosen), 'dead message')} of {topic}/{group}?", yes=yes)
-        chosen = act(topic, group, reason=reason, **which)
-    if session.json:
-        messages = [{"partition": partition, "offset": offset} for partition, offset in chosen]
-        session.emit({"topic": topic, "group": group, "dry_run": dry_run, "count": len(chosen), "messages": messages})
-        return
-    if dry_run:
-        session.table(["partition", "offset"], chosen, empty="")
-    past = {"redrive": "redriven", "discard": "discarded"}[verb]
-    session.say(f"{counted(len(chosen), 'dead message')} {'would be ' if dry_run else ''}{past}")
+        session.note("the message was no longer dead: it had been redriven or discarded")

@@ -1,4 +1,4 @@
-"""`custody demo`: the stock example from nothing, and a verdict."""
+"""`custody demo`: runs the stock example on a fresh database and checks the result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from custody.cli.session import session_of
 
 
 def demo(ctx: typer.Context) -> None:
-    """Run the stock example from nothing: failures, poison, a worker killed with -9, and a verdict that was checked.
+    """Run the stock example with failures, poison messages and a driver killed with -9, and check the result.
 
-    It uses an embedded database of its own, which is removed afterwards.
+    It uses its own embedded database and removes it afterwards.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""`custody doctor` and `migrate`: is everything as it should be, and if not, what to do."""
+"""`custody doctor` and `migrate`: checks with remedies, and the schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Check:
 
 
 def doctor(ctx: typer.Context) -> int | None:
-    """Check the database, its settings and schema, Java, and whether visibility timeouts fit the handlers."""
+    """Check the database, its settings and schema, Java, and whether visibility timeouts are long enough."""
     session = session_of(ctx)
     checks: list[Check] = []
     times: list[HandlingTime] = []
@@ -55,17 +55,17 @@ def doctor(ctx: typer.Context) -> int | None:
 
 
 def _opened(session: Session, checks: list[Check]) -> Custody | None:
-    """Opens the database without creating or changing anything; None if that cannot be."""
-    from custody.opening import look
+    """Opens the database without creating or changing anything; None if that is impossible."""
+    from custody.connection import connect_existing
 
     url = None
     try:
         url = session.configured_url
-        c = look(session.database, home=session.home, worker=operator(), listen_url=session.listen_url)
+        c = connect_existing(session.database, home=session.home, worker=operator(), listen_url=session.listen_url)
     except SchemaMismatch as error:
         checks.append(Check(name="database", status="ok", message="reachable"))
         if url is None and isinstance(error, SchemaMissing | SchemaOlder):
-            remedy = "Nothing to do: the next command that opens the embedded database brings it up to date."
+            remedy = "Nothing to do: the next command that opens the embedded database migrates it."
             checks.append(Check(name="schema", status="info", message=error.message, remedy=remedy))
         else:
             checks.append(Check(name="schema", status="fail", message=error.message, remedy=error.remedy))
@@ -74,7 +74,7 @@ def _opened(session: Session, checks: list[Check]) -> Custody | None:
         checks.append(Check(name="database", status="fail", message=error.message, remedy=error.remedy))
         return None
     if c is None:
-        remedy = "Nothing to do: the first command that needs the embedded database makes it."
+        remedy = "Nothing to do: the first command that needs the embedded database creates it."
         checks.append(Check(name="database", status="info", message="no database yet", remedy=remedy))
         return None
     where = "embedded" if url is None else "as configured"
@@ -91,7 +91,7 @@ def _server_checks(server: Server) -> list[Check]:
                 name="postgresql",
                 status="fail" if major < OLDEST else "warn",
                 message=f"version {server.version}",
-                remedy=f"Custody is made for PostgreSQL {OLDEST} to {NEWEST}.",
+                remedy=f"Use PostgreSQL {OLDEST} to {NEWEST}.",
             )
         ]
     checks.append(Check(name="schema", status="ok", message=f"version {server.schema_version}"))
@@ -128,7 +128,7 @@ def _server_checks(server: Server) -> list[Check]:
                 name="old transaction",
                 status="warn",
                 message=f"{old.kind} since {render.moment(old.since)} ({who})",
-                remedy="It keeps old rows from being removed, and may hold locks. End it, or set a time-out for such.",
+                remedy="It keeps VACUUM from removing old rows, and may hold locks. End it, or set a timeout.",
             )
         )
     if not server.old_transactions:
@@ -137,7 +137,7 @@ def _server_checks(server: Server) -> list[Check]:
 
 
 def _connection_check(server: Server) -> Check:
-    """Direct, or by a connection pooler; and whether publishes wake those who wait."""
+    """Whether there is a connection pooler, and whether notifications of publishes arrive."""
     if not server.pooled:
         deaf = "" if server.listens else "; no notification arrives on the listen URL"
         return Check(
@@ -153,7 +153,7 @@ def _connection_check(server: Server) -> Check:
         name="connection",
         status="info",
         message=f"{message}; waiting consumers poll every second",
-        remedy="To wake them at once, give a URL of the database without the pooler: --listen-url, CUSTODY_LISTEN_URL.",
+        remedy="To wake them at once, give a URL that bypasses the pooler: --listen-url or CUSTODY_LISTEN_URL.",
     )
 
 
@@ -170,8 +170,8 @@ def _visibility_checks(time: HandlingTime) -> list[Check]:
             )
         )
     if time.expired:
-        alive = f", {time.expired_alive} of them under workers that went on" if time.expired_alive else ""
-        remedy = "Workers that died with messages in their hands." if not alive else "Use a longer visibility timeout."
+        alive = f", {time.expired_alive} of them while their worker was alive" if time.expired_alive else ""
+        remedy = "Use a longer visibility timeout." if alive else "Their workers had died: find out why."
         message = f"{counted(time.expired, 'lease')} expired in the last hour{alive}"
         checks.append(Check(name=name, status="warn", message=message, remedy=remedy))
     return checks
@@ -196,12 +196,12 @@ def _print(session: Session, checks: list[Check], times: list[HandlingTime]) -> 
 
 
 def migrate(ctx: typer.Context) -> None:
-    """Bring the schema of the database to this version of Custody."""
+    """Upgrade the schema of the database to this version of Custody."""
     import custody
 
     session = session_of(ctx)
     url = session.configured_url
-    # the embedded database is brought up to date by being opened
+    # opening the embedded database migrates it
     applied = custody.migrate(url) if url is not None else []
     with session.connect() as c:
         version = c.server().schema_version

@@ -1,4 +1,4 @@
-"""Where the spans of a process go: what OpenTelemetry's own environment variables say."""
+"""Export of spans, configured by OpenTelemetry's own environment variables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
 
 
 def export_spans() -> None:
-    """Sets up OpenTelemetry if OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_ENDPOINT asks for it, and nobody has yet.
+    """Sets up OpenTelemetry if OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_ENDPOINT is set and nobody has done so.
 
-    What is missing for it is told, and nothing else comes of it: the work is more than the watching.
+    If a package is missing, it logs a warning and goes on: work is more important than tracing.
     """
     wanted = os.environ.get("OTEL_TRACES_EXPORTER", "")
     if not wanted and not (
@@ -28,17 +28,17 @@ def export_spans() -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        logger.warning("spans are asked for, but cannot be made (%s): %s", error, _INSTALL)
+        logger.warning("spans cannot be exported (%s); install the packages: %s", error, _INSTALL)
         return
     if not names or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return  # opentelemetry-instrument was there before us
+        return  # opentelemetry-instrument, for example, has set it up
     given = OTELResourceDetector().detect()
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "custody"}).merge(given))
     exporting = False
     for name in names:
         found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
         if found is None:
-            logger.warning("there is no exporter %r for spans: %s", name, _INSTALL)
+            logger.warning("there is no exporter %r for spans; install the packages: %s", name, _INSTALL)
             continue
         provider.add_span_processor(BatchSpanProcessor(found.load()()))
         exporting = True

@@ -1,4 +1,4 @@
-"""How a command fails: an exit code, and one error on stderr, for people or as JSON."""
+"""Failures of a command: an exit code, and one error on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def refused(error: CustodyError, *, as_json: bool) -> int:
 
 
 def usage(error: typer.TyperException, *, as_json: bool) -> int:
-    """A command line that cannot be understood, or that needs a confirmation."""
+    """An invalid command line, or one that needs a confirmation."""
     message = error.format_message()
-    if message:  # `custody topics` alone has shown its help already
+    if message:  # there is none if the help was shown, as for `custody topics` alone
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "custody"
-        remedy = getattr(error, "remedy", f"`{path} --help` shows what it takes.")
+        remedy = getattr(error, "remedy", f"`{path} --help` shows arguments and options.")
         _report("usage", message, remedy, as_json=as_json)
     return error.exit_code
 
 
 def declined(*, as_json: bool) -> int:
-    """The question was answered with no."""
+    """The confirmation was declined."""
     _report("declined", "not confirmed; nothing was changed", "", as_json=as_json)
     return FAILED
 
@@ -52,13 +52,13 @@ def interrupted() -> int:
 
 
 def unread() -> int:
-    """Whoever read our output has gone: nothing more can be said to it."""
+    """The reader of our output has closed the pipe, so nothing more is printed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
 
 
 def unexpected(error: Exception, *, as_json: bool) -> int:
-    """Something that Custody does not explain: a missing package, a file that cannot be read, or a bug."""
+    """An error that is not Custody's own: a missing package, an unreadable file, or a bug."""
     name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
     _report("unexpected", f"{name}{error}", "CUSTODY_TRACEBACK=1 shows where it happened.", as_json=as_json)
     return FAILED

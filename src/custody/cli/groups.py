@@ -18,13 +18,13 @@ from custody.model.routing import Binding
 app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, bind, delete.")
 
 POLICY = "The policy"
-BINDINGS = "What it gets"
+BINDINGS = "Bindings"
 Bind = Annotated[
     list[Any] | None,
     typer.Option(
         parser=arguments.pattern,
         metavar="PATTERN",
-        help="Messages with such a routing key: orders.*.created, orders.> (* is one segment, > the rest).",
+        help="Receive messages whose routing key matches: orders.*.created, orders.> (* is one segment, > the rest).",
         rich_help_panel=BINDINGS,
     ),
 ]
@@ -33,14 +33,14 @@ BindHeader = Annotated[
     typer.Option(
         parser=arguments.header,
         metavar="NAME=VALUE",
-        help="Only messages with this header; with several, with all of them.",
+        help="Receive only messages with this header; if repeated, with all of them.",
         rich_help_panel=BINDINGS,
     ),
 ]
 
 
 def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None) -> list[Binding]:
-    """One for each pattern, all with the same conditions."""
+    """One for each pattern, all with the same headers."""
     if not patterns:
         return [Binding(headers=dict(headers))] if headers else []
     return [Binding(pattern, headers=dict(headers or ())) for pattern in patterns]
@@ -48,7 +48,7 @@ def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None)
 
 @app.command("list")
 def list_groups(ctx: typer.Context, topic: Topic) -> None:
-    """The groups of a topic."""
+    """List the groups of a topic."""
     session = session_of(ctx)
     with session.connect() as c:
         groups = c.groups(topic)
@@ -83,7 +83,7 @@ def _show(session: Session, group: GroupFound) -> None:
         {
             "topic": group.topic,
             "group": group.name,
-            "kind": "bare: only a cursor" if group.bare else "with a lifecycle",
+            "kind": "bare: only offsets" if group.bare else "with a lifecycle",
             "bound to": _bound(group),
             "created": group.created_at,
             "paused": render.pause(group),
@@ -101,16 +101,16 @@ def create(
     start: Annotated[
         Any,
         typer.Option(
-            parser=arguments.start, metavar="earliest|latest|OFFSET|TIME", help="The first message that it gets."
+            parser=arguments.start, metavar="earliest|latest|OFFSET|TIME", help="First message that it receives."
         ),
     ] = "earliest",
-    bare: Annotated[bool, typer.Option("--bare", help="Only a cursor, without lifecycle or policy.")] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Only committed offsets: no lifecycle, no policy.")] = False,
     bind: Bind = None,
     bind_header: BindHeader = None,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Create a group. What is not given comes from custody.yaml, the environment and the defaults."""
+    """Create a group. Defaults of the policy come from custody.yaml and the environment."""
     from custody import config
 
     session = session_of(ctx)
@@ -126,7 +126,7 @@ def create(
 
 @app.command()
 def describe(ctx: typer.Context, topic: Topic, group: Group) -> None:
-    """One group and its policy."""
+    """Show a group and its policy."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.group(topic, group)
@@ -142,13 +142,12 @@ def update(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Change the policy of a group, from now on. What is not given stays; so does the ordering."""
+    """Change the given settings of a group's policy, from now on. The ordering cannot be changed."""
     session = session_of(ctx)
     if not given:
-        raise typer.BadParameter("say what to change, for example --max-attempts 5")
+        raise typer.BadParameter("give a setting to change, for example --max-attempts 5")
     with session.connect() as c:
-        before = c.group(topic, group).policy or Policy()  # a bare group is refused by the verb itself
-        changed = c.update_group(topic, group, replace(before, **given))
+        changed = c.change_group(topic, group, policy=given)
     _show(session, changed)
 
 
@@ -160,10 +159,10 @@ def bind_group(
     bind: Bind = None,
     bind_header: BindHeader = None,
     everything: Annotated[
-        bool, typer.Option("--everything", help="No bindings: every message again.", rich_help_panel=BINDINGS)
+        bool, typer.Option("--everything", help="Remove the bindings: receive every message.", rich_help_panel=BINDINGS)
     ] = False,
 ) -> None:
-    """Replace what a group gets, from where it stands; `custody rewind` lets it apply to the past."""
+    """Replace the bindings of a group, from its position on. To apply them to older messages, use `custody rewind`."""
     session = session_of(ctx)
     bindings = _bindings(bind, bind_header)
     if bool(bindings) == everything:
@@ -175,7 +174,7 @@ def bind_group(
 
 @app.command()
 def delete(ctx: typer.Context, topic: Topic, group: Group, yes: Yes = False) -> None:
-    """Delete a group and everything that is known of it; the messages stay in the log."""
+    """Delete a group and its state. The messages stay in the log."""
     session = session_of(ctx)
     with session.connect() as c:
         depth = c.stats(topic, group).depth

@@ -1,4 +1,4 @@
-"""`custody trace` and `stats`: what happened to a message, and how a group stands."""
+"""`custody trace` and `stats`: the history of a message, and the figures of a group."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments, render
-from custody.cli.arguments import Topic
+from custody.cli import render
+from custody.cli.arguments import DURATION, AtOffset, AtPartition, Topic
 from custody.cli.session import Session, session_of
 from custody.errors import OffsetOutOfRange
 from custody.model.entities import HistoryEntry, Message, Stats
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 def trace(
     ctx: typer.Context,
     topic: Topic,
-    partition: Annotated[int, typer.Argument(help="The partition.")],
-    offset: Annotated[int, typer.Argument(help="The offset.")],
+    partition: AtPartition,
+    offset: AtOffset,
     group: Annotated[str | None, typer.Option(help="Only in this group.")] = None,
 ) -> None:
-    """Everything that happened to one message, in every group, as a timeline."""
+    """Show the history of one message in every group."""
     session = session_of(ctx)
     with session.connect() as c:
         if group is not None:
-            c.group(topic, group)  # refuses one that is not there
+            c.group(topic, group)  # raises if there is none
         entries = c.trace(topic, partition, offset, group=group)
         message = _message(c, topic, partition, offset)
         if message is None and not entries:
@@ -74,7 +74,7 @@ def _print_timeline(name: str, message: Message | None, entries: list[HistoryEnt
                 print(f"  {render.moment(entry.at, milliseconds=True)}  {_sentence(entry)}{_since(before, entry.at)}")
                 before = entry.at
     if not groups:
-        print("  not yet handed to any group")
+        print("  not delivered to any group yet")
 
 
 def _since(before: datetime | None, at: datetime) -> str:
@@ -82,7 +82,7 @@ def _since(before: datetime | None, at: datetime) -> str:
 
 
 def _sentence(entry: HistoryEntry) -> str:
-    words = JOURNAL[entry.kind].words if entry.kind in JOURNAL else "older history is gone"
+    words = JOURNAL[entry.kind].words if entry.kind in JOURNAL else "older history was dropped"
     if entry.attempt is not None and entry.kind in ("claim", "nack", "dead"):
         words += f", attempt {entry.attempt}"
     if entry.worker is not None:
@@ -93,13 +93,11 @@ def _sentence(entry: HistoryEntry) -> str:
 def stats(
     ctx: typer.Context,
     topic: Topic,
-    group: Annotated[str | None, typer.Argument(help="The group; else all groups of the topic.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")] = False,
-    every: Annotated[
-        Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="How often, with --watch.")
-    ] = "2s",
+    group: Annotated[str | None, typer.Argument(help="The group. Default: all groups of the topic.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    every: Annotated[Any, typer.Option(help="Interval of --watch.", **DURATION)] = "2s",
 ) -> None:
-    """How a group, or all groups of a topic, stand: lag, retries, dead letters, handling times."""
+    """Show lag, retries, dead letters and handling times of one group, or of all groups of a topic."""
     session = session_of(ctx)
     with session.connect() as c:
         if not watch:
@@ -148,7 +146,7 @@ def _state(one: dict[str, Any]) -> str | None:
     elif one["breaker"] not in (None, "closed"):
         states.append(f"breaker {one['breaker']}: {one['breaker_reason'] or ''}")
     if one["bound"]:
-        states.append("bound: lag and depth include what it has not looked at yet")
+        states.append("bound: lag and depth include messages not matched yet")
     return "; ".join(states) or None
 
 
@@ -192,7 +190,7 @@ def _print_stats(session: Session, found: list[dict[str, Any]], *, alone: bool) 
 
 
 def _watch(c: Custody, session: Session, topic: str, group: str | None, pause: float) -> None:
-    """Until Ctrl-C; as JSON one line for each look."""
+    """Repeats until Ctrl-C; as JSON, one line each time."""
     console = render.console(color=session.color)
     if session.json or not console.is_terminal:
         while True:

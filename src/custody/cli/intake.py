@@ -1,4 +1,4 @@
-"""What `custody publish` takes in: lines, in batches that do not wait for more than is there, as messages."""
+"""Input of `custody publish`: reads lines in batches, smaller ones when the input pauses, and parses messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ENVELOPE = [
     *("priority", "routing_key", "allow_split"),
 ]
 _CHUNK = 1 << 16
-_QUIET = 0.1  # seconds without input after which what has arrived is published
+_QUIET = 0.1  # seconds without input after which the lines read so far are published
 
 Line = tuple[int, bytes]
 
 
 def batches(descriptor: int, size: int) -> Iterator[list[Line]]:
-    """The lines of a file or pipe with their numbers, up to `size` at once, fewer when the input pauses."""
+    """Batches of the lines of a file or pipe, with their numbers: up to `size`, fewer when the input pauses."""
     number = 0
     rest = b""
     pending: list[Line] = []
@@ -65,7 +65,7 @@ class Reading:
     allow_split: bool = False
 
     def messages(self, lines: list[Line]) -> list[Outgoing]:
-        """The messages of a batch; blank lines are none, unless they are text or bytes."""
+        """The messages of a batch. Blank lines are skipped, unless payloads are text or bytes."""
         kept = lines if self.form in ("text", "bytes") else [line for line in lines if line[1].strip()]
         return [self.message(line, f"line {number}") for number, line in kept]
 
@@ -77,12 +77,12 @@ class Reading:
             try:
                 return self._outgoing(line.decode())
             except UnicodeDecodeError as error:
-                raise InvalidPayload(f"{where} is not UTF-8: {error}", "Use --bytes for it.") from error
+                raise InvalidPayload(f"{where} is not UTF-8: {error}", "Use --bytes.") from error
         try:
             value = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidPayload(
-                f"{where} is not JSON: {error}", "Quote text as JSON does, or publish it as it is with --text."
+                f"{where} is not JSON: {error}", "Quote text as in JSON, or publish it unchanged with --text."
             ) from error
         return (
             self._unwrapped(value, where) if self.form == "envelope" else self._outgoing(value, self._key(value, where))
@@ -107,7 +107,7 @@ class Reading:
         if not isinstance(value, dict) or self.key_field not in value:
             known = list(value) if isinstance(value, dict) else []
             raise InvalidPayload(
-                f"{where} has no field {self.key_field!r} to take the key from",
+                f"{where} has no field {self.key_field!r} for the key",
                 did_you_mean(self.key_field, known) if known else "--key-field needs JSON objects.",
             )
         key = value[self.key_field]
@@ -115,10 +115,10 @@ class Reading:
 
     def _unwrapped(self, value: Any, where: str) -> Outgoing:
         if not isinstance(value, dict) or ("payload" in value) == ("payload_base64" in value):
-            raise InvalidPayload(f"{where} is not an object with a payload or a payload_base64")
+            raise InvalidPayload(f"{where} is not an object with either payload or payload_base64")
         for name in value:
             if name not in ENVELOPE:
-                raise InvalidPayload(f"{where} has a field {name!r}", did_you_mean(name, ENVELOPE))
+                raise InvalidPayload(f"{where} has an unknown field {name!r}", did_you_mean(name, ENVELOPE))
         payload = value.get("payload")
         if "payload_base64" in value:
             try:
@@ -143,7 +143,7 @@ class Reading:
         )
 
     def _time(self, value: dict[str, Any], where: str) -> dict[str, Any]:
-        """When it is to be delivered, if not at once."""
+        """The fields for a delayed delivery, if there are any."""
         delay, at = value.get("delay"), value.get("deliver_at")
         if delay is None and at is None:
             return {"delay": self.delay, "deliver_at": self.deliver_at}

@@ -1,4 +1,4 @@
-"""`custody outbox`: look at the events of an outbox, replay, give up, prune; install it and verify that it works."""
+"""`custody outbox`: lists, replays, kills and prunes events; installs an outbox and verifies that it works."""
 
 from __future__ import annotations
 
@@ -10,33 +10,29 @@ from uuid import UUID
 
 import typer
 
-from custody.cli import arguments, render
-from custody.cli.arguments import DryRun, Reason, Yes
+from custody.cli import render
+from custody.cli.arguments import DURATION, DryRun, Limit, OptionalLimit, Reason, Time, Yes
 from custody.cli.failures import FAILED
 from custody.cli.session import Session, counted, operator, session_of
 
 if TYPE_CHECKING:
     from custody.outbox import Figures, Outbox
 
-app = typer.Typer(name="outbox", no_args_is_help=True, help="Events on their way out, written in your transactions.")
+app = typer.Typer(name="outbox", no_args_is_help=True, help="Outbox: events that your transactions wrote.")
 
-_TIME = typer.Option(parser=arguments.time, metavar="TIME", help="2030-01-31T12:00Z, or 15m: so long ago.")
 States = Annotated[
     list[str] | None, typer.Option("--state", help="PENDING, CLAIMED, PUBLISHED or DEAD; may be repeated.")
 ]
-Ids = Annotated[list[UUID] | None, typer.Argument(help="Events by their event_id; else by the filters.")]
-Since = Annotated[datetime | None, _TIME]
-Until = Annotated[datetime | None, _TIME]
+Ids = Annotated[list[UUID] | None, typer.Argument(help="Ids of events. Default: those that match the filters.")]
 EventType = Annotated[str | None, typer.Option("--type", help="Only events of this type.")]
 Destination = Annotated[str | None, typer.Option(help="Only events for this destination.")]
 OrderingKey = Annotated[str | None, typer.Option(help="Only events of this ordering key.")]
-WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors like this: 'timeout%'.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="No more than this many.")]
+WhereError = Annotated[str | None, typer.Option(metavar="LIKE", help="Only errors that match, such as 'timeout%'.")]
 
 
 @contextmanager
 def located(session: Session) -> Iterator[str]:
-    """The URL of the outbox: a database of your own is taken as it is, the embedded one has all of Custody."""
+    """The URL of the outbox. A configured database is not changed; the embedded one gets all of Custody."""
     from custody.address import is_remote
 
     url = session.configured_url
@@ -60,34 +56,34 @@ def _states(given: list[str] | None) -> list[str] | None:
 
     for state in given or ():
         if state.upper() not in EventState.__members__:
-            raise typer.BadParameter(f"{state!r} is not a state: {', '.join(EventState.__members__)}")
+            raise typer.BadParameter(f"{state!r} is not a state. States are: {', '.join(EventState.__members__)}.")
     return [state.upper() for state in given] if given else None
 
 
 @app.command()
 def install(ctx: typer.Context) -> None:
-    """Make the outbox in a database of yours, or bring it to this version. Nothing else of Custody is needed there."""
+    """Create or upgrade the outbox in your own database. The rest of Custody is not installed there."""
     from custody.outbox import install as make
 
     session = session_of(ctx)
     with located(session) as url:
         changed = make(url)
-    session.show({"changed": changed}, "the outbox is installed" if changed else "the outbox was there already")
+    session.show({"changed": changed}, "the outbox is installed" if changed else "the outbox was installed already")
 
 
 @app.command("list")
 def list_events(
     ctx: typer.Context,
     state: States = None,
-    since: Since = None,
-    until: Until = None,
+    since: Time = None,
+    until: Time = None,
     event_type: EventType = None,
     destination: Destination = None,
     ordering_key: OrderingKey = None,
     where_error: WhereError = None,
-    limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 100,
+    limit: Limit = 100,
 ) -> None:
-    """Events, oldest first, by state and by the time of their last change. Changes nothing."""
+    """List events, oldest first."""
     session = session_of(ctx)
     which = _which(state, since, until, event_type, destination, ordering_key, where_error)
     with opened(session) as outbox:
@@ -103,7 +99,7 @@ def list_events(
         for event in events
     ]
     columns = ["event", "type", "destination", "key", "state", "attempts", "changed", "last error"]
-    session.table(columns, rows, empty="There are no such events.")
+    session.table(columns, rows, empty="No event matches.")
     if len(events) == limit:
         session.note(f"the first {limit:,}; there may be more (--limit)")
 
@@ -144,7 +140,7 @@ def _plain(event: Any) -> dict[str, Any]:
 
 @app.command()
 def show(ctx: typer.Context, event_id: Annotated[UUID, typer.Argument(help="The event.")]) -> None:
-    """One event with its payload, headers and all that happened to it."""
+    """Show one event with its payload, headers and history."""
     session = session_of(ctx)
     with opened(session) as outbox:
         event = outbox.event(event_id)
@@ -162,18 +158,18 @@ def replay(
     ctx: typer.Context,
     ids: Ids = None,
     state: States = None,
-    since: Since = None,
-    until: Until = None,
+    since: Time = None,
+    until: Time = None,
     event_type: EventType = None,
     destination: Destination = None,
     ordering_key: OrderingKey = None,
     where_error: WhereError = None,
-    limit: Limit = None,
+    limit: OptionalLimit = None,
     reason: Reason = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Send events again that are DEAD (or, with --state, PUBLISHED), in the order of their keys."""
+    """Publish events again that are DEAD (or, with --state, PUBLISHED), in order for each key."""
     session = session_of(ctx)
     which = _which(state or ["DEAD"], since, until, event_type, destination, ordering_key, where_error)
     which |= {"ids": ids or None}
@@ -186,7 +182,7 @@ def replay(
     _tell(session, "replayed", chosen, dry_run=dry_run, stranded=stranded)
     if stranded and not session.json:
         session.note(
-            f"{counted(len(stranded), 'event')} left out, whose topic is gone: create it, and replay them then"
+            f"{counted(len(stranded), 'event')} left out, because the topic was deleted: create it and replay again"
         )
 
 
@@ -198,12 +194,12 @@ def kill(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Give up events that are not published yet: they are DEAD at once."""
+    """Make events DEAD that are not published yet."""
     session = session_of(ctx)
     with opened(session) as outbox:
         chosen = outbox.kill(ids, dry_run=True)
         if chosen and not dry_run:
-            session.confirm(f"Give up {counted(len(chosen), 'event')}?", yes=yes)
+            session.confirm(f"Kill {counted(len(chosen), 'event')}?", yes=yes)
             chosen = outbox.kill(ids, reason=reason)
     _tell(session, "given up", chosen, dry_run=dry_run)
 
@@ -220,29 +216,31 @@ def _tell(session: Session, past: str, chosen: list[UUID], *, dry_run: bool, **m
 @app.command()
 def prune(
     ctx: typer.Context,
-    older_than: Annotated[Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="Only older ones.")],
+    older_than: Annotated[Any, typer.Option(help="Only events older than this.", **DURATION)],
     state: States = None,
     received: Annotated[
-        bool, typer.Option("--received", help="Forget which events of other databases came here, instead.")
+        bool, typer.Option("--received", help="Remove the stored ids of events received from other databases instead.")
     ] = False,
     reason: Reason = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Remove events that have been PUBLISHED (or, with --state, DEAD) for that long."""
+    """Remove events that have been PUBLISHED (or, with --state, DEAD) for longer than --older-than."""
     session = session_of(ctx)
     states = _states(state) or ["PUBLISHED"]
     with opened(session) as outbox:
         if received:
             count = outbox.forget(older_than, dry_run=True)
             if count and not dry_run:
-                forgotten = f"Forget that {counted(count, 'event')} came? Repetitions would count as new."
+                forgotten = (
+                    f"Remove the ids of {counted(count, 'received event')}? Duplicates of them would be accepted."
+                )
                 session.confirm(forgotten, yes=yes)
                 count = outbox.forget(older_than, reason=reason)
         else:
             count = outbox.prune(older_than, states=states, dry_run=True)
             if count and not dry_run:
-                session.confirm(f"Remove {counted(count, 'event')} for good?", yes=yes)
+                session.confirm(f"Remove {counted(count, 'event')}?", yes=yes)
                 count = outbox.prune(older_than, states=states, reason=reason)
     if session.json:
         session.emit({"dry_run": dry_run, "count": count})
@@ -253,10 +251,10 @@ def prune(
 @app.command()
 def stats(
     ctx: typer.Context,
-    window: Annotated[Any, typer.Option(parser=arguments.duration, metavar="DURATION", help="What is recent.")] = "1m",
-    metrics: Annotated[bool, typer.Option("--metrics", help="As Prometheus reads them.")] = False,
+    window: Annotated[Any, typer.Option(help="Time that counts as recent.", **DURATION)] = "1m",
+    metrics: Annotated[bool, typer.Option("--metrics", help="Print in Prometheus' text format.")] = False,
 ) -> None:
-    """Backlog, age, rate and failures of each destination."""
+    """Show backlog, age, rate and failures of each destination."""
     session = session_of(ctx)
     with opened(session) as outbox:
         found = outbox.stats(window)
@@ -275,7 +273,7 @@ def stats(
             ]
             for one in found
         ]
-        session.table(columns, rows, empty="The outbox has nothing to show.")
+        session.table(columns, rows, empty="The outbox is empty.")
 
 
 def _age(one: Figures) -> str:
@@ -284,10 +282,8 @@ def _age(one: Figures) -> str:
 
 
 @app.command()
-def audit(
-    ctx: typer.Context, limit: Annotated[int, typer.Option(min=1, help="No more than this many.")] = 1000
-) -> None:
-    """What operators did to the outbox, newest first: replays, prunings, events given up or forgotten."""
+def audit(ctx: typer.Context, limit: Limit = 1000) -> None:
+    """List what operators did to the outbox, newest first: replays, kills and prunes."""
     session = session_of(ctx)
     with opened(session) as outbox:
         records = outbox.audit(limit=limit)
@@ -295,12 +291,12 @@ def audit(
         session.emit(records)
         return
     rows = [[one["at"], one["actor"], one["action"], one["events"], one["reason"]] for one in records]
-    session.table(["at", "actor", "action", "events", "reason"], rows, empty="Nothing was done yet.")
+    session.table(["at", "actor", "action", "events", "reason"], rows, empty="No operator has changed the outbox yet.")
 
 
 @app.command()
 def verify(ctx: typer.Context) -> int | None:
-    """Try what an outbox has to do and to refuse, in a transaction that is taken back; exit code 1 if a check fails."""
+    """Check that the outbox conforms, in a transaction that is rolled back. Exits with 1 if a check fails."""
     session = session_of(ctx)
     with opened(session) as outbox:
         found = outbox.verify()

@@ -1,4 +1,4 @@
-"""`custody pipeline`: runs the pipelines of a file on Spark, tries them out, or packs them for spark-submit."""
+"""`custody pipeline`: runs the pipelines of a file on Spark, tries them, or packs them for spark-submit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments, pipeline_states, render
+from custody.cli import pipeline_states, render
+from custody.cli.arguments import DURATION
 from custody.cli.session import Session, counted, session_of
+from custody.model.outcomes import OUTCOMES
 from custody.model.plain import plain
 
 if TYPE_CHECKING:
@@ -28,9 +30,8 @@ File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that defines pipelines.")
 ]
 Only = Annotated[str | None, typer.Option(metavar="TOPIC/GROUP", help="Only this pipeline of the file.")]
-Master = Annotated[str | None, typer.Option(help="Where Spark runs (default: local[*,4], in this process).")]
+Master = Annotated[str | None, typer.Option(help="Spark master (default: local[*,4], in this process).")]
 
-_WORDS = {"ack": "done", "nack": "failed", "reject": "dead", "dead": "dead", "later": "later"}
 _SHOWN = 80  # characters of a payload in a table
 
 
@@ -40,45 +41,36 @@ def run(
     file: File,
     only: Only = None,
     master: Master = None,
-    available_now: Annotated[bool, typer.Option("--available-now", help="One pass over what is due now.")] = False,
+    available_now: Annotated[bool, typer.Option("--available-now", help="One pass over the messages due now.")] = False,
     drain: Annotated[
         Any,
-        typer.Option(
-            parser=arguments.duration,
-            metavar="DURATION",
-            help="One pass over what is there now, that waits so long for retries.",
-        ),
+        typer.Option(help="One pass over the messages there now, which waits this long for retries.", **DURATION),
     ] = None,
     max_per_batch: Annotated[
-        int | None, typer.Option(min=1, help="The most messages of one batch (default: 100,000).")
+        int | None, typer.Option(min=1, help="Most messages of one batch (default: 100,000).")
     ] = None,
     batch_time: Annotated[
         Any,
-        typer.Option(
-            parser=arguments.duration,
-            metavar="DURATION",
-            help="How long a batch may take (default: 10s): it has fewer messages if they are slow.",
-        ),
+        typer.Option(help="Target duration of a batch (default: 10s); slow messages make batches smaller.", **DURATION),
     ] = None,
     grace: Annotated[
         Any,
         typer.Option(
-            parser=arguments.duration,
-            metavar="DURATION",
-            help="How long a stop waits for the batch that runs (default: 20s); then it is cancelled.",
+            help="How long a stop waits for the running batch (default: 20s) before it cancels it.",
+            **DURATION,
         ),
     ] = None,
     pause: Annotated[
         bool,
         typer.Option(
             "--pause/--no-pause",
-            help="Pause the group, and charge no message, if all fail alike from the start.",
+            help="If all messages fail alike from the start, pause the group and count no failure.",
         ),
     ] = True,
 ) -> None:
-    """Run the pipelines of a file side by side, until SIGTERM or Ctrl-C: then the batch that runs is finished.
+    """Run the pipelines of a file concurrently. SIGTERM or Ctrl-C stops them after the running batches.
 
-    A second signal ends at once.
+    A second signal ends them at once.
     """
     from custody.cli.pipeline_file import pipelines_of, spark_extra
     from custody.cli.pipeline_progress import Progress
@@ -120,7 +112,7 @@ def try_out(
     ctx: typer.Context,
     file: File,
     only: Only = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many messages of each pipeline.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of messages for each pipeline.")] = 20,
     master: Master = None,
 ) -> None:
     """Show what a pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
@@ -130,7 +122,7 @@ def try_out(
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
     with spark_extra():
         from custody.spark.running import started
-    # one pipeline starts Spark only if it has messages; several share a session
+    # a single pipeline starts Spark only if it has messages; several share one session
     several = len(pipelines) > 1
     with session.connect() as c, started(pipelines, c, None, master) if several else nullcontext() as spark:
         tried = [(one, one.try_out(c, limit=limit, spark=spark, master=master)) for one in pipelines]
@@ -146,27 +138,34 @@ def pack(
     ctx: typer.Context,
     file: File,
     output: Annotated[
-        Path | None, typer.Option(metavar="ARCHIVE", help="Where to (default: the file's name with .zip, here).")
+        Path | None,
+        typer.Option(
+            metavar="ARCHIVE", help="Path of the archive (default: the name of FILE with .zip, in this directory)."
+        ),
     ] = None,
     with_dependencies: Annotated[
         bool,
-        typer.Option("--with-dependencies", help="Also an archive of the packages that Custody needs in executors."),
+        typer.Option(
+            "--with-dependencies", help="Also write an archive of the packages that Custody needs in executors."
+        ),
     ] = False,
 ) -> None:
     """Write an archive for spark-submit --py-files: Custody, the file, and the modules beside it that it imports.
 
-    With --with-dependencies a second one, for --archives, for executors whose Python has none of Custody's packages.
-    The same files make the same bytes. An archive of an earlier call is replaced, nothing else is.
+    --with-dependencies writes a second archive, for --archives, if the Python of the executors lacks Custody's
+    packages. Archives are reproducible. Only an archive that this command wrote is overwritten.
     """
     from custody.cli.pipeline_file import pipelines_of, spark_extra
 
     session = session_of(ctx)
-    pipelines_of(file, shared=False)  # what cannot be run is not packed
+    pipelines_of(file, shared=False)  # refuses a file that could not be run
     with spark_extra():
         from custody.spark.environment import packing
     target = output or Path(f"{file.stem}.zip")
     if target.suffix != ".zip":
-        raise typer.BadParameter("it has to end in .zip, for Spark to take it for one", param_hint="--output")
+        raise typer.BadParameter(
+            f"{target.name} must end in .zip, or Spark does not recognize it", param_hint="--output"
+        )
     archive = packing.pack(file, target)
     made = packing.pack_dependencies(target.with_name(f"{target.stem}-deps.zip")) if with_dependencies else None
     command = ["spark-submit", "--master", "spark://HOST:7077", "--py-files", str(archive.archive)]
@@ -186,15 +185,13 @@ def pack(
 
 
 def summary_line(summary: PipelineSummary) -> str:
-    """A summary for people: what was done, and what still waits."""
+    """A summary as text: what was done, and what is left."""
     rate = summary.messages / max(0.001, summary.seconds)
     restarts = f", {counted(summary.restarts, 'restart')}" if summary.restarts else ""
     return (
         f"{summary.pipeline}: {counted(summary.messages, 'message')} in {_batches(summary.batches)}, "
         f"{render.span(summary.seconds)} ({rate:,.0f}/s){restarts}\n"
-        f"  {summary.done:,} done, {summary.failed:,} failed ({summary.dead:,} of them dead), "
-        f"{summary.later:,} put off, {summary.released:,} given back, {summary.lost:,} lost; "
-        f"{counted(summary.outputs, 'message')} published\n"
+        f"  {summary.in_words(dead='of them dead')}; {counted(summary.outputs, 'message')} published\n"
         f"  {_left(summary.left)}"
     )
 
@@ -204,18 +201,18 @@ def _batches(count: int) -> str:
 
 
 def _left(left: Outlook) -> str:
-    parts = [f"{left.lag:,} {'not looked at yet' if left.bound else 'never handed out'}"] if left.lag else []
+    parts = [f"{left.lag:,} {'not matched yet' if left.bound else 'not delivered yet'}"] if left.lag else []
     if left.waiting:
         due = "" if left.next_due is None else f" (the next in {render.span(max(0.0, left.next_due))})"
-        parts.append(f"{left.waiting:,} to be tried again{due}")
+        parts.append(f"{left.waiting:,} to retry{due}")
     if left.parked:
         parts.append(f"{left.parked:,} behind {counted(left.blocked_keys, 'blocked key')}")
-    waits = f"still waiting: {', '.join(parts)}" if parts else "nothing still waits"
+    waits = f"left: {', '.join(parts)}" if parts else "nothing left"
     return f"{waits}; {left.dead:,} dead in the group" if left.dead else waits
 
 
 def _document(pipeline: Pipeline, trial: Trial) -> dict[str, Any]:
-    outcome = {"outcome": _WORDS.get(trial.outcome, trial.outcome), "error": trial.error}
+    outcome = {"outcome": OUTCOMES[trial.outcome].counted, "error": trial.error}
     message = plain(trial.message)
     return {"pipeline": pipeline.name, **message, **outcome, "outputs": [_output(one) for one in trial.outputs]}
 
@@ -238,13 +235,13 @@ def _show(session: Session, pipeline: Pipeline, trials: Sequence[Trial]) -> None
                 f"{message.topic}/{message.partition}/{message.offset}",
                 message.key,
                 _short(message.payload),
-                _WORDS.get(trial.outcome, trial.outcome),
+                OUTCOMES[trial.outcome].counted,
                 trial.error,
                 "; ".join(f"{output.topic}: {_short(output.payload)}" for output in trial.outputs) or None,
             ]
         )
     columns = ["message", "key", "payload", "would be", "error", "would publish"]
-    session.table(columns, rows, empty=f"Nothing new is there for {pipeline.name}.")
+    session.table(columns, rows, empty=f"There are no new messages for {pipeline.name}.")
     if rows:
         session.note(f"{pipeline.name}: {counted(len(rows), 'message')} tried; nothing was settled or published")
 

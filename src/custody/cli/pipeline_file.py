@@ -1,4 +1,4 @@
-"""The file that a user's pipelines stand in: loaded so that its functions reach Spark's executors."""
+"""Loads the file with a user's pipelines so that its functions reach Spark's executors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EXTRA = ("adbc_driver_manager", "adbc_driver_postgresql", "pandas", "py4j", "pya
 
 
 def pipelines_of(file: Path, only: str | None = None, *, shared: bool = True) -> list[Pipeline]:
-    """The pipelines at the top of a Python file, or the one with that name, ready to be run.
+    """The pipelines at the top level of a Python file, or the one named `only`, ready to run.
 
-    `shared`: executors run on this machine, and can import the file.
+    `shared`: executors run on this machine and can import the file.
     """
     found = _distinct(file, _defined(load(file, shared=shared)))
     if not found:
         raise PipelineRefused(
-            f"{file} has no pipeline", "Define one at its top: pipeline = Pipeline(source=…, group=…)."
+            f"{file} has no pipeline", "Define one at its top level: pipeline = Pipeline(source=…, group=…)."
         )
     if only is not None:
         names = [pipeline.name for pipeline in found]
@@ -43,10 +43,10 @@ def pipelines_of(file: Path, only: str | None = None, *, shared: bool = True) ->
 
 
 def load(file: Path, *, shared: bool = True) -> ModuleType:
-    """Imports the file as a module, so that what stands under `__main__` does not run. Before Spark is started.
+    """Imports the file as a module, so that code under `__main__` does not run. Call it before Spark is started.
 
-    Executors on this machine import it too: what it keeps in its globals, a connection say, then lives as long as the
-    worker's process. Elsewhere its functions, and those of the modules beside it, travel by value.
+    Executors on this machine import the file too, so its globals (a connection, for example) live as long as the
+    worker process. For executors elsewhere, its functions and those of the modules beside it are pickled by value.
     """
     file = file.resolve()
     importable = shared and file.stem.isidentifier() and _is_free(file)
@@ -58,7 +58,7 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     if shared:
         paths = [str(file.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the workers that Spark will start
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the Python workers that Spark will start
     with spark_extra():
         try:
             spec.loader.exec_module(module)
@@ -77,7 +77,7 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
 
 
 def _send_along(file: Path) -> None:
-    """What travels by value are functions; a module that one of them imports when it runs has to be there by then."""
+    """Ships the modules too: pickling by value covers functions, but not a module that one imports when it runs."""
     from custody.spark.environment import packing, shipping
 
     for name, parts in packing.modules(file).items():
@@ -86,7 +86,7 @@ def _send_along(file: Path) -> None:
 
 
 def _is_free(file: Path) -> bool:
-    """Whether `import` of the file's name finds this file, or nothing: not json.py, which is something else."""
+    """Whether importing the file's name finds this file or nothing. False for json.py: there is another `json`."""
     if file.stem in sys.modules:
         return getattr(sys.modules[file.stem], "__file__", None) == str(file)
     found = find_spec(file.stem)
@@ -95,7 +95,7 @@ def _is_free(file: Path) -> bool:
 
 @contextmanager
 def spark_extra() -> Iterator[None]:
-    """Says what to install where a package of the extra `spark` is missing."""
+    """Turns a missing package of the extra `spark` into an error that says what to install."""
     try:
         yield
     except ImportError as error:
@@ -111,7 +111,7 @@ def _of_the_extra(error: BaseException) -> bool:
 
 
 def _refused(file: Path, error: BaseException) -> PipelineRefused:
-    """What the file raised, with the line of it that did."""
+    """The error that the file raised, with its line."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         line, text = error.lineno, error.msg
     else:
@@ -119,12 +119,12 @@ def _refused(file: Path, error: BaseException) -> PipelineRefused:
         line, text = lines[-1] if lines else None, getattr(error, "message", None) or str(error)
     where = file.name if line is None else f"{file.name}, line {line}"
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    remedy = error.remedy if isinstance(error, CustodyError) else "CUSTODY_TRACEBACK=1 shows how it came there."
+    remedy = error.remedy if isinstance(error, CustodyError) else "CUSTODY_TRACEBACK=1 shows the traceback."
     return PipelineRefused(f"{where}: {what}", remedy)
 
 
 def _defined(module: ModuleType) -> Iterator[Pipeline]:
-    """What the module has at its top, by itself or in a list or tuple."""
+    """Pipelines among the module's globals, also those in a list or tuple."""
     from custody.spark.pipeline import Pipeline
 
     for value in vars(module).values():
@@ -132,7 +132,9 @@ def _defined(module: ModuleType) -> Iterator[Pipeline]:
 
 
 def _distinct(file: Path, defined: Iterator[Pipeline]) -> list[Pipeline]:
-    """Each once, whatever names it has. Two of the same group would fence one another."""
+    """Each pipeline once, even if it has several names. Two pipelines of one group are refused: they would fence one
+    another.
+    """
     found: list[Pipeline] = []
     for pipeline in defined:
         if any(pipeline is other for other in found):
@@ -140,14 +142,14 @@ def _distinct(file: Path, defined: Iterator[Pipeline]) -> list[Pipeline]:
         if any(pipeline.name == other.name for other in found):
             raise PipelineRefused(
                 f"{file} has two pipelines {pipeline.name}",
-                "Give one of them a group of its own: each sees everything.",
+                "Give one of them another group: each group receives every message.",
             )
         found.append(pipeline)
     return found
 
 
 def _modules_in(directory: Path, names: Iterable[str]) -> Iterator[ModuleType]:
-    """Modules that were found because their directory is searched: not a package of an environment within it."""
+    """Modules found directly in the directory, not those of a virtual environment inside it."""
     for name in names:
         place = directory.joinpath(*name.split("."))
         module = sys.modules[name]

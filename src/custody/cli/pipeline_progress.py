@@ -1,4 +1,4 @@
-"""How running pipelines go: a table that is kept up to date on a terminal, elsewhere a line about their batches."""
+"""Progress of running pipelines: a live table on a terminal, elsewhere lines about their batches."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ COLUMNS = [
     "blocked keys",
 ]
 EVERY, IDLE = 1.0, 5.0
-"""Seconds between two looks at a group: after a batch, and when there was none."""
+"""Seconds between two queries of a group's state: after a batch, and without one."""
 
 
 class Course:
-    """One pipeline: its batches that were not told of yet, what it has done, and where its group stands."""
+    """One pipeline: its unreported batches, its totals, and the state of its group."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -56,7 +56,7 @@ class Course:
         self.done += batch.committed.done
 
     def look(self, c: Custody) -> None:
-        """Asks the database, which may be away or not have the group yet."""
+        """Queries the group. The database may be unavailable, or the group may not exist yet."""
         self.looked_at = time.monotonic()
         with suppress(CustodyError):
             self.figures = c.figures(self.pipeline.source, self.pipeline.group)
@@ -79,7 +79,7 @@ class Course:
         return [self.pipeline.name, *batch, self.done, *standing]
 
     def line(self) -> str:
-        """The batches since the last line, on one, and the group."""
+        """One line about the batches since the last line, and the group."""
         batches, self.untold = self.untold, []
         first, last = batches[0].claim, batches[-1].claim
         total = {name: sum(getattr(batch.committed, name) for batch in batches) for name in vars(batches[0].committed)}
@@ -93,14 +93,14 @@ class Course:
         ]
         if self.figures is not None:
             group = self.figures
-            lag = f"{group.lag:,} not looked at" if group.bound else f"lag {group.lag:,}"
+            lag = f"{group.lag:,} not matched yet" if group.bound else f"lag {group.lag:,}"
             parts += [lag, f"{group.waiting:,} waiting", f"{group.dead:,} dead"]
             parts.append(counted(group.blocked_keys, "blocked key"))
         return " · ".join(parts)
 
 
 class Progress:
-    """What is told of pipelines while they run. Batches are reported from their threads."""
+    """Reports running pipelines. Their threads call `batch` and `trouble`."""
 
     def __init__(self, session: Session, c: Custody, pipelines: Sequence[Pipeline], stop: threading.Event) -> None:
         self._session, self._c, self._stop = session, c, stop
@@ -112,7 +112,7 @@ class Progress:
         self._courses[batch.pipeline].add(batch)
 
     def trouble(self, text: str) -> None:
-        """What does not stop a pipeline but should be known: above the table, or on stderr."""
+        """Prints a problem that does not stop a pipeline: above the table, or on stderr."""
         if self._live:
             render.console(color=self._session.color, stderr=True).print(render.safe(text))
         else:
@@ -120,8 +120,8 @@ class Progress:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Tells of the pipelines while the block runs."""
-        quiet = logging.NullHandler()  # what is logged there comes as trouble too, and once is enough
+        """Shows progress while the block runs."""
+        quiet = logging.NullHandler()  # what is logged there is also reported as trouble; do not print it twice
         logger = logging.getLogger("custody.spark")
         logger.addHandler(quiet)
         watcher = threading.Thread(target=self._watch, name="custody-progress", daemon=True)
@@ -155,9 +155,7 @@ class Progress:
         table = render.table(COLUMNS, [course.row() for course in self._courses.values()])
         table.caption_justify = "left"
         table.caption = (
-            "stopping: the batch that runs is finished first; Ctrl-C again ends at once"
-            if self._stop.is_set()
-            else "Ctrl-C stops"
+            "stopping after the running batch; Ctrl-C again ends at once" if self._stop.is_set() else "Ctrl-C stops"
         )
         return table
 

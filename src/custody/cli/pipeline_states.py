@@ -1,4 +1,4 @@
-"""`custody pipeline list` and `status`: how the pipelines of a database fare, whoever drives them. Needs no Spark."""
+"""`custody pipeline list` and `status`: the state of all pipelines of a database, wherever they run. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_(
     ctx: typer.Context,
     topic: Annotated[str | None, typer.Option(help="Only the pipelines of this topic.")] = None,
 ) -> None:
-    """List the pipelines: whether they run, are retrying, stopped, failed or gone, since when, and the last error."""
+    """List the pipelines with their state (running, retrying, stopped, failed or gone) and last error."""
     session = session_of(ctx)
     with session.connect() as c:
         states = c.pipelines(topic)
@@ -41,14 +41,14 @@ def status(
     topic: Annotated[str, typer.Argument(help="The topic that the pipeline reads.")],
     group: Annotated[str, typer.Argument(help="Its group.")],
 ) -> None:
-    """Show how one pipeline fares: its state, tries and last error, driver and claim, and where its group stands."""
+    """Show the state of one pipeline: tries, last error, driver, claim, and the figures of its group."""
     session = session_of(ctx)
     with session.connect() as c:
         standing = c.group(topic, group)
         found = c.pipelines(topic, group)
         if not found:
             raise InvalidArgument(
-                f"group {group!r} of topic {topic!r} was never driven by a pipeline", "See `custody pipeline list`."
+                f"no pipeline has ever run for group {group!r} of topic {topic!r}", "See `custody pipeline list`."
             )
         state, figures = found[0], c.figures(topic, group)
     if session.json:

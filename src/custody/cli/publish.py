@@ -1,4 +1,4 @@
-"""`custody publish`: arguments, a file or stdin into a topic, in batches; a stop says exactly how far it came."""
+"""`custody publish`: publishes arguments, a file or stdin in batches. After a stop it prints how many it published."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from custody.cli import arguments, render
-from custody.cli.arguments import Topic
+from custody.cli.arguments import DURATION, Topic
 from custody.cli.failures import INTERRUPTED
 from custody.cli.intake import Reading, batches
 from custody.cli.session import Session, counted, session_of, single
@@ -33,7 +33,7 @@ BATCH = 1000
 
 @dataclass
 class Published:
-    """How far it came: a count and, for each partition, the offsets."""
+    """What was published so far: a count and, for each partition, the offsets."""
 
     topic: str
     count: int = 0
@@ -42,7 +42,7 @@ class Published:
     interrupted: bool = False
 
     def send(self, c: Custody, messages: list[Outgoing]) -> None:
-        """Publishes a batch; where some of it are delayed, in stretches of one kind, in order."""
+        """Publishes a batch in order, with a call for each run of delayed or of other messages."""
         for waits, some in groupby(messages, key=lambda message: message.delayed):
             if waits:
                 self.delayed += c.publish_delayed(self.topic, some)
@@ -74,16 +74,16 @@ class Published:
             partition, (_, offset, _) = next(iter(self.partitions.items()))
             where = f"/{partition}/{offset}"
         if self.delayed:
-            later = f"{counted(len(self.delayed), 'message')} of {self.topic} wait for their time"
+            later = f"{counted(len(self.delayed), 'message')} of {self.topic} delayed"
             if len(self.delayed) == 1:
                 (one,) = self.delayed
-                later = f"1 message of {self.topic} waits until {one.deliver_at:%FT%TZ} (delay id {one.delay_id})"
+                later = f"1 message of {self.topic} delayed until {one.deliver_at:%FT%TZ} (delay id {one.delay_id})"
             return later if not self.count else f"published {counted(self.count, 'message')}; {later}"
         return f"published {counted(self.count, 'message')} to {self.topic}{where}"
 
 
 class Stop:
-    """Turns Ctrl-C and SIGTERM into a stop between two batches, so that what was published is known exactly."""
+    """Turns Ctrl-C and SIGTERM into a stop between two batches, so that the count of published messages is exact."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -96,7 +96,7 @@ class Stop:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While a batch is being published a stop has to wait; asking twice is not waiting."""
+        """A stop waits while a batch is published. A second signal does not wait."""
         self._busy = True
         try:
             yield
@@ -119,45 +119,43 @@ def publish(
     ctx: typer.Context,
     topic: Topic,
     payloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[PAYLOAD]…", help="JSON values; without any, lines of stdin.")
+        list[str] | None, typer.Argument(metavar="[PAYLOAD]…", help="JSON values. Default: the lines of stdin.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read lines from this file.", exists=True, dir_okay=False)
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every message that has none.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of every message without one.")] = None,
     key_field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Take the key from this field of the JSON object.")
     ] = None,
     header: Annotated[
         list[Any] | None,
         typer.Option(
-            "--header", "-H", parser=arguments.header, metavar="NAME=VALUE", help="A header, for all of them."
+            "--header", "-H", parser=arguments.header, metavar="NAME=VALUE", help="A header of every message."
         ),
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Publish to this partition.")] = None,
-    delay: Annotated[
-        str | None, typer.Option(parser=arguments.duration, metavar="DURATION", help="Deliver them so much later.")
-    ] = None,
+    delay: Annotated[str | None, typer.Option(help="Deliver after this time.", **DURATION)] = None,
     deliver_at: Annotated[
-        datetime | None, typer.Option(parser=arguments.moment, metavar="TIME", help="Deliver them at that time.")
+        datetime | None, typer.Option(parser=arguments.moment, metavar="TIME", help="Deliver at this time.")
     ] = None,
     priority: Annotated[
-        Priority | None, typer.Option(help="The priority, on a topic that has them; else it is normal.")
+        Priority | None, typer.Option(help="Priority, on a topic with priorities (default: normal).")
     ] = None,
     routing_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="What groups are bound by: orders.eu.created.")
+        str | None, typer.Option(metavar="KEY", help="Routing key, such as orders.eu.created; groups bind to it.")
     ] = None,
     allow_split: Annotated[
         bool,
-        typer.Option("--allow-split", help="Allow a --partition that is not the key's own. The key has no order then."),
+        typer.Option("--allow-split", help="Allow a --partition other than the key's own; the key then has no order."),
     ] = False,
     text: Annotated[bool, typer.Option("--text", help="Each payload is text, not JSON.")] = False,
     as_bytes: Annotated[bool, typer.Option("--bytes", help="Each payload is bytes, not JSON.")] = False,
     envelope: Annotated[
-        bool, typer.Option("--envelope", help="Each is an object with payload, key, headers …")
+        bool, typer.Option("--envelope", help="Each value is an object with payload, key, headers …")
     ] = False,
 ) -> int | None:
-    """Publish messages: arguments, a file, or stdin with one JSON value on each line."""
+    """Publish messages from arguments, a file or stdin, with one JSON value on each line."""
     session = session_of(ctx)
     single(text=text, bytes=as_bytes, envelope=envelope)
     single(file=file, payload=payloads)
@@ -190,7 +188,7 @@ def publish(
 def _publish(
     session: Session, topic: str, reading: Reading, payloads: list[str] | None, file: Path | None
 ) -> Published:
-    """Publishes what is given, or lines, to their end or until it is stopped. If it fails, says how far it came."""
+    """Publishes the arguments, or lines until their end or a stop. On a failure it prints how many it published."""
     done, stop = Published(topic), Stop()
     with session.connect() as c, stop.listening():
         try:
@@ -217,7 +215,7 @@ def _publish_lines(
     c: Custody, session: Session, reading: Reading, file: Path | None, done: Published, stop: Stop
 ) -> None:
     if file is None and sys.stdin.isatty():
-        session.note("one message on each line; Ctrl-D ends")
+        session.note("enter one message on each line; Ctrl-D ends")
     with (
         nullcontext(sys.stdin) if file is None else file.open("rb") as source,
         _progress(session, None if file is None else file.stat().st_size) as advance,
@@ -231,7 +229,7 @@ def _publish_lines(
 
 @contextmanager
 def _progress(session: Session, size: int | None) -> Iterator[Any]:
-    """A bar on stderr, by bytes where the size is known; it is called with the bytes read and the count so far."""
+    """A progress bar on stderr. Yields a function that takes the bytes read since the last call and the total count."""
     if not session.progresses() or (size is None and sys.stdin.isatty()):
         yield lambda _read, _count: None
         return

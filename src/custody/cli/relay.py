@@ -8,19 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import arguments
+from custody.cli.arguments import DURATION
 from custody.cli.outbox import located
 from custody.cli.session import session_of
 from custody.cli.work import imported, logged
 from custody.model.policy import Backoff
 
-app = typer.Typer(name="relay", no_args_is_help=True, help="Takes the events of an outbox to their destinations.")
-
-_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
+app = typer.Typer(name="relay", no_args_is_help=True, help="Publishes the events of an outbox to their destinations.")
 
 
 @app.callback()
 def relay() -> None:
-    """Takes the events of an outbox to their destinations."""
+    """Publishes the events of an outbox to their destinations."""
 
 
 @app.command()
@@ -28,45 +27,48 @@ def run(
     ctx: typer.Context,
     publisher: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=PUBLISHER serves destinations NAME:…; =PUBLISHER those of events without one."),
+        typer.Option(help="NAME=PUBLISHER serves destinations NAME:…; =PUBLISHER events without a destination."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="The most events of one claim.")] = 100,
-    lease: Annotated[Any, typer.Option(help="How long a claim lasts unless it is renewed.", **_DURATION)] = "30s",
+    batch: Annotated[int, typer.Option(min=1, help="Most events of one claim.")] = 100,
+    lease: Annotated[Any, typer.Option(help="Duration of a claim; it is renewed while needed.", **DURATION)] = "30s",
     max_attempts: Annotated[int, typer.Option(min=1, help="Attempts before an event is dead.")] = 10,
     retry_for: Annotated[
-        Any, typer.Option(help="An event younger than this does not die, however often it fails.", **_DURATION)
+        Any,
+        typer.Option(help="An event younger than this is retried, even after --max-attempts.", **DURATION),
     ] = "1d",
-    max_age: Annotated[Any, typer.Option(help="An older event is dead.", **_DURATION)] = None,
+    max_age: Annotated[Any, typer.Option(help="An event older than this is dead.", **DURATION)] = None,
     backoff: Annotated[
         Backoff | None,
         typer.Option(parser=arguments.backoff, metavar="BACKOFF", help="exponential:1s:cap=5m:jitter=0.2"),
     ] = None,
-    on_dead: Annotated[str, typer.Option(help="release or hold: what a dead event does to its key.")] = "release",
+    on_dead: Annotated[str, typer.Option(help="hold: a dead event blocks its key; release: it does not.")] = "release",
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Threads for one destination.")] = 8,
-    poll: Annotated[Any, typer.Option(help="The wait between two looks.", **_DURATION)] = "200ms",
+    poll: Annotated[Any, typer.Option(help="Time between two polls.", **DURATION)] = "200ms",
     named_only: Annotated[
         bool,
-        typer.Option("--named-only", help="Serve no destination but those of --publisher: no URL that an event names."),
+        typer.Option("--named-only", help="Serve only the destinations of --publisher, and no URLs of events."),
     ] = False,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to publish.")] = False,
     secret: Annotated[
         list[str] | None,
         typer.Option(
             envvar="CUSTODY_WEBHOOK_SECRET",
-            help="Signs webhooks (whsec_…). For a rotation, put two in the variable, separated by a space.",
+            help="Secret that signs webhooks (whsec_…). To rotate it, put two in the variable, separated by a space.",
         ),
     ] = None,
     refused: Annotated[
         list[int] | None,
-        typer.Option(min=300, max=599, help="A status of a webhook that makes its event dead (default: 410)."),
+        typer.Option(
+            min=300, max=599, help="HTTP status of a webhook that makes the event dead at once (default: 410)."
+        ),
     ] = None,
     allow_network: Annotated[
         list[str] | None,
-        typer.Option(help="A private network that destinations may be in, such as 10.0.0.0/8. Public ones always may."),
+        typer.Option(help="Private network that destinations may be in, such as 10.0.0.0/8. Public ones are allowed."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The relay's name in claimed_by (default: host:pid).")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the relay in claimed_by (default: host:pid).")] = None,
 ) -> None:
-    """Publish events until SIGTERM or Ctrl-C: then it finishes what it has begun and gives back the rest."""
+    """Publish events. SIGTERM or Ctrl-C stops it: running publishes finish, other claimed events are released."""
     from custody.relay import Relay
     from custody.worker.signals import stopped_by_signals
 
@@ -98,15 +100,15 @@ def run(
         session.emit({"relay": running.name, "summary": summary})
     session.say(
         f"stopped: {summary.published:,} published, {summary.moved:,} moved into topics, {summary.failed:,} failed, "
-        f"{summary.dead:,} dead, {summary.released:,} given back, {summary.lost:,} lost"
+        f"{summary.dead:,} dead, {summary.released:,} released, {summary.lost:,} lost"
     )
 
 
 def _publishers(given: Iterable[str], webhook: dict[str, Any], *, named_only: bool) -> dict[str, Any]:
-    """Publishers by name. Every webhook has the same settings, those of events' own addresses too."""
+    """Publishers by name. All webhooks have the same settings, also those for URLs that events name."""
     from custody.relay import WebhookPublisher
 
-    any_url = WebhookPublisher(**webhook)  # made in any case: it refuses a wrong setting
+    any_url = WebhookPublisher(**webhook)  # always created, because it refuses an invalid setting
     found: dict[str, Any] = {} if named_only else {"http": any_url, "https": any_url}
     for text in given:
         name, _, made = text.partition("=")
@@ -122,7 +124,7 @@ def _publishers(given: Iterable[str], webhook: dict[str, Any], *, named_only: bo
 
 
 def _own(name: str) -> Any:
-    """`module:Publisher` of yours: a publisher's class, an instance, or a function of an event."""
+    """A user's `module:name`: a publisher class, an instance, or a function that takes an event."""
     from custody.relay import Publisher
 
     found = imported(name)

@@ -1,4 +1,4 @@
-"""How things look: JSON with stable fields for programs, tables and plain lines for people."""
+"""Output: JSON with stable fields for programs, tables and lines of text for people."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\\t", 10: "\\n", 13: "\\r"}
-_UNLIMITED = 1000  # columns of a table that goes into a pipe: nothing is cut
+_UNLIMITED = 1000  # columns of a table written to a pipe, so that nothing is cut
 
 
 @cache
 def console(*, color: bool = True, stderr: bool = False) -> Console:
-    """Where tables and progress go. No markup: what a message contains is never taken for a command."""
+    """A console for tables and progress, without markup: text of a message is never interpreted."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -46,7 +46,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def cell(value: object) -> str:
-    """One value for people."""
+    """A value as text for people."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -59,7 +59,7 @@ def cell(value: object) -> str:
 
 
 def safe(text: str) -> str:
-    """Text that cannot move the cursor, clear the screen or break a line."""
+    """Escapes control characters, which could move the cursor, clear the screen or break the line."""
     return text.translate(_CONTROLS)
 
 
@@ -69,7 +69,7 @@ def moment(at: datetime, *, milliseconds: bool = False) -> str:
 
 
 def pause(group: Group) -> str | None:
-    """Since when a group is paused, and why; None if it is not."""
+    """Since when and why a group is paused; None if it is not."""
     return (
         None
         if group.paused_at is None
@@ -122,7 +122,7 @@ def policy(group: Group) -> dict[str, object]:
 
 
 def _shown(value: object) -> object:
-    """A setting for people."""
+    """A setting as text for people."""
     if isinstance(value, Settings):
         parts = [f"{one.name} {_shown(getattr(value, one.name))}" for one in settings_of(type(value))]
         return ", ".join([value.kind, *parts] if isinstance(value, Backoff) else parts)

@@ -1,4 +1,4 @@
-"""What every command needs: the database of its options, its output, and a confirmation before it destroys."""
+"""What every command needs: a connection, output, and a confirmation before something is destroyed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class NeedsConfirmation(typer.BadParameter):
-    """Nobody is there to be asked."""
+    """A confirmation is needed, and there is no terminal to ask on."""
 
-    remedy = "Add --yes to go ahead, or --dry-run (where there is one) to look first."
+    remedy = "Add --yes to go ahead, or --dry-run, where the command has it, to look first."
 
     def format_message(self) -> str:
         return self.message
@@ -30,7 +30,7 @@ class NeedsConfirmation(typer.BadParameter):
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The global options of one command line. `database` comes before `home`; neither means what is configured."""
+    """The global options. `database` takes precedence over `home`; without either the configuration decides."""
 
     database: str | None
     home: Path | None
@@ -40,54 +40,54 @@ class Session:
     color: bool
 
     def connect(self, *, worker: str | None = None) -> Custody:
-        """Opens Custody. What it does is journalled under the name of who runs this command."""
+        """Opens Custody. The journal names the user of this command as the actor."""
         import custody
 
         return custody.connect(self.database, home=self.home, worker=worker or operator(), listen_url=self.listen_url)
 
     @property
     def configured_url(self) -> str | None:
-        """The URL that was given or configured; None for the embedded database."""
+        """The given or configured URL; None for the embedded database."""
         from custody import config
 
         return self.database or (None if self.home is not None else config.load().database)
 
     def show(self, document: object, text: str) -> None:
-        """A result: the document as JSON, or the text."""
+        """Prints a result: the document as JSON, or the text."""
         if self.json:
             self.emit(document)
         else:
             print(text)
 
     def say(self, text: str) -> None:
-        """What was done, on stdout, for people who want to hear it."""
+        """Prints what was done, unless output is JSON or quiet."""
         if not self.json and not self.quiet:
-            print(text, flush=True)  # into a pipe too: a server that says where it serves goes on for long
+            print(text, flush=True)  # also into a pipe: `serve` prints its address and then runs for long
 
     def note(self, text: str) -> None:
-        """Something beside the result, on stderr."""
+        """Prints something that is not the result, to stderr."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def emit(self, document: object) -> None:
-        """One JSON document on a line of its own."""
+        """Prints a JSON document on one line."""
         print(to_json(document), flush=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-        """A table for people; numbers stand to the right."""
+        """Prints a table, with numbers aligned to the right."""
         if rows:
             render.console(color=self.color).print(render.table(columns, rows))
         else:
             self.say(empty)
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """A few named values, one on each line."""
+        """Prints named values, one on each line."""
         width = max(map(len, facts))
         for name, value in facts.items():
             print(f"{name:<{width}}  {render.cell(value)}")
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Asks before something is destroyed; refuses where nobody can answer."""
+        """Asks for a confirmation; without a terminal to ask on, it refuses."""
         if yes:
             return
         if not sys.stdin.isatty():
@@ -95,8 +95,8 @@ class Session:
         typer.confirm(question, abort=True, err=True)
 
     def progresses(self) -> bool:
-        """Whether there is somebody to show progress to."""
-        # on a terminal that cannot move its cursor nothing would be shown at all
+        """Whether to show progress: stderr is a terminal, and --quiet was not given."""
+        # a dumb terminal, which cannot move its cursor, would show nothing at all
         return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -105,7 +105,7 @@ def session_of(ctx: typer.Context) -> Session:
 
 
 def operator() -> str:
-    """Who runs this command, for the journal."""
+    """The user of this command, for the journal."""
     import getpass
 
     try:
@@ -121,7 +121,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def single(**given: Any) -> None:
-    """Refuses two options that exclude one another."""
+    """Refuses more than one of these options."""
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if len(named) > 1:
-        raise typer.BadParameter(f"{' and '.join(named)} exclude one another")
+        raise typer.BadParameter(f"{' and '.join(named)} cannot be combined")

@@ -1,4 +1,4 @@
-"""Options that are made of settings: of the policy of a group, and of the retention of a topic."""
+"""Options derived from settings: those of a group's policy and of a topic's retention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from custody.model.retention import Size
 from custody.model.setting import Setting, Settings, settings_of
 
 NONE = "none"
-"""What a user writes to take a cap or a time-out away."""
+"""What a user writes to remove a limit or a timeout."""
 RETENTION = {"time": "retention_time", "size": "retention_size"}
 """Options that say what they are about, which their settings need not."""
 Command = Callable[..., None]
@@ -29,9 +29,9 @@ def options(
     names: dict[str, str] | None = None,
     none: bool = True,
 ) -> Callable[[Command], Command]:
-    """Gives a command an option for each setting, and the command what was given of them, as `given`.
+    """Adds an option for each setting to a command, which receives the given ones as the dict `given`.
 
-    `names` are those of options that are not called like their settings; with `none` a setting can be taken away.
+    `names` renames options; with `none`, the value `none` removes an optional setting.
     """
     found = {(names or {}).get(one.name, one.name): one for one in settings_of(kind) if one.name not in without}
 
@@ -64,7 +64,7 @@ def _parameter(name: str, setting: Setting, panel: str | None, *, none: bool) ->
 
 
 def usage(setting: Setting, name: str, *, none: bool) -> str:
-    """How the option is written."""
+    """The option with its metavar, as in the docs."""
     _, how = _shape(setting, none=none and setting.optional)
     choices = (*((NONE,) if none and setting.optional else ()), *setting.choices)
     written = how.get("metavar") or ("|".join(choices) if setting.choices else "" if setting.kind is bool else "N")
@@ -72,7 +72,7 @@ def usage(setting: Setting, name: str, *, none: bool) -> str:
 
 
 def _shape(setting: Setting, *, none: bool) -> tuple[Any, dict[str, Any]]:
-    """What typer takes, and how it is parsed and named."""
+    """The type of the option, and typer's arguments for it (parser, metavar)."""
     if setting.choices:
         choices = (NONE, *setting.choices) if none else setting.choices
         return Literal[choices] | None, {}

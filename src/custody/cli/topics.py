@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from custody.cli import arguments, render, upkeep
-from custody.cli.arguments import Topic, Yes
+from custody.cli import render, upkeep
+from custody.cli.arguments import DURATION, Topic, Yes
 from custody.cli.session import counted, session_of
 from custody.model.lanes import priority_of
 
@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, re
 
 @app.command("list")
 def list_topics(ctx: typer.Context) -> None:
-    """All topics."""
+    """List all topics."""
     session = session_of(ctx)
     with session.connect() as c:
         topics = c.topics()
@@ -43,20 +43,16 @@ def list_topics(ctx: typer.Context) -> None:
 def create(
     ctx: typer.Context,
     topic: Topic,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")] = 1,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Number of partitions.")] = 1,
     max_depth: Annotated[
-        int | None, typer.Option(min=1, help="Refuse publishes while a partition has that many unresolved messages.")
+        int | None, typer.Option(min=1, help="Refuse publishes while a partition has this many unresolved messages.")
     ] = None,
     priorities: Annotated[
-        bool, typer.Option("--priorities", help="Five priorities, served by weight: each partition is five in the log.")
+        bool, typer.Option("--priorities", help="Five priorities, served by weight. The log has a partition for each.")
     ] = False,
     starvation_limit: Annotated[
         str | None,
-        typer.Option(
-            parser=arguments.duration,
-            metavar="DURATION",
-            help="With --priorities: what waits for longer goes first (else after 1m).",
-        ),
+        typer.Option(help="With --priorities: messages that wait longer come first (default: 1m).", **DURATION),
     ] = None,
     *,
     given: dict[str, Any],
@@ -81,7 +77,7 @@ def create(
 
 @app.command()
 def describe(ctx: typer.Context, topic: Topic) -> None:
-    """One topic: its partitions, groups, retention and segments, and what holds the oldest of them."""
+    """Show a topic: partitions, groups, retention, segments, and the group that keeps the oldest segment."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.topic(topic)
@@ -97,7 +93,7 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             "created": found.created_at,
             "max depth": found.max_depth,
             **(
-                {"priorities": f"yes, none waits past {render.span(found.starvation_limit)}"}
+                {"priorities": f"yes, starvation limit {render.span(found.starvation_limit)}"}
                 if found.priorities
                 else {}
             ),
@@ -105,7 +101,7 @@ def describe(ctx: typer.Context, topic: Topic) -> None:
             "groups": ", ".join(group.name for group in groups) or None,
             "retention": upkeep.described(found.retention),
             "size": render.size(sum(segment.bytes for segment in segments)),
-            "dead letters kept aside": kept.events,
+            "kept dead letters": kept.events,
         }
     )
     bounds = enumerate(zip(found.first_offsets, found.tails, strict=True))
@@ -127,11 +123,11 @@ def retain(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say how much of a topic is kept, by time and size. Whole segments go, oldest first."""
+    """Set the retention of a topic, by time and size. Whole segments are dropped, oldest first."""
     session = session_of(ctx)
     retention = upkeep.retention_of(given)
     if everything == (retention is not None):
-        raise typer.BadParameter("say what to keep: --retention-time or --retention-size, or --everything")
+        raise typer.BadParameter("give --retention-time or --retention-size, or --everything")
     with session.connect() as c:
         found = c.set_retention(topic, retention)
     if session.json:
@@ -143,9 +139,9 @@ def retain(
 def grow(
     ctx: typer.Context,
     topic: Topic,
-    partitions: Annotated[int, typer.Argument(min=1, help="How many partitions it shall have.")],
+    partitions: Annotated[int, typer.Argument(min=1, help="New number of partitions.")],
 ) -> None:
-    """Give a topic more partitions. Refused while a group that is ordered by key has anything unresolved."""
+    """Add partitions to a topic. Refused while a group with ordering by key has unresolved messages."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.grow_topic(topic, partitions=partitions)
@@ -156,7 +152,7 @@ def grow(
 
 @app.command()
 def delete(ctx: typer.Context, topic: Topic, yes: Yes = False) -> None:
-    """Delete a topic with its messages and groups, for good."""
+    """Delete a topic with its messages and groups. This cannot be undone."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.topic(topic)

@@ -1,4 +1,4 @@
-"""`custody transactions`: those of producers that are neither committed nor aborted."""
+"""`custody transactions`: open transactions of producers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Open transactions of producers: li
 
 @app.command("list")
 def list_open(ctx: typer.Context) -> None:
-    """Open transactions, the oldest first. They time out by themselves."""
+    """List open transactions, the oldest first. Each times out by itself."""
     session = session_of(ctx)
     with session.connect() as c:
         found = c.transactions.open()
@@ -32,9 +32,9 @@ def list_open(ctx: typer.Context) -> None:
 def abort(
     ctx: typer.Context,
     transaction_id: Annotated[UUID, typer.Argument(help="Its id.")],
-    reason: Annotated[str | None, typer.Option(help="Why: its producer is told.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, shown to the producer.")] = None,
 ) -> None:
-    """Drop a transaction: nothing of it will be seen."""
+    """Abort a transaction: none of its messages and acks take effect."""
     session = session_of(ctx)
     with session.connect() as c:
         changed = c.transactions.abort(transaction_id, reason=reason or "by an operator")

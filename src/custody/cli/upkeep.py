@@ -1,4 +1,4 @@
-"""`custody maintain`, `custody journal`, and what `custody topics` says and sets of retention."""
+"""`custody maintain`, `custody journal`, and retention for `custody topics`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments, render
+from custody.cli import render
+from custody.cli.arguments import DURATION, SIZE
 from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import RETENTION, options
 from custody.model.entities import JournalPart, Segment, Upkeep
@@ -17,13 +18,11 @@ from custody.model.retention import Retention, size_in_bytes
 if TYPE_CHECKING:
     from custody import Custody
 
-_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
-_SIZE = {"parser": arguments.size, "metavar": "SIZE"}
 retention_options = options(Retention, names=RETENTION, none=False)
 
 
 def retention_of(given: dict[str, Any]) -> Retention | None:
-    """The retention that the options say; None if they say nothing."""
+    """The retention given by the options; None if there is none."""
     if given and "time" not in given and "size" not in given:
         raise typer.BadParameter("a retention needs --retention-time or --retention-size")
     return Retention(**given) if given else None
@@ -58,9 +57,9 @@ def show_segments(session: Session, segments: list[Segment]) -> None:
 def maintain(
     ctx: typer.Context,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic (default: all).")] = None,
-    every: Annotated[Any, typer.Option(help="Go on, so often; else once.", **_DURATION)] = None,
+    every: Annotated[Any, typer.Option(help="Repeat at this interval (default: run once).", **DURATION)] = None,
 ) -> None:
-    """Drop what retention lets go, of topics and the journal. Workers and pipelines do it by themselves."""
+    """Drop what the retention of topics and the journal allows. Workers, pipelines and servers also do this."""
     session = session_of(ctx)
     with session.connect() as c:
         while True:
@@ -83,7 +82,7 @@ def _round(session: Session, c: Custody, topic: str | None, *, repeated: bool) -
 
 
 def sentence(one: Upkeep) -> str:
-    """What upkeep did, for people."""
+    """One step of upkeep as text for people."""
     what = f"{one.topic}: segment {one.segment}" if one.topic is not None else f"journal: part {one.segment}"
     contents = _size(one.bytes) + ("" if one.messages is None else f", {counted(one.messages, 'message')}")
     if one.did == "held":
@@ -92,22 +91,22 @@ def sentence(one: Upkeep) -> str:
             f"partition {one.held_partition}, offset {one.held_offset} is not resolved"
         )
     if one.did == "busy":
-        return f"{what} is in use: it is tried again next time"
+        return f"{what} is in use; the next run tries again"
     text = f"{what} {one.did} ({contents})"
-    text += f", {counted(one.kept, 'dead letter')} kept aside" if one.kept else ""
-    return text + (f", {counted(one.lost, 'unresolved delivery')} given up" if one.lost else "")
+    text += f", {counted(one.kept, 'dead letter')} copied" if one.kept else ""
+    return text + (f", {counted(one.lost, 'unresolved message')} dropped" if one.lost else "")
 
 
 def journal(
     ctx: typer.Context,
-    keep_time: Annotated[Any, typer.Option(help="Keep the journal that long: 30d.", **_DURATION)] = None,
-    keep_size: Annotated[Any, typer.Option(help="Keep no more of it than that: 5GB.", **_SIZE)] = None,
+    keep_time: Annotated[Any, typer.Option(help="Keep the journal for this long, such as 30d.", **DURATION)] = None,
+    keep_size: Annotated[Any, typer.Option(help="Keep at most this much of it, such as 5GB.", **SIZE)] = None,
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep all of it from now on.")] = False,
 ) -> None:
-    """The journal, the history of all messages: its size, its parts, and how much of it is kept."""
+    """Show the journal (the history of all messages), its size, parts and retention, or set its retention."""
     session = session_of(ctx)
     if keep_all and (keep_time is not None or keep_size is not None):
-        raise typer.BadParameter("--keep-all excludes --keep-time and --keep-size")
+        raise typer.BadParameter("--keep-all cannot be combined with --keep-time and --keep-size")
     with session.connect() as c:
         if keep_all or keep_time is not None or keep_size is not None:
             c.set_journal_retention(time=keep_time, size=keep_size)

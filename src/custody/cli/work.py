@@ -1,4 +1,4 @@
-"""`custody work`: runs a handler of yours over a group until it is stopped."""
+"""`custody work`: runs a user's handler over a group until it is stopped."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import arguments, render
-from custody.cli.arguments import VisibilityTimeout
+from custody.cli import render
+from custody.cli.arguments import DURATION, VisibilityTimeout
 from custody.cli.exporting import export_spans
 from custody.cli.session import Session, counted, session_of
+from custody.handlers import require_finished
 from custody.model.entities import Message
-from custody.model.outcomes import outcome_of
+from custody.model.outcomes import OUTCOMES, outcome_of
 
 if TYPE_CHECKING:
     from custody.worker import Worker
 
-_DURATION = {"parser": arguments.duration, "metavar": "DURATION"}
-
 
 def work(
     ctx: typer.Context,
-    handler: Annotated[str, typer.Argument(metavar="MODULE:HANDLER", help="A function, found from this directory.")],
+    handler: Annotated[
+        str, typer.Argument(metavar="MODULE:HANDLER", help="A function; the module is looked up from this directory.")
+    ],
     topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.")],
     group: Annotated[str, typer.Option("--group", "-g", help="The group.")],
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Handlers at once.")] = 8,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="The most messages of one lease.")] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", min=1, help="Number of handlers that run at once.")
+    ] = 8,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages of one lease.")] = None,
     visibility_timeout: VisibilityTimeout = None,
-    poll: Annotated[Any, typer.Option(help="The longest wait between two looks.", **_DURATION)] = "1s",
-    grace: Annotated[Any, typer.Option(help="How long a stop waits for handlers.", **_DURATION)] = "30s",
-    name: Annotated[str | None, typer.Option(help="The worker's name in the journal (default: host:pid).")] = None,
+    poll: Annotated[Any, typer.Option(help="Longest time between two claims.", **DURATION)] = "1s",
+    grace: Annotated[Any, typer.Option(help="How long a stop waits for running handlers.", **DURATION)] = "30s",
+    name: Annotated[str | None, typer.Option(help="Name of the worker in the journal (default: host:pid).")] = None,
 ) -> None:
-    """Run a handler over the messages of a group, until SIGTERM or Ctrl-C: then it finishes what it has begun."""
+    """Run a handler over the messages of a group. SIGTERM or Ctrl-C stops it after the running handlers."""
     from custody.config import this_process
     from custody.worker.signals import stopped_by_signals
 
@@ -64,10 +67,7 @@ def work(
             summary = worker.run()
     if session.json:
         session.emit({"topic": topic, "group": group, "summary": summary})
-    session.say(
-        f"stopped: {summary.done:,} done, {summary.failed:,} failed, {summary.dead:,} dead, {summary.later:,} put off, "
-        f"{summary.released:,} given back, {summary.lost:,} lost"
-    )
+    session.say(f"stopped: {summary.in_words()}")
 
 
 def load(name: str) -> Callable[[Message], object]:
@@ -79,7 +79,7 @@ def load(name: str) -> Callable[[Message], object]:
 
 
 def imported(name: str) -> Any:
-    """What `module:name` is, from the current directory first."""
+    """The object `module:name`; the current directory is searched first."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise typer.BadParameter(f"{name!r} is not MODULE:HANDLER, such as handlers:handle")
@@ -88,17 +88,17 @@ def imported(name: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # something that the module itself imports
+            raise  # the module was found, but not something that it imports
         raise typer.BadParameter(f"there is no module {module_name!r} in {Path.cwd()} or installed") from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"{module_name} has no {path!r}")
+            raise typer.BadParameter(f"module {module_name} has no {path!r}")
         found = getattr(found, part)
     return found
 
 
 class Tally:
-    """Counts what a handler does, for the status line; the worker's own summary is what counts in the end."""
+    """Counts the outcomes of a handler for the status line. The final result is the worker's own summary."""
 
     def __init__(self, handler: Callable[[Message], Any]) -> None:
         self.counts: Counter[str] = Counter()
@@ -108,13 +108,13 @@ class Tally:
             @functools.wraps(handler)
             async def counted(message: Message) -> None:
                 with self._counting():
-                    await handler(message)
+                    require_finished(await handler(message))
         else:
 
             @functools.wraps(handler)
             def counted(message: Message) -> None:
                 with self._counting():
-                    handler(message)
+                    require_finished(handler(message))
 
         self.handler: Callable[[Message], object] = counted
 
@@ -128,12 +128,12 @@ class Tally:
             raise
         finally:
             with self._lock:
-                self.counts[outcome_of(error).kind] += 1
+                self.counts[OUTCOMES[outcome_of(error).kind].counted] += 1
 
 
 @contextmanager
 def logged(session: Session) -> Iterator[None]:
-    """What the worker reports, on stderr: stuck handlers, refused outcomes, an unreachable database."""
+    """Logs to stderr what the worker reports: stuck handlers, refused outcomes, an unreachable database."""
     handler: logging.Handler = logging.StreamHandler()
     if session.progresses():
         from rich.logging import RichHandler
@@ -151,7 +151,7 @@ def logged(session: Session) -> Iterator[None]:
 
 @contextmanager
 def _status(session: Session, name: str, worker: Worker, tally: Tally) -> Iterator[None]:
-    """One line that is kept up to date on a terminal; elsewhere one line at the start."""
+    """A status line on a terminal; elsewhere one line at the start."""
     if not session.progresses():
         if not session.json:
             session.note(f"working on {name}; SIGTERM or Ctrl-C stops")
@@ -163,7 +163,7 @@ def _status(session: Session, name: str, worker: Worker, tally: Tally) -> Iterat
 
     def line() -> str:
         counts = tally.counts
-        done, failed = counts["ack"], counts["nack"] + counts["dead"]
+        done, failed = counts["done"], counts["failed"] + counts["dead"]
         rate = done / max(0.001, time.monotonic() - started)
         waits = f" · waits: {worker.waiting_for}" if worker.waiting_for not in (None, "empty", "busy") else ""
         return f"{name} · {counted(done, 'message')} done · {failed:,} failed · {rate:,.0f}/s{waits}"

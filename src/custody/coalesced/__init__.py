@@ -1,4 +1,4 @@
-"""What a server asks for many callers at once: one transaction and one fsync for all, and for each its own answer."""
+"""Verbs for many callers at once, used by a server: one transaction and one fsync for all, an answer for each."""
 
 from custody.coalesced.acks import Ack, ack_each
 from custody.coalesced.blocking import BLOCKED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from uuid import UUID
 
 from custody.coalesced.blocking import BLOCKED
@@ -20,8 +19,8 @@ _ERRORS = by_code()
 class Ack:
     """One caller's ack: these offsets of a lease, or all that are not settled.
 
-    With a topic and a partition the lease has to be of these. Without a lease it is one message, whichever lease holds
-    it now.
+    If topic and partition are given, the lease has to belong to them. Without a lease it is an ack of one message,
+    whichever lease holds it now.
     """
 
     lease_id: UUID | None
@@ -32,19 +31,17 @@ class Ack:
     worker: str | None = None
 
 
-def ack_each(
-    db: Database, callers: Sequence[Ack], *, patient: bool = True, now: datetime | None
-) -> list[Settled | CustodyError]:
-    """Many acks in one transaction."""
+def ack_each(db: Database, callers: Sequence[Ack], *, patient: bool = True) -> list[Settled | CustodyError]:
+    """Performs many acks in one transaction. Without `patient`, acks that would wait for a lock get `BLOCKED`."""
     answers: dict[int, Settled | CustodyError] = {}
     blocked: list[int] = []
     one_lease = len(callers) == 1 or len({caller.lease_id or object() for caller in callers}) == 1
     try:
-        rows = _ack(db, callers, wait=one_lease, now=now)
+        rows = _ack(db, callers, wait=one_lease)
     except DatabaseUnavailable as error:
         return [error for _ in callers]
     except CustodyError as error:
-        if one_lease:  # they have waited for it together: to try again would be to wait again, and in vain
+        if one_lease:  # they have already waited for the lock: another try would only wait again
             return [error for _ in callers]
         blocked = list(range(len(callers)))
         rows = []
@@ -63,13 +60,13 @@ def ack_each(
     busy: dict[UUID | None, CustodyError] = {}
     for n in blocked:
         lease_id = callers[n].lease_id
-        answers[n] = answer = busy.get(lease_id) or ack_each(db, [callers[n]], now=now)[0]
-        if isinstance(answer, Busy):  # whoever else acks the same lease would wait as long, and in vain
+        answers[n] = answer = busy.get(lease_id) or ack_each(db, [callers[n]])[0]
+        if isinstance(answer, Busy):  # other acks of this lease would wait for the same lock
             busy[lease_id] = answer
     return [answers[n] for n in range(len(callers))]
 
 
-def _ack(db: Database, callers: Sequence[Ack], *, wait: bool, now: datetime | None) -> list[Row]:
+def _ack(db: Database, callers: Sequence[Ack], *, wait: bool) -> list[Row]:
     offsets: list[int] = []
     first: list[int | None] = []
     last: list[int | None] = []
@@ -92,5 +89,4 @@ def _ack(db: Database, callers: Sequence[Ack], *, wait: bool, now: datetime | No
         partitions=[caller.partition for caller in callers],
         workers=[caller.worker for caller in callers],
         wait=wait,
-        now=now,
     )

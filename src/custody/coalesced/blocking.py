@@ -1,8 +1,8 @@
-"""What is said of a caller who would hold up the others."""
+"""The answer to a caller whose request would make the others wait for a lock."""
 
 from __future__ import annotations
 
 from custody.errors import Busy
 
-BLOCKED = Busy("somebody holds what this needs, and nothing was done")
-"""The answer to a caller who has to be tried again without others, whom it would hold up."""
+BLOCKED = Busy("a lock is held by another transaction, and nothing was done")
+"""Nothing was done for this caller. Its request has to be tried again alone, so that it does not delay others."""

@@ -1,10 +1,9 @@
-"""Claims for many callers in one transaction, and what is asked about leases without having them."""
+"""Claims for many callers in one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 
 from custody.model.codec import decode_raw
@@ -16,7 +15,7 @@ from custody.verbs.settle import Settler
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One caller's claim: how many messages, for how long, for whom."""
+    """One caller's claim: how many messages, the timeout of the lease, and the caller's name."""
 
     max_messages: int = 1
     visibility_timeout: Duration | None = None
@@ -32,10 +31,9 @@ def claim_each(
     callers: Sequence[Claim],
     *,
     max_bytes: int | None = None,
-    now: datetime | None,
 ) -> list[Lease]:
-    """Leases for several callers, in their order, until there is nothing left: an empty one, with the reason, is the
-    last. Each ends with the message that reaches `max_bytes` of payload. JSON payloads stay raw."""
+    """Leases for several callers, in their order, until no message is left: then the last lease is empty and has the
+    reason. Each ends with the message that reaches `max_bytes` of payload. JSON payloads stay raw."""
     rows = db.call(
         "claim_each",
         topic=topic,
@@ -44,7 +42,6 @@ def claim_each(
         max=[caller.max_messages for caller in callers],
         visibility=[interval(caller.visibility_timeout) for caller in callers],
         workers=[caller.worker for caller in callers],
-        now=now,
         bytes=max_bytes,
     )
     return [

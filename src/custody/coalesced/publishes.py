@@ -24,7 +24,7 @@ Placed = list[Receipt | Delayed]
 
 @dataclass(frozen=True, kw_only=True)
 class Publish:
-    """One caller's publish: messages with their topics, all or none. `producer` is its id, epoch and sequence."""
+    """One caller's publish: messages with their topics, all or none. `producer` is (id, epoch, sequence)."""
 
     messages: Sequence[tuple[str, Outgoing]]
     producer: tuple[str, int, int] | None = None
@@ -33,7 +33,7 @@ class Publish:
 
 @dataclass(frozen=True, kw_only=True)
 class _Unit:
-    """Messages that one call of a verb takes: of one topic, delayed or not."""
+    """Messages for one call of `publish` or `publish_delayed`: all of one topic."""
 
     topic: str
     delayed: bool
@@ -47,15 +47,15 @@ class _Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bundle:
-    """Units that stand or fall together: those of one caller, or the only ones of several, joined. `shares` says how
-    many messages are whose."""
+    """Units that succeed or fail together: all units of one caller, or the joined single units of several callers.
+    `shares` has (caller, number of messages)."""
 
     shares: list[tuple[int, int]]
     units: list[_Unit] = field(default_factory=list)
 
 
 class Publishes:
-    """Many publishes in one transaction. A refusal is its caller's own: the others go on as if it were not there."""
+    """Many publishes in one transaction. If one is refused, only its caller gets the error; the others are done."""
 
     def __init__(
         self,
@@ -65,9 +65,8 @@ class Publishes:
         layout_of: Callable[[str], Layout],
         forget: Callable[[str], object],
         patient: bool,
-        now: datetime | None,
     ) -> None:
-        self._db, self._callers, self._now, self._patient = db, callers, now, patient
+        self._db, self._callers, self._patient = db, callers, patient
         self._layout_of, self._forget = layout_of, forget
         self._answers: dict[int, Placed | CustodyError] = {}
 
@@ -110,7 +109,7 @@ class Publishes:
         producer_id, epoch, sequence = caller.producer or (None, None, None)
         if caller.expected_offset is not None and (len({t for t, _ in caller.messages}) > 1 or _any_delayed(caller)):
             raise InvalidArgument(
-                "expected_offset needs messages of one partition, without a delay", "Publish them by themselves."
+                "expected_offset needs messages of one partition, without a delay", "Publish the others separately."
             )
         for (topic, delayed), run in groupby(caller.messages, key=lambda one: (one[0], one[1].delayed)):
             messages = [message for _, message in run]
@@ -148,7 +147,7 @@ class Publishes:
             return
         try:
             answers = self._call(bundles, wait)
-        except DatabaseUnavailable as error:  # whether it happened is unknown: nobody may try it again for them
+        except DatabaseUnavailable as error:  # the outcome is unknown, so it must not be tried again
             for bundle in bundles:
                 self._refuse(bundle, error)
             return
@@ -191,7 +190,8 @@ class Publishes:
         return found
 
     def _publish_apart(self, callers: Sequence[int]) -> None:
-        """One by one; after the first that finds the topic busy the others are told so, for each would wait as long."""
+        """Publishes one by one. Once the topic is busy for one, the rest get the same error: each would wait as
+        long."""
         for number, n in enumerate(callers):
             self._publish(self._bundles([n], joined=False), wait=True)
             if isinstance(error := self._answers[n], Busy):
@@ -199,7 +199,8 @@ class Publishes:
                 return
 
     def _publish_one(self, bundle: _Bundle, *, again: bool) -> None:
-        """Messages of one topic: as if they were one caller's, which costs less. If they are refused, each is tried."""
+        """Publishes a single unit by the plain function, which costs less. If it is refused, each caller is tried
+        alone."""
         callers = [n for n, _ in bundle.shares]
         unit = bundle.units[0]
         try:
@@ -210,7 +211,7 @@ class Publishes:
             elif error.code in _PLACED_WRONGLY and again:
                 self._forget(unit.topic)
                 self._publish(self._bundles(callers, joined=True), wait=True, again=False)
-            elif len(callers) == 1 or isinstance(error, Busy):  # they have waited together, and each would again
+            elif len(callers) == 1 or isinstance(error, Busy):  # they have already waited together
                 self._refuse(bundle, error)
             else:
                 self._publish(self._bundles(callers, joined=False), wait=True, again=again)
@@ -226,7 +227,6 @@ class Publishes:
             "producer": producer,
             "epoch": epoch,
             "sequence": sequence,
-            "now": self._now,
             "of": unit.layout.partitions,
         }
         if unit.delayed:
@@ -257,7 +257,6 @@ class Publishes:
             deliver_at=[message.deliver_at for message in messages],
             delays=[seconds_or_none(message.delay) for message in messages],
             wait=wait,
-            now=self._now,
         )
         answers: list[tuple[str | None, str, str | None, list[Row]]] = [(None, "", None, []) for _ in bundles]
         for row in rows:

@@ -1,4 +1,4 @@
-"""The demo: the stock example on Spark, with failures, poison, a killed driver, and a verdict that was checked."""
+"""The demo: the stock example on Spark, with failures, poison messages and a killed driver; its result is checked."""
 
 from custody.demo.plan import Plan
 from custody.demo.show import run

@@ -1,4 +1,4 @@
-"""What the demo publishes, and what must come of it."""
+"""The messages of the demo, and the expected result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import custody
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`skus` with `changes` each: ADD 100, then REMOVE 1 again and again, the SKUs mixed.
+    """`skus` with `changes` each: ADD 100, then REMOVE 1 many times, with the SKUs mixed.
 
-    Every seventh SKU times out twice now and then. The first `poison` SKUs get a change that is no number; the next one
-    a change that ends the Python process it is handled in. One change cannot be cast by the pipeline behind.
+    Some changes of every seventh SKU time out twice. The first `poison` SKUs get a change that is not a number; the
+    next one a change that ends its Python process. The second pipeline cannot cast one change.
     """
 
     skus: int = 400
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def dead(self) -> int:
-        """The poison, and the one that ends its process."""
+        """The poison messages, and the one that ends its process."""
         return self.poison + 1
 
     @property

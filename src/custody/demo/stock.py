@@ -1,6 +1,6 @@
-"""The stock example as users would write it: two pipelines, and a table downstream that refuses a quantity below zero.
+"""The stock example as users would write it: two pipelines, and a table that refuses a quantity below zero.
 
-`main` is the driver's process.
+`main` runs in the driver's process.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ WAREHOUSES = [("0", "Leeds"), ("1", "Turin"), ("2", "Malmö")]
 
 @cache
 def _warehouse(url: str) -> psycopg.Connection:
-    """One connection for each process of an executor."""
+    """One connection for each Python process of an executor."""
     return psycopg.connect(url, autocommit=True)
 
 
 def applying(url: str) -> Callable[[custody.Message], Any]:
-    """A handler that applies one change of stock, once, whatever is delivered twice, and passes it on."""
+    """An idempotent handler that applies one change of stock and publishes it."""
 
     def apply(message: custody.Message) -> Any:
         change = message.payload
@@ -74,7 +74,7 @@ def applying(url: str) -> Callable[[custody.Message], Any]:
 
 
 def pipelines(url: str) -> list[Pipeline]:
-    """Changes are applied one by one and passed on; the books are a frame over what was passed on."""
+    """A handler applies changes one by one and publishes them; a frame books what was published."""
     stock = Pipeline(
         source=CHANGES,
         group=STOCK,

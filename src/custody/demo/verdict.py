@@ -1,4 +1,4 @@
-"""What the demo claims in the end, each claim looked up in the database."""
+"""The checks of the demo's result, by queries of the database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELECT count(*) FROM (
     FROM ({_NUMBERED}) x) y
 WHERE number <= before
 """
-# the claim that a driver left behind, and who committed it
+# the claim that the killed driver left, if a newer driver committed it
 _TAKEN_OVER = """
 SELECT b.messages - b.lost FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id)
 WHERE g.name = %s AND b.claim = %s AND b.epoch > %s
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Killed:
-    """The driver that was killed: its epoch, and the claim that it left."""
+    """The killed driver: its epoch, and the claim that it left."""
 
     epoch: int
     claim: int
@@ -89,12 +89,12 @@ def checks(c: custody.Custody, plan: Plan, killed: Killed | None) -> list[Check]
         ),
         Check(what="CHECK (quantity >= 0) was never violated", good=rejected == 0, found=f"{rejected} writes rejected"),
         Check(
-            what="what the killed driver had claimed was finished by the next one",
+            what="the next driver finished the claim of the killed one",
             good=killed is not None and finished > 0,
             found="no driver was killed" if killed is None else f"claim {killed.claim}, {finished:,} messages",
         ),
         Check(
-            what="the change that ended its Python process is dead, and no other for it",
+            what="the change that ended its Python process is dead, and no other because of it",
             good=[letter.key for letter in enders] == [f"SKU-{plan.poison}"],
             found=", ".join(f"{letter.key}: {letter.last_error}" for letter in enders) or "none",
         ),

@@ -1,4 +1,4 @@
-"""The façade: every verb of Custody in one class. Doors call this and nothing below it."""
+"""The façade: every verb of Custody in one class. The interfaces call it, and nothing below it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Self
 from custody.engine.apikeys import ApiKeys
 from custody.engine.consuming import Consuming
 from custody.engine.dead_letters import DeadLetters
-from custody.engine.grouping import Start
 from custody.engine.operating import Operating
-from custody.engine.producing import Producing
+from custody.engine.producers import Producers
+from custody.model.start import Start
 
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producing, Consuming, DeadLetters, Operating, ApiKeys):
+class Custody(Producers, Consuming, DeadLetters, Operating, ApiKeys):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ from custody.verbs.apikeys import ApiKey, NewKey, digest_of, key_of, new_secret,
 
 
 class ApiKeys(Base):
-    """Keys for the HTTP door; calls in this process need none."""
+    """Keys for callers of a server. Calls in this process need no key."""
 
     def create_api_key(
         self,
@@ -22,12 +22,15 @@ class ApiKeys(Base):
         admin: Collection[str] = (),
         expires: Duration | None = None,
     ) -> NewKey:
-        """A key with rights on the topics that these patterns match (`orders`, `orders-*`, `*`). Admin includes both.
+        """Creates a key. Each right is a list of patterns of topics (`orders`, `orders-*`, `*`); `admin` includes the
+        other two.
 
-        Its secret is returned here and nowhere else: the database has only a digest of it.
+        The secret is returned only here: the database stores a digest of it.
         """
         if expires is not None and seconds(expires) < 1:
-            raise InvalidArgument(f"a key cannot expire after {expires!r}", "Give it a second at least, or no end.")
+            raise InvalidArgument(
+                f"a key cannot expire after {expires!r}", "Give at least one second, or leave expires out."
+            )
         key_id, secret = new_secret()
         row = self._rows(
             "create_api_key",
@@ -42,9 +45,9 @@ class ApiKeys(Base):
         return NewKey(key=key_of({**row, "active": True}), secret=secret)
 
     def api_keys(self, *, revoked: bool = False) -> list[ApiKey]:
-        """The keys, the newest last; with `revoked` those too that are no more."""
+        """The keys, newest last; with `revoked` also the revoked ones."""
         return [key_of(row) for row in self._rows("list_api_keys", revoked=revoked)]
 
     def revoke_api_key(self, name: str) -> bool:
-        """The key opens nothing any more; servers notice within seconds. False if it was revoked before."""
+        """Revokes a key; servers notice within seconds. False if it was already revoked."""
         return bool(self._value("revoke_api_key", name=name))

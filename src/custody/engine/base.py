@@ -1,4 +1,4 @@
-"""What every part of the façade leans on: the database, the clock, hints to those who wait."""
+"""The base of every part of the façade: the database, the clock, and wake-ups of those who wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from custody.model.codec import Decoding, decode
 from custody.model.placement import Layout
 from custody.model.policy import Policy
 from custody.store.embedded import EmbeddedServer
-from custody.store.migrate import parameters_of
 from custody.store.notify import Hints
 from custody.store.postgres import Connection, Database
 
 
 class Base(Bounded):
-    """An open database, with the clock and the name under which things are done."""
+    """An open database, the clock, and the name that the journal records as the actor."""
 
     def __init__(
         self,
@@ -30,19 +29,18 @@ class Base(Bounded):
         clock: Callable[[], datetime] | None = None,
         listen_url: str | None = None,
     ) -> None:
-        self._db = db
+        self.worker = worker or this_process()
+        self._db = db.acting(self.worker, clock)
         self._server = server
         self._defaults = defaults or Policy()
-        self._clock = clock
         self._listen_url = listen_url or db.url
         self._decoding: Decoding = decode
         self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
         self._hints = Hints(db.url)
-        self.worker = worker or this_process()
 
     def close(self) -> None:
-        """Gives the connections back; the last user of an embedded database stops it."""
+        """Closes the connections; the last user of an embedded database stops its server."""
         self._hints.close()
         self._db.close()
         if self._server is not None:
@@ -65,16 +63,9 @@ class Base(Bounded):
         return layout
 
     def _rows(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[dict[str, Any]]:
-        """One SQL function, one round trip: its rows. The time and who acts are added for those that take them."""
-        return self._db.call_dicts(function, on=on, **self._injected(function), **arguments)
+        """Calls an SQL function in one round trip; returns its rows."""
+        return self._db.call_dicts(function, on=on, **arguments)
 
     def _value(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> Any:
-        """The same of a function that returns one value."""
-        return self._db.call(function, on=on, **self._injected(function), **arguments)[0][0]
-
-    def _injected(self, function: str) -> dict[str, Any]:
-        known = {"now": self._now(), "actor": self.worker, "worker": self.worker}
-        return {name: known[name] for name in parameters_of(function) if name in known}
-
-    def _now(self) -> datetime | None:
-        return None if self._clock is None else self._clock()
+        """Calls an SQL function that returns one value."""
+        return self._db.call(function, on=on, **arguments)[0][0]

@@ -1,4 +1,4 @@
-"""Dead letters: listed, redriven, discarded, and replayed from a dead-letter topic."""
+"""Dead letters: list, redrive and discard them, and replay them from a dead-letter topic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Literal, TypedDict, Unpack
 
 from custody.engine.base import Base
-from custody.engine.grouping import GROUP
+from custody.engine.groups import GROUP
 from custody.errors import InvalidArgument
 from custody.model.codec import KINDS
 from custody.model.entities import DeadLetter, Replayed
@@ -19,25 +19,25 @@ from custody.wire.verb import verb
 
 
 class DeadFilter(TypedDict, total=False):
-    """Which dead messages: all conditions that are given must hold."""
+    """Selects dead messages: those that meet every given condition."""
 
-    where_error: Annotated[str | None, Help("A LIKE pattern of their last error.")]
+    where_error: Annotated[str | None, Help("A LIKE pattern for their last error.")]
     key: str | None
     partition: Partition | None
-    offsets: Annotated[Sequence[Offset] | None, Help("In this partition, which has to be given too.")]
+    offsets: Annotated[Sequence[Offset] | None, Help("Offsets in `partition`, which is then required.")]
     died_from: datetime | None
     died_until: datetime | None
     limit: Positive | None
 
 
 class DeadLetters(Base):
-    """What groups have given up."""
+    """The dead messages of groups."""
 
     @verb("GET", GROUP + "/dead", tag="groups", right="consume", answer=list[DeadOut])
     def dead(self, topic: str, group: str, *, limit: Page = 1000) -> list[DeadLetter]:
-        """The dead letters of a group, with payload and errors, the first of each partition first.
+        """The dead letters of a group with payload and errors, by partition and offset.
 
-        Over HTTP no more than 100,000; the last is the one that reaches 16 MB of payload.
+        Over HTTP at most 100,000; the list ends with the one that reaches 16 MB of payload.
         """
         self._db.call("lifecycle_group", topic=topic, group=group)
         if self._max_bytes is not None:
@@ -80,9 +80,9 @@ class DeadLetters(Base):
     def redrive(
         self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
     ) -> list[tuple[int, int]]:
-        """Dead messages become ready, with a fresh budget: all, or those that fulfil every condition that is given.
+        """Makes dead messages ready again, with a fresh budget of attempts: all, or those that meet every condition.
 
-        Returns (partition, offset) of each; with `dry_run` nothing changes.
+        Returns the (partition, offset) of each. With `dry_run` nothing changes.
         """
         return self._settle_dead("redrive", topic, group, dry_run, reason, which)
 
@@ -98,7 +98,7 @@ class DeadLetters(Base):
     def discard(
         self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
     ) -> list[tuple[int, int]]:
-        """Dead messages are given up for good, with the same conditions as `redrive`."""
+        """Gives up dead messages for good. The conditions are those of `redrive`."""
         return self._settle_dead("discard", topic, group, dry_run, reason, which)
 
     def _settle_dead(
@@ -114,7 +114,9 @@ class DeadLetters(Base):
         if limit is not None and limit < 1:
             raise InvalidArgument("limit must be at least 1")
         if offsets is not None and which.get("partition") is None:
-            raise InvalidArgument("offsets need a partition", "Offsets repeat in each partition: say which one.")
+            raise InvalidArgument(
+                "offsets need a partition", "Give the partition: each partition has the same offsets."
+            )
         chosen = {**which, "offsets": None if offsets is None else list(offsets)}
         rows = self._rows(
             function,
@@ -145,16 +147,16 @@ class DeadLetters(Base):
         target_topic: Name | None = None,
         reason: Reason = None,
     ) -> Replayed:
-        """Publishes a dead letter of `<topic>-dlq` again as the message that it was, to its topic or another one.
+        """Publishes a dead letter of `<topic>-dlq` as its original message, to its topic or to another one.
 
-        The dead message counts as done. A repeat publishes nothing and returns the first receipt, as a duplicate.
+        The dead message then counts as done. A repeat publishes nothing and returns the first receipt as a duplicate.
         """
         return self._replay(dlq_topic, partition, offset, target_topic, reason, origin=None)
 
     def _replay(
         self, dlq_topic: str, partition: int, offset: int, target: str | None, reason: str | None, *, origin: str | None
     ) -> Replayed:
-        """`origin`: only if the copy names this topic as its own."""
+        """With `origin`, refused unless the copy names this topic as its own."""
         row = self._rows(
             "replay_dead_letter",
             dlq_topic=dlq_topic,

@@ -1,4 +1,4 @@
-"""What an operator asks and does: rewind, blocked keys, figures, history."""
+"""Verbs for operators: rewind, blocked keys, figures, history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated
 
 from custody.engine.base import Base
-from custody.engine.grouping import GROUP
+from custody.engine.groups import GROUP
 from custody.errors import Busy, NotSkippable
 from custody.model.entities import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
 from custody.model.insights import GroupFigures, HandlingTime, OldTransaction, Server, TopicFigures
@@ -20,11 +20,11 @@ from custody.wire.reports import HandlingOut
 from custody.wire.verb import verb
 
 PATIENCE = 5.0
-"""For so many seconds a rewind is tried while somebody has a lease locked that it takes something from."""
+"""Seconds for which a rewind is retried while somebody holds a lock on a lease that it revokes."""
 
 
 class Operating(Base):
-    """Looking at groups, and repairing them."""
+    """Inspecting and repairing groups."""
 
     @verb(
         "POST",
@@ -46,8 +46,7 @@ class Operating(Base):
         dry_run: bool = False,
         reason: Reason = None,
     ) -> list[Rewound]:
-        """Everything from an offset or a time on is delivered again, on one partition or on all; leases over it are
-        revoked."""
+        """Delivers everything again from an offset or a time on, in one partition or in all; revokes leases on it."""
         until, pause = time.monotonic() + PATIENCE, 0.05
         while True:
             try:
@@ -61,7 +60,7 @@ class Operating(Base):
                     dry_run=dry_run,
                     reason=reason,
                 )
-            except Busy:  # each try gives up soon, so that claims go on between them
+            except Busy:  # each try gives up early, so that claims can run between them
                 if time.monotonic() + pause > until:
                     raise
                 time.sleep(pause)
@@ -71,7 +70,7 @@ class Operating(Base):
 
     @verb("GET", GROUP + "/blocked", tag="groups", right="consume", answer=list[BlockedKey], operation="blocked")
     def blocked_keys(self, topic: str, group: str, *, limit: Page = 1000) -> list[BlockedKey]:
-        """Keys that cannot go on, what each waits for, and how much waits behind it."""
+        """Blocked keys: what each waits for, and how many messages wait behind it."""
         self._db.call("lifecycle_group", topic=topic, group=group)
         rows = self._db.select(
             "blocked_keys", order=["partition", "since", "key"], limit=limit, topic=topic, consumer_group=group
@@ -81,8 +80,21 @@ class Operating(Base):
 
     @verb("POST", GROUP + "/blocked/release", tag="groups", right="admin", answer=CountOut, example={"key": "SKU-123"})
     def release_key(self, topic: str, group: str, key: str, *, reason: Reason = None) -> int:
-        """Lets a key go on past its held dead messages, which stay dead. Returns how many there were."""
+        """Unblocks a key that its dead messages hold; they stay dead. Returns how many there were."""
         return int(self._value("release_key", topic=topic, group=group, key=key, reason=reason))
+
+    @verb("POST", GROUP + "/retry", tag="groups", right="admin", answer=CountOut, example={"where_error": "timeout%"})
+    def retry_now(
+        self,
+        topic: str,
+        group: str,
+        *,
+        key: str | None = None,
+        where_error: Annotated[str | None, Help("A LIKE pattern of their last error.")] = None,
+        reason: Reason = None,
+    ) -> int:
+        """Makes messages that wait for a retry due now: all, or those of a key or error. Returns their number."""
+        return int(self._value("retry_now", topic=topic, group=group, key=key, where_error=where_error, reason=reason))
 
     @verb(
         "POST",
@@ -92,6 +104,7 @@ class Operating(Base):
         answer=None,
         nowhere=NotSkippable,
         example={"partition": 0, "offset": 42},
+        operation="skip_blocked",
     )
     def skip(self, topic: str, group: str, partition: Partition, offset: Offset, *, reason: Reason = None) -> None:
         """Counts one waiting or dead message as done."""
@@ -99,7 +112,7 @@ class Operating(Base):
 
     @verb("GET", GROUP + "/stats", tag="groups", right="consume", answer=Stats)
     def stats(self, topic: str, group: str) -> Stats:
-        """The figures of a group, in all and for each partition."""
+        """The figures of a group, in total and for each partition."""
         row = self._rows("group_named", topic=topic, group=group)[0]
         partitions = tuple(PartitionStats(**row) for row in self._rows("partition_stats", topic=topic, group=group))
         return Stats(
@@ -129,11 +142,11 @@ class Operating(Base):
         most = str(round(seconds(timeout) * 1000))
         try:
             return self._overview(most)
-        except Busy:  # perhaps a segment that it looked into was dropped at that moment
+        except Busy:  # a segment may have been dropped while it was read
             return self._overview(most)
 
     def _overview(self, most: str) -> tuple[list[TopicFigures], list[GroupFigures], list[OutboxFigures]]:
-        """A statement that takes longer than so many milliseconds is given up (`busy`)."""
+        """`most`: the timeout of each statement in milliseconds; `busy` if one takes longer."""
         with self._db.transaction() as connection:
             connection.execute("SELECT set_config('statement_timeout', %s, true)", [most])
             topics = [TopicFigures(**row) for row in self._rows("topic_figures", on=connection)]
@@ -174,7 +187,7 @@ class Operating(Base):
     def in_flight(
         self, topic: str, group: Annotated[Name | None, Help("Only of this group.")] = None
     ) -> dict[int, tuple[int, float | None]]:
-        """For each partition how many messages are leased, and since how many seconds the oldest of them."""
+        """For each partition: how many messages are leased, and the age of the oldest lease in seconds."""
         rows = self._rows("in_flight_figures", topic=topic, group=group)
         return {row["partition"]: (row["messages"], row["oldest_age"]) for row in rows}
 
@@ -184,7 +197,7 @@ class Operating(Base):
         topic: Annotated[Name | None, Help("Only of this topic.")] = None,
         group: Annotated[Name | None, Help("Only of groups of this name.")] = None,
     ) -> list[HandlingTime]:
-        """How long recent leases took, for each group: what a visibility timeout has to cover."""
+        """How long recent leases took, for each group. A visibility timeout has to cover that."""
         rows = self._rows("handling_times", topic=topic, group=group)
         return [
             HandlingTime(
@@ -195,13 +208,13 @@ class Operating(Base):
 
     @verb("GET", "/server", tag="operating", right="admin", everywhere=True, answer=Server)
     def server(self) -> Server:
-        """The database server: its version, the settings that durability rests on, transactions that are open for long,
-        and how it is connected to."""
+        """The database server: its version, settings that durability depends on, long-running transactions, and the
+        kind of connection."""
         db = self._db
         return Server(
             **self._rows("server_facts")[0],
             old_transactions=tuple(OldTransaction(**row) for row in self._rows("old_transactions")),
             pooled=db.pooled,
-            listens=not db.pooled if self._listen_url == db.url else notify.hears(db, self._listen_url),
+            listens=not db.pooled if self._listen_url == db.url else notify.can_listen(db, self._listen_url),
             default_isolation=db.isolation_default,
         )

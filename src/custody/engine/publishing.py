@@ -1,33 +1,36 @@
-"""The log: publishing now or later, reading."""
+"""The log: publish now or with a delay, and read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, TypeVar, overload
-from uuid import UUID
+
+from msgspec import Meta
 
 from custody.engine.topics import TOPIC, Topics
 from custody.errors import DelayNotFound, InvalidArgument
 from custody.model.codec import arrays, encode_event
 from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, Waiting, batch_of
 from custody.model.lanes import Priority
+from custody.model.limits import NAME_LENGTH
 from custody.model.placement import PLACED_WRONGLY
 from custody.model.policy import Duration
 from custody.tracing import traced
 from custody.verbs import delays, log
 from custody.verbs.producer import producer_identity
 from custody.wire.answers import CountOut
-from custody.wire.fields import Batch, Help, Offset, Page, Partition
+from custody.wire.fields import Batch, Help, Offset, Page, Partition, Text
 from custody.wire.messages import DelayedOut, MessageOut
+from custody.wire.requests import GivenEvents
 from custody.wire.verb import verb
 
 Placed = TypeVar("Placed", Receipt, Delayed)
 
 
 class Publishing(Topics):
-    """What is in topics."""
+    """Publishing and reading messages."""
 
     @overload
     def publish(
@@ -68,16 +71,20 @@ class Publishing(Topics):
         expected_offset: int | None = None,
         **rest: Any,
     ) -> Receipt | Delayed:
-        """Appends one message; it is durable when this returns. `expected_offset` refuses if the partition moved on.
+        """Appends one message; it is durable when this returns. With `expected_offset`, refused unless the message
+        gets this offset.
 
-        With `delay` or `deliver_at` it waits beside the log until then; it can be cancelled by its `delay_id`. A
-        partition beside a key has to be the key's own (`key_split`), unless `allow_split` gives up the key's order.
+        With `delay` or `deliver_at` the message is stored outside of the log until then, and can be cancelled by its
+        `delay_id`. If both key and partition are given, the partition must be the key's own (`key_split`), unless
+        `allow_split` gives up the key's order.
         """
         message = Outgoing(payload, **rest)
         if not message.delayed:
             return self.publish_many(topic, [message], expected_offset=expected_offset)[0]
         if expected_offset is not None:
-            raise InvalidArgument("a delayed message has no offset yet: expected_offset cannot be checked")
+            raise InvalidArgument(
+                "a delayed message has no offset yet: expected_offset cannot be checked", "Leave expected_offset out."
+            )
         return self.publish_delayed(topic, [message])[0]
 
     def publish_many(
@@ -90,13 +97,16 @@ class Publishing(Topics):
         epoch: int | None = None,
         sequence: int | None = None,
     ) -> list[Receipt]:
-        """Appends the messages in one transaction: all of them or none, in this order for each partition.
+        """Appends the messages in one transaction: all or none, in this order within each partition.
 
-        With `producer_id`, `epoch` and `sequence` (of the first message) a repeat returns the first receipts.
+        With `producer_id`, `epoch` and `sequence` (of the first message) it is idempotent: a repeat returns the first
+        receipts.
         """
         batch = traced(batch_of(messages))
         if any(message.delayed for message in batch):
-            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+            raise InvalidArgument(
+                "a delayed message has no offset to return", "Use publish_delayed for delayed messages."
+            )
         identity = producer_identity(producer_id, epoch, sequence)
         receipts = self._placed(
             topic, partial(log.publish, self._db, topic, batch, producer=identity, expected_offset=expected_offset)
@@ -117,7 +127,7 @@ class Publishing(Topics):
         identity = producer_identity(producer_id, epoch, sequence)
         batch = traced(messages)
         receipts = self._placed(topic, partial(delays.publish, self._db, topic, batch, producer=identity))
-        self._hints.send(topic)  # whoever waits may have to wake up earlier now
+        self._hints.send(topic)  # it may be due before the time for which waiting consumers have set their timers
         return receipts
 
     @verb("GET", TOPIC + "/delayed", tag="messages", right="consume", answer=list[DelayedOut])
@@ -126,7 +136,7 @@ class Publishing(Topics):
     ) -> list[Waiting]:
         """Delayed messages that are not due yet, the next one first.
 
-        Over HTTP no more than 100,000; the last is the one that reaches 16 MB of payload.
+        Over HTTP at most 100,000; the list ends with the one that reaches 16 MB of payload.
         """
         rows = self._rows("delayed_messages", topic=topic, key=key, limit=limit, bytes=self._max_bytes)
         return [
@@ -157,29 +167,40 @@ class Publishing(Topics):
         nowhere=DelayNotFound,
     )
     def cancel_delayed(self, topic: str, delay_id: Offset) -> None:
-        """Takes back a delayed message that is still waiting; refused (`delay_not_found`) once it was delivered."""
+        """Cancels a delayed message; refused (`delay_not_found`) once it was delivered."""
         self._rows("cancel_delayed", topic=topic, delay_id=delay_id)
 
     def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
         try:
-            return publish(layout=self._layout_of(topic), now=self._now())
-        except PLACED_WRONGLY:  # the topic may have changed since we last looked
+            return publish(layout=self._layout_of(topic))
+        except PLACED_WRONGLY:  # the cached layout of the topic may be out of date
             self._forget(topic)
-            return publish(layout=self._layout_of(topic), now=self._now())
+            return publish(layout=self._layout_of(topic))
 
     def _forget(self, topic: str) -> None:
         self._layouts.pop(topic, None)
 
     def hint(self, topics: Iterable[str]) -> None:
-        """Wakes those who wait for messages of these topics, after something was published in another way: by a commit
-        of yours with events for the outbox, for example. They would find it by polling, too."""
+        """Wakes consumers that wait for messages of these topics, after a publish that Custody did not see: for example
+        a commit of yours with events in the outbox. Without it they find the messages by polling."""
         for topic in topics:
             self._hints.send(topic)
 
-    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]], *, source: str = "") -> int:
-        """Publishes events of an outbox elsewhere, in one transaction: each once for its id and number of replays.
+    @verb(
+        "POST",
+        TOPIC + "/events",
+        tag="messages",
+        right="produce",
+        answer=CountOut,
+        repeat=True,  # the count of a repeat has only the events that the first attempt did not publish
+        example={"events": [{"event_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e", "payload": {"order": 17}}]},
+    )
+    def receive_events(
+        self, topic: str, events: GivenEvents, *, source: Annotated[Text, Meta(max_length=NAME_LENGTH)] = ""
+    ) -> int:
+        """Publishes events of another database's outbox in one transaction, each once for its id and number of replays.
 
-        Ids are compared within the topic and the `source`. Returns how many were new.
+        Ids are compared within the topic and the `source`, over HTTP within the API key too. Returns how many were new.
         """
         encoded = [encode_event(*event) for event in events]
         new: int = self._value(
@@ -207,14 +228,14 @@ class Publishing(Topics):
         topic: str,
         partition: Partition = 0,
         *,
-        offset: Annotated[Offset | None, Help("From this offset on; without it and a time, the first.")] = None,
-        time: Annotated[datetime | None, Help("From what was published at this time on.")] = None,
+        offset: Annotated[Offset | None, Help("The first offset to read; by default the first of the log.")] = None,
+        time: Annotated[datetime | None, Help("Read messages published at or after this time.")] = None,
         max_messages: Batch = 100,
     ) -> list[Message]:
-        """Messages as they are in the log, from an offset or a time on (else from the first); no group is involved."""
+        """Reads messages of the log from an offset or a time on, by default from the first. No group is involved."""
         if time is not None:
             if offset is not None:
-                raise InvalidArgument("read takes an offset or a time, not both")
+                raise InvalidArgument("read takes an offset or a time, not both", "Leave one of them out.")
             offset = log.offset_at(self._db, topic, partition, time)
         return log.read(
             self._db,

@@ -1,18 +1,21 @@
-"""Topics: make, grow, delete and describe them; what they and the journal keep, and its upkeep."""
+"""Topics: create, grow, delete and describe them; retention of topics and of the journal, and upkeep."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from custody.engine.base import Base
-from custody.errors import Busy
+from custody.errors import Busy, InvalidArgument
 from custody.model.entities import Journal, JournalPart, Kept, Segment, Topic, Upkeep
-from custody.model.policy import Duration, interval
-from custody.model.retention import Retention, Size, keep_time, size_in_bytes
+from custody.model.policy import interval
+from custody.model.retention import Retention, keep_time, size_in_bytes
 from custody.store.postgres import Connection
 from custody.verbs import upkeep
-from custody.wire.fields import Name
+from custody.wire.fields import GivenSize, GivenTimeout, Large, Name, NewName, Partitions
+from custody.wire.policies import GivenRetention
 from custody.wire.reports import JournalOut, TopicOut
 from custody.wire.verb import verb
 
@@ -20,22 +23,33 @@ TOPIC = "/topics/{topic}"
 
 
 class Topics(Base):
-    """Topics, and how much of the log and of the journal is kept."""
+    """Topics, and the retention of the log and of the journal."""
 
+    @verb(
+        "POST",
+        "/topics",
+        tag="topics",
+        right="admin",
+        on="name",
+        answer=TopicOut,
+        status=201,
+        repeat=True,
+        example={"name": "orders", "partitions": 4},
+    )
     def create_topic(
         self,
-        name: str,
+        name: NewName,
         *,
-        partitions: int = 1,
-        max_depth: int | None = None,
+        partitions: Partitions = 1,
+        max_depth: Large | None = None,
         priorities: bool = False,
-        starvation_limit: Duration | None = None,
-        retention: Retention | None = None,
+        starvation_limit: GivenTimeout | None = None,
+        retention: GivenRetention | None = None,
     ) -> Topic:
-        """A new topic. `max_depth` caps what the slowest group has not resolved, for each partition.
+        """Creates a topic. `max_depth` limits how many messages the slowest group may have unresolved in a partition.
 
-        With `priorities` each partition is five in the log, one for each priority: claims take from them by weight, and
-        first what has waited for longer than `starvation_limit` (a minute, if none is given).
+        With `priorities` each partition has five lanes in the log, one for each priority. Claims take from them by
+        weight, but first what has waited for longer than `starvation_limit` (default: a minute).
         """
         limit = interval(starvation_limit)
         with self._db.transaction() as connection:
@@ -55,13 +69,13 @@ class Topics(Base):
 
     @verb("DELETE", TOPIC, tag="topics", right="admin", answer=None, names={"name": "topic"})
     def delete_topic(self, name: str) -> None:
-        """Removes a topic with its messages and groups, for good."""
+        """Deletes a topic with its messages and groups."""
         self._rows("delete_topic", topic=name)
         self._layouts.pop(name, None)
 
     @verb("GET", "/topics", tag="topics", right="any", answer=list[TopicOut])
     def topics(self) -> list[Topic]:
-        """All topics; with a key, those that it has a right to."""
+        """All topics; over HTTP those that the API key has a right to."""
         return [self._topic(row) for row in self._db.select("topics", order=["name"])]
 
     @verb("GET", TOPIC, tag="topics", right="any", answer=TopicOut, names={"name": "topic"})
@@ -86,59 +100,77 @@ class Topics(Base):
     def _bounds(self, topic: str, tries: int = 4) -> list[tuple[Any, ...]]:
         try:
             return self._db.call("partitions", topic=topic)
-        except Busy:  # the segment that it looked into was sealed and dropped at that moment
+        except Busy:  # a segment was sealed and dropped while it was read
             if tries == 1:
                 raise
             return self._bounds(topic, tries - 1)
 
-    def grow_topic(self, topic: str, *, partitions: int) -> Topic:
-        """More partitions. Refused while a group that is ordered by key has anything unresolved: keys would move."""
-        self._rows("grow_topic", topic=topic, partitions=partitions)
-        return self._grown(topic)
+    @verb(
+        "PATCH",
+        TOPIC,
+        tag="topics",
+        right="admin",
+        answer=TopicOut,
+        repeat=True,
+        example={"retention": {"time": "7d"}},
+    )
+    def change_topic(
+        self,
+        topic: str,
+        *,
+        partitions: Partitions | UnsetType = UNSET,
+        retention: GivenRetention | UnsetType | None = UNSET,
+    ) -> Topic:
+        """Adds partitions, or sets the retention (None keeps everything), or both in one transaction.
 
-    def _grown(self, topic: str) -> Topic:
-        self._layouts.pop(topic, None)
-        self._hints.send(topic)
+        Partitions are refused while a group ordered by key has unresolved messages, because keys would move.
+        """
+        if partitions is UNSET and retention is UNSET:
+            raise InvalidArgument("there is nothing to change", "Give partitions or retention.")
+        with self._db.transaction() as connection:
+            if partitions is not UNSET:
+                self._rows("grow_topic", on=connection, topic=topic, partitions=partitions)
+            if retention is not UNSET:
+                self._keep(topic, retention, on=connection)
+        if partitions is not UNSET:
+            self._layouts.pop(topic, None)
+            self._hints.send(topic)
         return self.topic(topic)
+
+    def grow_topic(self, topic: str, *, partitions: Partitions) -> Topic:
+        """Adds partitions. Refused while a group ordered by key has unresolved messages, because keys would move."""
+        return self.change_topic(topic, partitions=partitions)
 
     def set_retention(self, topic: str, retention: Retention | None) -> Topic:
-        """From now on the topic keeps that much; None: everything."""
-        self._keep(topic, retention)
-        return self.topic(topic)
+        """Sets the retention of a topic; None keeps everything."""
+        return self.change_topic(topic, retention=retention)
 
-    def _keep(self, topic: str, retention: Retention | None, *, on: Connection | None = None) -> None:
+    def _keep(self, topic: str, retention: Retention | None, *, on: Connection) -> None:
         self._rows("set_retention", on=on, topic=topic, **({} if retention is None else retention.columns()))
 
-    def _change_topic(self, topic: str, *, partitions: int, retention: Retention | None) -> Topic:
-        """More partitions, and what is kept: both, or nothing."""
-        with self._db.transaction() as connection:
-            self._rows("grow_topic", on=connection, topic=topic, partitions=partitions)
-            self._keep(topic, retention, on=connection)
-        return self._grown(topic)
-
-    @verb("POST", "/maintain", tag="topics", right="admin", answer=list[Upkeep], example={})
+    @verb("POST", "/maintain", tag="topics", right="admin", on="topic", answer=list[Upkeep], example={})
     def maintain(self, topic: Name | None = None) -> list[Upkeep]:
-        """Ends and drops segments that are due, and parts of the journal, and removes what is left of producers'
-        transactions that timed out: of one topic, or of all. Workers, pipelines and servers do it by themselves.
+        """Applies retention now, for one topic or for all: seals and drops segments that are due, drops parts of the
+        journal, and removes the rest of transactions that timed out. Workers, pipelines and servers do it regularly.
 
-        Each step is a transaction of its own and gives up at once where somebody is in the way (`did` is busy). A
-        segment that a group has not resolved stays (held), and the group is named.
+        Each step is a transaction of its own and gives up at once if it would wait for a lock (`did` is busy). A
+        segment with messages that a group has not resolved stays (held), and the group is named.
         """
-        return upkeep.maintain(self._db, topic, now=self._now)
+        return upkeep.maintain(self._db, topic)
 
     @verb("GET", TOPIC + "/segments", tag="topics", right="consume", answer=list[Segment])
     def segments(self, topic: str) -> list[Segment]:
-        """The segments of a topic, oldest first, and what holds the oldest one."""
+        """The segments of a topic, oldest first, and what prevents the drop of the oldest."""
         return [Segment(**row) for row in self._rows("describe_segments", topic=topic)]
 
     @verb("GET", TOPIC + "/kept", tag="topics", right="consume", answer=Kept)
     def kept_aside(self, topic: str) -> Kept:
-        """The events of dead letters that have outlived their segments."""
+        """Dead letters that are kept although their segments were dropped."""
         return Kept(**self._rows("kept_aside", topic=topic)[0])
 
     @verb("GET", "/journal", tag="topics", right="admin", everywhere=True, answer=JournalOut)
     def journal(self) -> Journal:
-        """What the journal keeps, and its parts."""
+        """The retention of the journal, and its parts."""
         kept = self._db.select("journal_settings", order=["one"])[0]
         return Journal(
             keep_time=kept["retention_time"],
@@ -147,11 +179,23 @@ class Topics(Base):
             parts=tuple(JournalPart(**row) for row in self._rows("describe_journal")),
         )
 
-    def set_journal_retention(self, *, time: Duration | None = None, size: Size | None = None) -> None:
-        """From now on the journal, and with it `trace`, goes back so far; without arguments, to the beginning."""
+    @verb(
+        "PATCH",
+        "/journal",
+        tag="topics",
+        right="admin",
+        everywhere=True,
+        answer=JournalOut,
+        repeat=True,
+        operation="change_journal",
+        example={"time": "90d"},
+    )
+    def set_journal_retention(self, *, time: GivenTimeout | None = None, size: GivenSize | None = None) -> Journal:
+        """Sets how far back the journal, and with it `trace`, goes; without arguments everything is kept."""
         seconds = keep_time("time", time)
         self._rows(
             "set_journal_retention",
             time=None if seconds is None else f"{seconds} s",
             bytes=None if size is None else size_in_bytes(size),
         )
+        return self.journal()

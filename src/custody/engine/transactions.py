@@ -1,4 +1,4 @@
-"""The verbs of transactions in the database."""
+"""Transactions of producers, in the database."""
 
 from __future__ import annotations
 
@@ -20,25 +20,15 @@ from custody.verbs.transactions import Transactions, encoded
 
 @dataclass(frozen=True, kw_only=True)
 class DirectTransactions(Transactions):
-    """The verbs of transactions in the database."""
+    """The verbs of transactions, as calls of SQL functions."""
 
     db: Database
     committed: Callable[[Iterable[str]], None]
-    clock: Callable[[], datetime] | None = None
-
-    def _now(self) -> datetime | None:
-        return None if self.clock is None else self.clock()
 
     def begin(
         self, producer_id: str, *, epoch: int | None = None, timeout: Duration | None = None
     ) -> tuple[UUID, datetime]:
-        row = self.db.call_dicts(
-            "begin_transaction",
-            producer=producer_id,
-            epoch=epoch,
-            timeout=interval(timeout),
-            now=self._now(),
-        )[0]
+        row = self.db.call_dicts("begin_transaction", producer=producer_id, epoch=epoch, timeout=interval(timeout))[0]
         return row["transaction_id"], row["expires_at"]
 
     def add_all(
@@ -91,7 +81,6 @@ class DirectTransactions(Transactions):
             **arrays(bodies),
             deliver_at=[message.deliver_at for message in messages],
             delays=[seconds_or_none(message.delay) for message in messages],
-            now=self._now(),
         )[0][0]
         return count
 
@@ -101,19 +90,18 @@ class DirectTransactions(Transactions):
             transaction=transaction_id,
             lease_id=lease_id,
             offsets=None if offsets is None else list(offsets),
-            now=self._now(),
         )
 
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        rows = self.db.call("commit_transaction", transaction=transaction_id, worker=self.worker, now=self._now())
+        rows = self.db.call("commit_transaction", transaction=transaction_id)
         self.committed({row[0] for row in rows})
         return [_receipt(*row) for row in rows]
 
     def abort(self, transaction_id: UUID, *, reason: str | None = None) -> bool:
-        return bool(self.db.call("abort_transaction", transaction=transaction_id, reason=reason, now=self._now())[0][0])
+        return bool(self.db.call("abort_transaction", transaction=transaction_id, reason=reason)[0][0])
 
     def open(self) -> list[OpenTransaction]:
-        return [OpenTransaction(**row) for row in self.db.call_dicts("open_transactions", now=self._now())]
+        return [OpenTransaction(**row) for row in self.db.call_dicts("open_transactions")]
 
 
 def _receipt(topic: str, partition: int, number: int, deliver_at: datetime | None) -> Receipt | Delayed:

@@ -1,5 +1,5 @@
-"""The HTTP interface: `custody serve`. Thin: it parses, calls the engine and renders. What it adds: many callers share
-a transaction, and waiting costs neither a thread nor a connection."""
+"""The HTTP interface: `custody serve`. It parses requests, calls the engine and renders answers. It adds two things:
+many callers share a transaction, and a long poll needs neither a thread nor a connection while it waits."""
 
 from custody.http.serving import Server, Settings, serve
 

@@ -1,4 +1,4 @@
-"""What goes back to whoever asked."""
+"""The answer to a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Answer(Struct, frozen=True):
-    """What is sent back: a status, a body that is JSON already, and further headers."""
+    """A status, an encoded body, and further headers."""
 
     body: bytes = b""
     status: int = 200

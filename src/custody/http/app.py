@@ -11,7 +11,7 @@ from functools import cache
 
 from custody import tracing
 from custody.errors import CustodyError, MethodNotAllowed, NoSuchPath
-from custody.http import derived, groups, inspecting, producers, publishing, receiving, settling, topics
+from custody.http import by_hand, derived, health, publishing, receiving, settling
 from custody.http.answer import Answer
 from custody.http.asgi import Message, Receive, Scope, Send, send_answer
 from custody.http.call import Call
@@ -22,27 +22,26 @@ from custody.http.origins import is_preflight, preflight, require_host, require_
 from custody.http.rights import ANYBODY, Caller
 from custody.http.routes import Routes
 from custody.http.state import ServerState
+from custody.model.limits import NAME_LENGTH
 
 access = logging.getLogger("custody.http.access")
 
 NOT_KEPT = (b"cache-control", b"no-store")
-"""A receive is a GET: something in between that kept its answer would give one lease to many."""
+"""A receive is a GET: a cache between server and client would give one lease to several clients."""
 METHODS = ("GET", "POST", "PATCH", "DELETE")
 PIECE = 64 * 1024
-"""So much of an answer is given to the connection at a time."""
+"""Bytes of an answer that are passed to the connection at a time."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
-_WORKER = re.compile(rb"[\x21-\x7e]{1,200}\Z")
+_WORKER = re.compile(rb"[\x21-\x7e]{1,%d}\Z" % NAME_LENGTH)
 
-# where one path fits two operations, the first counts: names before placeholders
+# the first operation that matches a path is called: names come before placeholders
 OPERATIONS: list[Operation] = [
-    operation
-    for part in (publishing, settling, receiving, topics, groups, producers, inspecting)
-    for operation in part.table.operations
-] + derived.operations()
+    operation for part in (publishing, settling, receiving, health) for operation in part.table.operations
+] + derived.operations(by_hand.STEPS)
 
 
 class Request:
-    """What is known of a request before it is read."""
+    """What is known of a request before its body is read."""
 
     __slots__ = ("caller", "headers", "request_id", "route", "worker")
 
@@ -56,7 +55,7 @@ class Request:
 
 
 class Application:
-    """The whole HTTP interface on a state, which is opened and closed with the server."""
+    """The HTTP interface as an ASGI application. Its state is opened and closed with the server."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -97,7 +96,7 @@ class Application:
             self._note(scope, request, status, time.perf_counter() - began)
 
     async def _in_pieces(self, send: Send, body: bytes) -> None:
-        """A large answer goes out as fast as the client takes it, and is counted meanwhile."""
+        """Sends a large answer as fast as the client reads it, and counts it as buffered until then."""
         held = self._state.answers.hold(len(body))
         try:
             for start in range(0, len(body), PIECE):
@@ -134,11 +133,11 @@ class Application:
         return answered
 
     async def _refused(self, scope: Scope, request: Request, *, open: bool) -> Answer | None:
-        """The answer to whoever may not come in; None lets it pass. What is `open` needs no key."""
+        """The answer to a caller that is refused; None if it may go on. An `open` operation needs no key."""
         settings = self._state.settings
         try:
             require_origin(request.headers, scope.get("scheme", "http"), settings, open=open)
-            # whoever watches the server wants to hear of it just when the database is away
+            # monitoring has to work just when the database cannot be reached
             stale = scope["path"] == "/metrics"
             request.caller = await self._state.authenticate(request.headers, open=open, stale=stale)
             if not self._state.keys.needed:
@@ -148,7 +147,7 @@ class Application:
         if not open:
             scope["custody.connection"].trust()
         named = request.headers.get(b"x-custody-worker", b"")
-        if request.caller.name is not None:  # in the journal nobody goes under the name of another key
+        if request.caller.name is not None:  # so that nobody can act under the name of another key in the journal
             request.worker = request.caller.name
         if _WORKER.match(named):
             own = named.decode()
@@ -156,7 +155,7 @@ class Application:
         return None
 
     def _preflight(self, scope: Scope, request: Request) -> Answer:
-        """The answer to a browser that asks whether a page may call. It shows no key for that."""
+        """The answer to a browser's CORS preflight, which carries no key."""
         request.route = "preflight"
         try:
             require_origin(request.headers, scope.get("scheme", "http"), self._state.settings, open=False)
@@ -191,7 +190,7 @@ class Application:
 
 
 def _documents() -> list[Operation]:
-    """What describes the operations. It does not describe itself."""
+    """The operations that serve the API description. They are not part of it."""
     table = Table("documents")
 
     @table.operation("GET", "/openapi.json", answer=None, open=True)
@@ -205,7 +204,7 @@ def _documents() -> list[Operation]:
     return table.operations
 
 
-@cache  # made for whoever asks first: it takes as long as the rest of a start
+@cache  # made on the first request, because it takes as long as the rest of a start
 def _openapi() -> bytes:
     return describe(OPERATIONS)
 
@@ -216,9 +215,9 @@ def _page() -> bytes:
 
 
 def _unknown(scope: Scope, request: Request, methods: list[str]) -> Answer:
-    """The answer to a call that there is not: its path has these methods, or is none."""
+    """The answer to an unknown path (no methods), or to a method that the path does not have."""
     path = scope["path"]
     if not methods:
-        return failed(NoSuchPath(f"there is nothing at {path}", "See /docs for what there is."), request.request_id)
+        return failed(NoSuchPath(f"there is nothing at {path}", "See /docs for the list of calls."), request.request_id)
     refused = failed(MethodNotAllowed(f"{scope['method']} is not for {path}"), request.request_id)
     return Answer(refused.body, refused.status, ((b"allow", ", ".join(methods).encode()),))

@@ -1,4 +1,4 @@
-"""What the server, uvicorn, and the application say to each other: the types of ASGI, and an answer in its terms."""
+"""ASGI, the protocol between uvicorn and the application: its types, and sending an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 async def send_answer(send: Send, answer: Answer) -> None:
     headers = [*answer.headers]
-    if answer.status != 204:  # which has no body, not even an empty one
+    if answer.status != 204:  # 204 has no body, so no length
         headers.append((b"content-length", str(len(answer.body)).encode()))
     if answer.body:
         headers.append((b"content-type", answer.content_type))

@@ -1,4 +1,4 @@
-"""The body of a request: whole, within the limits of size, time and memory, and without its compression."""
+"""Reads the body of a request within limits of size, time and memory, and decompresses it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _GZIP = 16 + zlib.MAX_WBITS
 PIECE = 4096
-"""So much is inflated at a time."""
+"""Bytes that are inflated at a time."""
 
 
 class Body:
-    """Reads one body, and counts the memory that it takes until it is released."""
+    """Reads one body, and reserves the memory for it until it is released."""
 
     __slots__ = ("_headers", "_held", "_state")
 
@@ -27,20 +27,20 @@ class Body:
         self._state, self._headers, self._held = state, headers, 0
 
     async def read(self, receive: Receive) -> bytes:
-        """The body as the client had it before it compressed it."""
+        """The whole body, decompressed."""
         limit, timeout = self._state.max_body, self._state.body_timeout
         compressed = self._compressed()
         self._held = await self._state.bodies.take(self._announced(limit), timeout)
         given = await _received(receive, limit, timeout)
         if not compressed or not given:
             return given
-        async with self._state.inflating:  # a few at a time: what comes out is counted when it is there
+        async with self._state.inflating:  # a few at a time, because their size is known only afterwards
             inflated = await asyncio.to_thread(inflate, given, limit)
             self._held += await self._state.bodies.take(len(inflated), timeout)
         return inflated
 
     def release(self) -> None:
-        """Nobody needs the body any more."""
+        """Gives back the reserved memory."""
         self._state.bodies.give(self._held)
         self._held = 0
 
@@ -52,11 +52,11 @@ class Body:
             return False
         raise UnsupportedEncoding(
             f"a body with Content-Encoding {encoding.decode(errors='replace')[:100]!r} cannot be read",
-            "Send it with gzip, or as it is and without that header.",
+            "Send it with gzip, or uncompressed and without that header.",
         )
 
     def _announced(self, limit: int) -> int:
-        """The size of the body by its Content-Length; without one, the largest that is allowed."""
+        """The Content-Length; for a chunked body the largest size that is allowed."""
         length = self._headers.get(b"content-length", b"")
         if not length.isdigit():
             return limit if b"transfer-encoding" in self._headers else 0
@@ -73,7 +73,7 @@ async def _received(receive: Receive, limit: int, timeout: float) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise InvalidArgument("the client went away in the middle of its request")
+                    raise InvalidArgument("the client disconnected before the end of its request")
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
@@ -85,12 +85,12 @@ async def _received(receive: Receive, limit: int, timeout: float) -> bytes:
 
 
 def inflate(given: bytes, limit: int) -> bytes:
-    """What was compressed with gzip. Nothing is inflated beyond the limit."""
+    """Decompresses gzip. Stops as soon as the result exceeds the limit."""
     parts: list[bytes] = []
     left, whole = limit, memoryview(given)
     member = zlib.decompressobj(_GZIP)
     try:
-        # in pieces: what follows the end of a member is copied, and there may be very many members
+        # in pieces, because zlib copies what follows the end of a member, and there may be very many members
         for start in range(0, len(whole), PIECE):
             rest: bytes | memoryview = whole[start : start + PIECE]
             while rest:
@@ -102,9 +102,11 @@ def inflate(given: bytes, limit: int) -> bytes:
                     raise _too_large(limit)
                 rest = member.unused_data
     except zlib.error as error:
-        raise InvalidJson(f"the body is not gzip: {error}", "Leave out Content-Encoding if it is plain.") from error
+        raise InvalidJson(
+            f"the body is not gzip: {error}", "Leave out Content-Encoding if the body is not compressed."
+        ) from error
     if not member.eof:
-        raise InvalidJson("the body is not gzip to its end", "Send all of it.")
+        raise InvalidJson("the gzip body is incomplete", "Send all of it.")
     return b"".join(parts)
 
 

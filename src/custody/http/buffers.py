@@ -1,4 +1,4 @@
-"""How much a server holds in memory for its clients: bodies that come in, and answers that go out."""
+"""Limits the memory that a server uses for request bodies and for answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import deque
 from custody.errors import Busy
 
 SMALL = 64 * 1024
-"""What is not larger than this is not counted: the number of connections bounds it."""
+"""Bytes: smaller bodies and answers are not counted, because the number of connections limits them."""
 _REMEDY = "Try again in a moment; `--max-buffered` of the server is the limit."
 
 
 class Buffer:
-    """Bytes of one kind, up to a limit. Lives in one event loop."""
+    """Counts the bytes of one kind, up to a limit. Used in one event loop."""
 
     def __init__(self, most: int, kind: str) -> None:
         self._most, self._kind = most, kind
@@ -24,27 +24,27 @@ class Buffer:
         return self.held >= self._most
 
     async def take(self, size: int, timeout: float) -> int:
-        """Waits for room for so many bytes, in the order of arrival, and takes it; returns what to give back."""
+        """Waits for room, in the order of arrival, and reserves it. Returns the size to give back."""
         if size <= SMALL:
             return 0
-        size = min(size, self._most)  # what is larger than the limit goes alone
+        size = min(size, self._most)  # one that is larger than the limit goes alone
         await self._turn(size, timeout)
         return size
 
     async def room(self, timeout: float) -> None:
-        """Waits until less is held than may be, and takes nothing."""
+        """Waits until less than the limit is held. Reserves nothing."""
         if self.full():
             await self._turn(0, timeout)
 
     def hold(self, size: int) -> int:
-        """Counts what there is already; returns what to give back."""
+        """Counts bytes that exist already, without waiting. Returns the size to give back."""
         if size <= SMALL:
             return 0
         self.held += size
         return size
 
     def give(self, size: int) -> None:
-        """So many bytes are free again: those who waited for them have their turn."""
+        """Frees bytes, and lets those who wait for them go on."""
         self.held -= size
         while self._waiting and self._fits(self._waiting[0][0]):
             needed, turn = self._waiting.popleft()
@@ -66,9 +66,9 @@ class Buffer:
         except BaseException as error:
             if turn.cancelled():
                 self._waiting.remove((size, turn))
-                self.give(0)  # whoever comes after it may need less
+                self.give(0)  # the next in line may need less
             else:  # its turn had come
                 self.give(size)
             if isinstance(error, TimeoutError):
-                raise Busy(f"the server holds as many {self._kind} as it may", _REMEDY) from None
+                raise Busy(f"the server has reached its limit of memory for {self._kind}", _REMEDY) from None
             raise

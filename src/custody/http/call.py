@@ -1,4 +1,4 @@
-"""One request on its way: who asks, what for, and the means to answer."""
+"""The request that a handler serves: caller, parameters, query, body, and access to the engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from msgspec import UNSET
 from custody.errors import InvalidArgument, TooLarge
 from custody.http.asgi import Receive
 from custody.http.rights import Caller, Right
+from custody.model.limits import LARGEST, SMALL
 
 if TYPE_CHECKING:
     from custody.engine import Custody
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class Call:
-    """What a handler gets. `body` and `query` are of the operation's types; `size` is that of the body, in bytes."""
+    """What a handler gets. `body` and `query` have the operation's types; `size` is the body's size in bytes."""
 
     __slots__ = (
         "_body", "_engine", "_headers", "_read", "_receive",
@@ -51,40 +52,42 @@ class Call:
 
     @property
     def body(self) -> Any:
-        """The body, decoded when it is first asked for: rights that the path or the key alone can tell come before."""
+        """The body. It is decoded on first use, after the rights that follow from the path or the key were checked."""
         if self._body is UNSET:
             self._body = self._read()
         return self._body
 
     @property
     def engine(self) -> Custody:
-        """The engine, under the name of whoever asks."""
+        """The engine, under the name of the caller."""
         if self._engine is None:
             self._engine = self.state.verbs.named(self.worker)
         return self._engine
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb, in a thread."""
+        """Runs a verb in a thread."""
         return await self.state.run(verb, *args, **kwargs)
 
     def allow(self, right: Right, *topics: str) -> None:
-        """Refuses what the caller's key has no right to do with these topics."""
+        """Refuses the call unless the caller's key has the right on these topics."""
         self.caller.require(right, topics)
 
     async def allow_still(self, right: Right, *topics: str) -> None:
-        """The same by the keys as they are now, for a caller that has waited: its key may have been revoked."""
+        """`allow` with the current keys, for a caller that has waited: its key may have been revoked since."""
         caller = await self.state.authenticate(self._headers, open=False)
         caller.require(right, topics)
 
     def allow_everywhere(self, right: Right) -> None:
-        """Refuses what concerns all topics, if the caller's key is not for all of them."""
+        """Refuses the call unless the caller's key has the right on all topics."""
         self.caller.require_everywhere(right)
 
     def require_batch(self, count: int) -> None:
-        """Refuses more messages than one request may name."""
+        """Refuses more messages than one request may contain."""
         most = self.state.settings.max_batch
         if count > most:
-            raise TooLarge(f"{count} messages are more than the {most} that one request may have", "Send several.")
+            raise TooLarge(
+                f"{count} messages are more than the {most} that one request may have", "Send several requests."
+            )
 
     @property
     def topic(self) -> str:
@@ -97,36 +100,36 @@ class Call:
     def number(self, name: str) -> int:
         """A whole number in the path."""
         text = self.params[name]
-        if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > 2**62:
+        if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > LARGEST:
             raise InvalidArgument(
-                f"{name} in the path cannot be {text[:100]!r}", "It is a whole number from 0 on.", path=name
+                f"{name} in the path cannot be {text[:100]!r}", "Give a whole number, 0 or more.", path=name
             )
         return int(text)
 
     def partition(self) -> int:
         number = self.number("partition")
-        if number >= 2**31:
+        if number > SMALL:
             raise InvalidArgument(
-                f"partition cannot be {number}", "It is a whole number below 2,147,483,648.", path="partition"
+                f"partition cannot be {number}", "Give a whole number below 2,147,483,648.", path="partition"
             )
         return number
 
     async def gone(self) -> None:
-        """Returns when the client has gone away."""
+        """Returns when the client has disconnected."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
 
     async def is_gone(self) -> bool:
-        """Whether the client has gone away already."""
+        """Whether the client has disconnected."""
         watch = asyncio.ensure_future(self.gone())
-        await asyncio.sleep(0)  # it runs until it would have to wait
+        await asyncio.sleep(0)  # `watch` runs until it has to wait
         watch.cancel()
         return watch.done()
 
     async def unless_gone(self, waiting: asyncio.Future[T]) -> T | None:
-        """The result, or None if the client goes away first."""
+        """The result, or None if the client disconnects first."""
         watch = asyncio.ensure_future(self.gone())
         both: set[asyncio.Future[Any]] = {waiting, watch}
         try:
@@ -137,11 +140,13 @@ class Call:
 
 
 def lease_of_receipt(receipt: str) -> tuple[UUID, int]:
-    """The lease and the offset that a receipt stands for."""
+    """The lease and the offset of a receipt."""
     lease, colon, offset = receipt.partition(":")
     try:
-        if colon and offset.isascii() and offset.isdigit() and len(offset) < 20 and int(offset) <= 2**62:
+        if colon and offset.isascii() and offset.isdigit() and len(offset) < 20 and int(offset) <= LARGEST:
             return UUID(lease), int(offset)
     except ValueError:
         pass
-    raise InvalidArgument("that is not a receipt", "Send it back as it came with the message.", path="$.receipt")
+    raise InvalidArgument(
+        f"{receipt[:100]!r} is not a receipt", "Send it unchanged, as it came with the message.", path="$.receipt"
+    )

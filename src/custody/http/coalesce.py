@@ -1,7 +1,7 @@
-"""Coalescing: what arrives while a transaction is under way goes together in the next one.
+"""Coalescing: requests that arrive while a transaction is under way share the next one.
 
-Nothing waits for company: with nobody before it, a request goes at once. So an idle server answers as fast as without
-this, and a busy one commits once for all that came meanwhile.
+No request waits for others to come: if none is under way, it starts at once. So an idle server answers as fast as
+without coalescing, and a busy one commits once for all requests that arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 HEAVIEST = 16 * 2**20
-"""Bytes of one batch, unless it is a single item: PostgreSQL takes no more than a gigabyte in one call."""
+"""Most bytes of a batch of several items: PostgreSQL takes at most a gigabyte in one call."""
 
 
 class _Waiting(Generic[Item, Answer]):
-    """An item in the queue. `alone`: somebody holds what it needs, so it goes by itself and waits for it."""
+    """An item in the queue. `alone`: it has to wait for a lock, so it gets a transaction of its own."""
 
     __slots__ = ("alone", "future", "item", "keys", "weight")
 
@@ -32,10 +32,10 @@ class _Waiting(Generic[Item, Answer]):
 
 
 class Coalescer(Generic[Item, Answer]):
-    """Gathers items and performs them in batches, in threads. Lives in one event loop.
+    """Gathers items and performs them in batches, in threads. Used in one event loop.
 
-    Of the items of a key one batch is under way at a time, in the order in which they came; items of other keys need
-    not wait for it. What is answered `BLOCKED` was not done: it comes again, without those whom it would hold up.
+    For each key one batch at a time is under way, in the order of arrival; items of other keys need not wait for it. An
+    item that is answered `BLOCKED` was not done: it is tried again alone, so that it does not delay others.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Coalescer(Generic[Item, Answer]):
         self._pending: list[_Waiting[Item, Answer]] = []
         self._busy: set[Hashable] = set()
         self._wanted: set[Hashable] = set()
-        """Keys of those who wait: whoever comes later does not overtake them."""
+        """Keys of pending items: a later item with one of them must not overtake."""
         self._running = 0
 
     async def submit(self, item: Item, weight: int = 0) -> Answer:
-        """The answer to this item, of so many bytes, or the error that is its own."""
+        """Returns the answer to this item, or raises its error. `weight`: its size in bytes."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(item, self._keys(item), weight, future)
         if not self._enabled:
             self._begin([waiting], frozenset())
         elif self._running < self._slots and waiting.keys.isdisjoint(self._busy | self._wanted):
-            # with a slot free all who wait have to wait: none of them would go along
+            # while a slot is free, pending items wait for their keys: none of them could join this batch
             self._begin([waiting], waiting.keys)
         else:
             self._pending.append(waiting)
@@ -87,7 +87,7 @@ class Coalescer(Generic[Item, Answer]):
         under_way.add_done_callback(partial(self._done, batch, keys))
 
     def _take(self) -> list[_Waiting[Item, Answer]]:
-        """Everybody who can go now. One who goes alone takes along only those of the same single key."""
+        """Takes the items that can start now. One that goes alone is joined only by others of the same single key."""
         taken: list[_Waiting[Item, Answer]] = []
         left: list[_Waiting[Item, Answer]] = []
         held = set(self._busy)
@@ -120,7 +120,7 @@ class Coalescer(Generic[Item, Answer]):
         answers = [error for _ in batch] if error is not None else under_way.result()
         again = []
         for waiting, answer in zip(batch, answers, strict=True):
-            if waiting.future.done():  # nobody waits for it any more
+            if waiting.future.done():  # the request was cancelled
                 continue
             if answer is BLOCKED:
                 waiting.alone = True

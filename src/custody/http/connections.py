@@ -1,8 +1,8 @@
-"""The connections of a server: how many there may be, which is closed to make room, and who reads too slowly.
+"""The connections of a server: limits their number, closes some to make room, and closes those that read too slowly.
 
-A connection is trusted once a request on it has shown a valid key (on a server without keys: once a request was let
-in). The others have a quarter of each limit for longer than a moment, and the oldest of them is closed first: whoever
-has a key shows it at once, so that callers without one cannot keep callers with one out.
+A connection is trusted once a request on it has shown a valid key (on a server without keys: once a request was
+admitted). After a second, connections that are not trusted may use a quarter of each limit, and the oldest of them is
+closed first. A client that has a key shows it at once, so clients without a key cannot lock out clients with one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SHARE = 4
-"""Connections that are not trusted have one in so many."""
+"""Connections that are not trusted may be one in this many."""
 MOMENT = 1.0
-"""Seconds for a new connection to become trusted, while there is room: many may come at once after a restart."""
+"""Seconds for a new connection to become trusted, while there is room: after a restart many connect at once."""
 SLOWEST = 1024
-"""Bytes a second that a reader has to take while something waits for it."""
+"""Bytes per second that a client has to read while data waits for it."""
 SOON = 2.0
-"""Seconds instead of the write timeout, while more answers wait than may."""
+"""Seconds: replaces the write timeout while the memory for answers is full."""
 _PREFIX = 64
-"""Bits of an IPv6 address that tell clients apart: whoever has one address has the rest of its network too."""
+"""Bits of an IPv6 address that identify a client: who has one address usually has its whole /64 network."""
 
 
 class Connection:
-    """One connection. `idle` says whether no request on it is being served."""
+    """One connection. `idle` tells whether no request on it is being served."""
 
     __slots__ = ("_mark", "_since", "address", "idle", "made", "secured", "transport", "trusted", "written")
 
@@ -40,19 +40,20 @@ class Connection:
         self.trusted = False
         self.idle: Callable[[], bool] = lambda: True
         self.written = 0
-        """Bytes that were given to the transport."""
+        """Bytes that were passed to the transport."""
         self._mark, self._since = 0, 0.0
 
     @property
     def waiting(self) -> int:
-        """Bytes that the client has not taken yet."""
+        """Bytes that the client has not read yet."""
         inner = 0 if self.secured is None else self.secured.get_write_buffer_size()
         return inner + self.transport.get_write_buffer_size()
 
     def stalls(self, now: float, timeout: float) -> bool:
-        """Whether the client has taken next to nothing for so long. Asked regularly."""
+        """Whether the client has read less than SLOWEST for `timeout` seconds. Called at regular intervals."""
         waiting = self.waiting
-        # what the system holds has not been taken either: it may be megabytes, and asks for more only after a third
+        # the socket buffer of the kernel counts as unread too: it can hold megabytes, and is refilled only when a third
+        # of it is free
         taken = self.written - waiting - (_sent(self.transport) if waiting else 0)
         if not waiting or taken - self._mark >= SLOWEST * timeout or not self._since:
             self._mark, self._since = taken, now if waiting else 0.0
@@ -60,12 +61,12 @@ class Connection:
         return now - self._since >= timeout
 
 
-class Writing:
-    """A transport that counts what is written."""
+class CountingTransport:
+    """A transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
-        self.is_closing, self.close = transport.is_closing, transport.close  # asked for each request
+        self.is_closing, self.close = transport.is_closing, transport.close  # called for each request
 
     def write(self, data: bytes) -> None:
         self._connection.written += len(data)
@@ -76,7 +77,7 @@ class Writing:
 
 
 class _Share:
-    """The connections of one client address, or all. Both dicts have the oldest first."""
+    """The connections of one client address, or of all. Both dicts are ordered by age, oldest first."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -98,7 +99,7 @@ class _Share:
         self.trusted.pop(connection, None)
 
     def surplus(self, now: float) -> tuple[bool, Connection | None]:
-        """Whether there is no room for another connection, and which one is closed for it."""
+        """Whether the limit is reached, and the connection to close for a new one, if any."""
         oldest = next(iter(self.others), None)
         if len(self) >= self.most:
             return True, oldest or next((one for one in self.trusted if one.idle()), None)
@@ -107,7 +108,7 @@ class _Share:
 
 
 class Connections:
-    """All connections of a server process. Lives in its event loop."""
+    """All connections of a server process. Used in its event loop."""
 
     def __init__(
         self,
@@ -123,10 +124,10 @@ class Connections:
         self._write_timeout, self._full, self._clock = write_timeout, full, clock
         self._looking: asyncio.TimerHandle | None = None
         self.closed: Counter[str] = Counter({"crowded": 0, "refused": 0, "unread": 0})
-        """Connections that were closed to make room, refused at once, and closed because nobody read the answer."""
+        """Connections closed to make room, refused at once, and closed because the client did not read the answer."""
 
     def admit(self, transport: asyncio.Transport) -> Connection | None:
-        """Counts a new connection, and closes another if there are too many; None if there is no room."""
+        """Registers a new connection, and closes another if there are too many; None if there is no room."""
         address, now = client_of(transport), self._clock()
         here = self._addresses.get(address) or _Share(self._for_each)
         for share in (here, self._all):
@@ -158,7 +159,7 @@ class Connections:
         connection.transport.abort()
 
     def forget(self, connection: Connection) -> None:
-        """The connection is over."""
+        """Removes a connection that has ended."""
         self._all.remove(connection)
         here = self._addresses.get(connection.address)
         if here is not None:
@@ -167,15 +168,15 @@ class Connections:
                 del self._addresses[connection.address]
 
     def count(self) -> tuple[int, int]:
-        """The trusted ones, and the others."""
+        """The number of trusted connections, and of the others."""
         return len(self._all.trusted), len(self._all.others)
 
     def waiting(self) -> int:
-        """Bytes that clients have not taken yet."""
+        """Bytes that clients have not read yet."""
         return sum(one.waiting for one in self._all)
 
     def close(self) -> None:
-        """Ends the looks, and what is still open."""
+        """Stops the regular checks, and closes all connections."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -199,16 +200,16 @@ class Connections:
 
 
 def _sent(transport: asyncio.BaseTransport) -> int:
-    """Bytes of a connection that the system has, and of which its client has not said that they have come."""
+    """Bytes in the kernel's send buffer that the client has not acknowledged."""
     try:
         found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except OSError:  # it is closed, or the system does not tell
+    except OSError:  # it is closed, or the system does not support this
         return 0
     return int.from_bytes(found, sys.byteorder)
 
 
 def client_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the client: of an IPv6 address, its network."""
+    """The address of the client; for IPv6 its network."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple) or not peer:
         return "-"

@@ -1,4 +1,4 @@
-"""From a request to an answer: calls the operation, and turns every error into one that says what to do."""
+"""From a request to an answer: calls the operation, and turns every exception into an error answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER = (b"retry-after", b"1")
 MOST_PARAMETERS = 100
-"""Behind the question mark: more are refused before they are looked at."""
+"""Most query parameters: more are refused before they are parsed."""
 
 
 async def answer(
@@ -50,7 +50,7 @@ async def answer(
     worker: str,
     request_id: str,
 ) -> Answer:
-    """Whatever happens, there is an answer."""
+    """Calls the operation and returns its answer, or that of an error. Raises nothing."""
     body = Body(state, headers)
     try:
         given = b"" if operation.body is None else await body.read(receive)
@@ -68,7 +68,7 @@ async def answer(
         )
         require_names(params)
         if operation.reads:
-            async with state.reads:  # as many as there are threads: what they read is not counted yet
+            async with state.reads:  # as many as there are threads, because what they read is counted only afterwards
                 await state.answers.room(state.body_timeout)
                 result = await operation.handler(call)
         else:
@@ -83,7 +83,7 @@ async def answer(
 
 
 def parse_query(operation: Operation, query_string: bytes) -> Any:
-    """The parameters, of the operation's type. Nobody changes them: who polls asks for the same again and again."""
+    """The query as the operation's type. Short ones are cached, as polling clients repeat them: do not change it."""
     return (_remembered if len(query_string) <= 200 else _parsed)(operation.query, query_string)
 
 
@@ -91,7 +91,7 @@ def _parsed(kind: type[Shape], query_string: bytes) -> Shape:
     try:
         pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
     except ValueError as error:
-        raise InvalidArgument(f"there are more than {MOST_PARAMETERS} parameters", "Give fewer.") from error
+        raise InvalidArgument(f"the query has more than {MOST_PARAMETERS} parameters", "Give fewer.") from error
     given: dict[str, str] = {}
     for name, value in pairs:
         if name in given:
@@ -104,14 +104,14 @@ _remembered = lru_cache(maxsize=1024)(_parsed)
 
 
 def require_names(params: Mapping[str, str]) -> None:
-    """Refuses what cannot be looked for: PostgreSQL has no NUL in texts."""
+    """Refuses a NUL character, which PostgreSQL does not allow in texts."""
     for name, value in params.items():
         if "\0" in value:
             raise InvalidArgument(f"{name} in the path has a NUL character", "Remove it.", path=name)
 
 
 def failed(error: Exception, request_id: str) -> Answer:
-    """The answer that tells of an error."""
+    """The answer for an error."""
     status, extra = 500, []
     body = ErrorBody(code="internal_error", message="the server failed; its log has more", request_id=request_id)
     if isinstance(error, msgspec.ValidationError):
@@ -146,7 +146,7 @@ def failed(error: Exception, request_id: str) -> Answer:
 
 
 def _log(error: Exception, code: str, request_id: str) -> None:
-    """What the caller is not told: the log has it under the id that the caller has."""
+    """Logs the details that the caller does not get, under the request id that it does get."""
     level = logging.WARNING if isinstance(error, Transient | InvalidArgument) else logging.ERROR
     extra = {"custody": {"request_id": request_id, "code": code}}
     logger.log(level, "request %s failed", request_id, exc_info=error, extra=extra)
@@ -156,7 +156,7 @@ _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\
 
 
 def located(message: str) -> tuple[str, str]:
-    """What msgspec says, and the path of the field that it says it of."""
+    """Splits a message of msgspec into its text and the path of the field."""
     said, _, path = message.rpartition(" - at `") if " - at `" in message else (message, "", "$`")
     path = path.removesuffix("`")
     field = _FIELD.match(said)

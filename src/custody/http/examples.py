@@ -1,4 +1,4 @@
-"""An example of every answer, for the description of the interface: values of the answers' own types."""
+"""An example of every answer for the API description, as values of the answers' types."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from custody.wire.answers import (
     FlightOut,
     HealthOut,
     InFlightOut,
-    NewsOut,
     PlaceOut,
     ProducerOut,
     RedrivenOut,
     RewindOut,
     RewoundOut,
     SettledOut,
+    WakeupOut,
 )
 from custody.wire.messages import DeadOut, DelayedOut, LeaseOut, MessageOut, PlacedOut, ReceiptsOut
 from custody.wire.policies import PolicyOut
@@ -86,7 +86,7 @@ _EXAMPLES: tuple[Any, ...] = (
         duplicate=False,
     ),
     LeaseOut(lease_id=_LEASE, deadline=_LATER, messages=[MessageOut(**_MESSAGE, attempt=1, receipt=f"{_LEASE}:42")]),
-    NewsOut("orders-17", news=True),
+    WakeupOut("orders-17", woken=True),
     SettledOut(1),
     DeadlineOut(_LATER),
     TopicOut(
@@ -188,6 +188,7 @@ _EXAMPLES: tuple[Any, ...] = (
         attempts=2,
         run_at=_LATER,
         last_error="timeout",
+        worker="worker-1",
         since=_AT,
         parked=3,
     ),
@@ -239,11 +240,11 @@ _OWN: dict[str, Any] = {
     "readyz": HealthOut("ready"),
     "redrive": RedrivenOut(1, dry_run=True, messages=[PlaceOut(0, 42)]),
 }
-"""Of operations whose answer tells more than that of others with its type."""
+"""Examples of single operations, where that of the type would leave something out."""
 
 
 def example_of(name: str, kind: Any) -> Any:
-    """An answer of this type as JSON, by the operation of this name."""
+    """An answer of this type as JSON; `name` is the operation's."""
     if isinstance(kind, GenericAlias):
         return [example_of(name, get_args(kind)[0])]
     example = _OWN.get(name, _BY_TYPE[kind])

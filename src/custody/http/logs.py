@@ -1,7 +1,7 @@
-"""What a server writes down: a line for each request and for what goes wrong, and never what a message contains.
+"""The log of a server: a line for each request and for each error, never the content of a message.
 
-Payloads, keys of messages, API keys, headers and query values are not in it. Errors of a library may quote any of them:
-of an exception only its kind and the way to it are written, and the words of the database where they quote no value.
+Payloads, keys of messages, API keys, headers and query values are never logged. Exceptions of libraries may quote them,
+so only the type and the stack of an exception are logged, and messages of the database that cannot quote a value.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from custody.errors import Transient
 Format = Literal["json", "text", "none"]
 FORMATS: tuple[Format, ...] = ("json", "text", "none")
 MOST = 10_000
-"""So many lines wait to be written. Whoever reads them slower than that loses some, and not the server its time."""
+"""Most lines that wait to be written. If the reader of the log is too slow, lines are lost; requests do not wait."""
 _WITHOUT_VALUES = ("08", "25", "26", "28", "40", "42", "53", "54", "55", "57", "58", "XX")
-"""Classes of errors of the database whose messages name tables, functions and resources, and never quote a value."""
+"""SQLSTATE classes whose messages name tables, functions and resources, but never quote a value."""
 _LOGGERS = ("custody", "uvicorn", "asyncio", "psycopg.pool")
 
 
@@ -36,7 +36,7 @@ def format_for(stream: TextIO) -> Format:
 
 @contextmanager
 def written(kind: Format, stream: TextIO | None = None) -> Iterator[None]:
-    """Writes what the server logs, meanwhile. `none`: no line for each request, and the rest as text."""
+    """Writes the server's log while the context is open. `none`: no lines for requests, the rest as text."""
     handler = Writer(stream or sys.stderr, JsonLines() if kind == "json" else TextLines())
     before = [(logger := logging.getLogger(name), logger.level, logger.propagate) for name in _LOGGERS]
     for logger, _, _ in before:
@@ -54,7 +54,7 @@ def written(kind: Format, stream: TextIO | None = None) -> Iterator[None]:
 
 
 class Writer(logging.Handler):
-    """Hands lines to a thread, which writes them: a reader that stands still does not make requests wait."""
+    """Passes lines to a thread that writes them, so that a blocked reader of the log does not block requests."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter, most: int = MOST) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class Writer(logging.Handler):
         self._stream, self._most = stream, most
         self._waiting: deque[logging.LogRecord] = deque()
         self._lost = 0
-        self._news, self._ended = threading.Event(), False
+        self._queued, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._write, name="custody-log", daemon=True)
         self._thread.start()
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # no lock around it, as the handler's own would be: a deque takes from many threads
+        # without the handler's lock: a deque can be used by many threads
         self.emit(record)
         return True
 
@@ -76,19 +76,19 @@ class Writer(logging.Handler):
             self._lost += 1
             return
         self._waiting.append(record)
-        if not self._news.is_set():
-            self._news.set()
+        if not self._queued.is_set():
+            self._queued.set()
 
     def _write(self) -> None:
         while True:
-            self._news.wait()
-            self._news.clear()
+            self._queued.wait()
+            self._queued.clear()
             lines = []
             while self._waiting:
                 lines.append(self.format(self._waiting.popleft()))
             if self._lost:
                 lost, self._lost = self._lost, 0
-                lines.append(self.format(_record(f"{lost} lines were not written: nobody read them in time")))
+                lines.append(self.format(_record(f"{lost} lines were lost: the log is read too slowly")))
             if lines and not self._put("".join(f"{line}\n" for line in lines)):
                 return
             if self._ended and not self._waiting:
@@ -98,15 +98,15 @@ class Writer(logging.Handler):
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody will ever read: a server goes on without its log
+        except (OSError, ValueError):  # the stream is closed: the server goes on without a log
             self._most = 0
             return False
         return True
 
     def close(self) -> None:
-        """Writes what is left, if it can be written soon."""
+        """Writes the waiting lines, for at most 5 s."""
         self._ended = True
-        self._news.set()
+        self._queued.set()
         self._thread.join(5)
         super().close()
 
@@ -116,7 +116,7 @@ def _record(text: str) -> logging.LogRecord:
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says: `request` lines have the fields of the request."""
+    """The fields of a line; `request` lines have those of the request."""
     said = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
@@ -136,12 +136,12 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _words(error: BaseException) -> str:
-    # a database that cannot be reached or is busy tells why, and quotes no row for it
+    # the reason why a database is unreachable or busy quotes no row
     return f"{type(error).__name__} ({error})" if isinstance(error, Transient) else type(error).__name__
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An exception without its words, which may quote a message."""
+    """An exception without its message, which may quote a payload."""
     said: dict[str, Any] = {"error": _words(error), "at": _way(error)}
     if (state := getattr(error, "sqlstate", None)) is not None:
         said["sqlstate"] = state
@@ -173,11 +173,11 @@ class TextLines(logging.Formatter):
 
 
 def _plain(text: str) -> str:
-    """A text that is one line and moves no cursor, whatever names are in it: all but printable ASCII is escaped."""
+    """Escapes all but printable ASCII, so that no name can break a line or move the cursor."""
     return text if text.isascii() and text.isprintable() else json.dumps(text)[1:-1]
 
 
 def _shown(value: object) -> str:
-    """A value that ends where it seems to end: no field can be made up in another."""
+    """Quotes a value with spaces, quotes or `=`, so that it cannot imitate another field."""
     plain = isinstance(value, str) and value.isascii() and value.isprintable() and not set(' "=') & set(value)
     return str(value) if plain else json.dumps(value)

@@ -1,5 +1,5 @@
-"""Long polls: all callers that wait for the same group and partition are one line. Waiting costs neither a thread nor a
-connection: one claim serves as many as it can, and an empty one is empty for everybody in the line."""
+"""Long polls: all callers that wait for the same group and partition form one line. Waiting needs neither a thread nor
+a connection: one claim serves as many callers as it can, and if it finds nothing, that holds for the whole line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from custody.verbs.claim import Lease
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""So many of a line are served by one transaction."""
+"""Most callers of a line that one transaction serves."""
 POLL = 1.0
+"""Seconds between two claims of a line without a wake-up."""
 POLLS_A_SECOND = 200
-"""All lines together: the more there are, the less often each looks without a hint."""
+"""Limit of all lines together: the more lines there are, the less often each claims without a wake-up."""
 BUSY = 0.03
+"""Longest pause in seconds after a claim that was `busy`."""
 SOON = 0.005
-"""The shortest pause before something that is due."""
+"""Shortest pause in seconds before a message is due."""
 
 
 class Place(NamedTuple):
-    """What a line waits for; without a partition, any. `create`: the default group is made if it is not there."""
+    """What a line waits for; without a partition, any. `create`: create the default group if it is missing."""
 
     topic: str
     group: str
@@ -35,7 +37,7 @@ class Place(NamedTuple):
 
 
 class ServerClaims(Protocol):
-    """What a line needs of the server: claims and due times, each in a thread."""
+    """What a line needs of the server; each call runs in a thread."""
 
     async def claim(self, place: Place, callers: Sequence[Claim]) -> list[Lease]: ...
     async def next_due(self, place: Place) -> float | None: ...
@@ -43,17 +45,17 @@ class ServerClaims(Protocol):
 
 
 class Waiter:
-    """One caller in a line. `answer` becomes a lease: an empty one when its time is over."""
+    """One caller in a line. `answer` gets a lease, an empty one at the timeout. Without `patient` it does not wait."""
 
     def __init__(self, claim: Claim, answer: asyncio.Future[Lease], *, patient: bool) -> None:
         self.claim, self.answer, self.patient = claim, answer, patient
         self.seen: Lease | None = None
-        """The last empty answer: why there is nothing."""
+        """The last empty lease, with the reason."""
 
 
 class WaitingLine:
-    """The callers that wait at one place: served when somebody arrives, on a hint, when something is due, and now and
-    then."""
+    """The callers that wait for one place. A claim is made when one arrives, on a wake-up, when a message is due, and
+    at intervals."""
 
     def __init__(
         self, place: Place, claims: ServerClaims, interval: Callable[[], float], emptied: Callable[[WaitingLine], None]
@@ -61,10 +63,10 @@ class WaitingLine:
         self.place, self._claims, self._interval, self._emptied = place, claims, interval, emptied
         self.waiters: list[Waiter] = []
         self.serving: asyncio.Task[None] | None = None
-        self._news = False
+        self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._overdue = 0.0
-        """The last pause, if something was overdue that a claim did not get."""
+        """The last pause, if something is overdue although a claim did not get it."""
 
     def join(self, waiter: Waiter) -> None:
         self.waiters.append(waiter)
@@ -78,7 +80,7 @@ class WaitingLine:
             self._timer = None
 
     def wake(self) -> None:
-        self._news = True
+        self._woken = True
         if self.serving is None and self.waiters:
             self.serving = asyncio.get_running_loop().create_task(self._serve())
             self.serving.add_done_callback(self._served)
@@ -86,38 +88,38 @@ class WaitingLine:
     def _served(self, task: asyncio.Task[None]) -> None:
         self.serving = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("serving those who wait for %s failed", self.place, exc_info=error)
+            logger.error("serving long polls for %s failed", self.place, exc_info=error)
             for waiter in list(self.waiters):
                 self._hand(waiter, error)
-        if self._news and self.waiters:
+        if self._woken and self.waiters:
             self.wake()
         elif not self.waiters:
             self._emptied(self)
 
     async def _serve(self) -> None:
         pause = POLL
-        while self.waiters and self._news:
-            self._news = False
+        while self.waiters and self._woken:
+            self._woken = False
             present = list(self.waiters)
             served = present[:AT_ONCE]
             try:
                 leases = await self._claims.claim(self.place, [waiter.claim for waiter in served])
             except Transient as error:
-                logger.debug("nobody who waits for %s was served: %s", self.place, error)
+                logger.debug("no long poll for %s was served: %s", self.place, error)
                 for waiter in list(self.waiters):
                     if waiter in served or not waiter.patient:
                         self._hand(waiter, error)
                 break
-            except CustodyError as error:  # no topic, no group: of no use to wait
+            except CustodyError as error:  # the topic or group does not exist: waiting is useless
                 for waiter in list(self.waiters):
                     self._hand(waiter, error)
                 return
             await self._hand_out(served, leases)
             last = leases[-1]
             if last:  # each of them got something: there may be more
-                self._news, self._overdue = True, 0.0
+                self._woken, self._overdue = True, 0.0
                 continue
-            for waiter in present:  # not whoever came since: the claim may have been before their own publish
+            for waiter in present:  # not those that arrived since: they may have published after this claim
                 waiter.seen = last
                 if not waiter.patient:
                     self._hand(waiter, last)
@@ -130,13 +132,13 @@ class WaitingLine:
     async def _until_due(self) -> float:
         """How long to wait before the next claim.
 
-        What is overdue just after a claim is held by somebody, such as an expired lease that is being settled in an
-        open transaction: it is looked for less and less often.
+        If something is overdue just after a claim, a lock keeps it back: for example an expired lease that is being
+        settled in an open transaction. The pause doubles each time then.
         """
         try:
             due = await self._claims.next_due(self.place)
         except Transient as error:
-            logger.debug("when something is due for %s is not known: %s", self.place, error)
+            logger.debug("the next due time of %s is not known: %s", self.place, error)
             return self._interval()
         if due is not None and due <= 0:
             self._overdue = min(self._interval(), max(SOON, 2 * self._overdue))
@@ -145,7 +147,7 @@ class WaitingLine:
         return self._interval() if due is None else max(SOON, min(self._interval(), due))
 
     async def _hand_out(self, served: Sequence[Waiter], leases: Sequence[Lease]) -> None:
-        """To each what was claimed for it; what was for one who has gone meanwhile is given back."""
+        """Answers each caller with its lease, and gives back leases of callers that have disconnected."""
         for_nobody = []
         for waiter, lease in zip(served, leases, strict=False):
             if lease and waiter.answer.done():
@@ -180,11 +182,11 @@ class LongPolls:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many callers wait."""
         return len(self._waiting)
 
     async def receive(self, place: Place, claim: Claim, wait: float) -> Lease:
-        """A lease for this caller, as soon as there is something to give; an empty one after `wait` seconds."""
+        """A lease for this caller as soon as there are messages; an empty one after `wait` seconds."""
         loop = asyncio.get_running_loop()
         waiter = Waiter(claim, loop.create_future(), patient=wait > 0 and not self._closed)
         line = self._lines.get(place)
@@ -208,19 +210,19 @@ class LongPolls:
             self._forget(line)
 
     async def _return_answer(self, waiter: Waiter) -> None:
-        """The caller went away just when there was something for it."""
+        """Gives back the lease of a caller that disconnected when it was just claimed."""
         answer = waiter.answer
         if answer.done() and not answer.cancelled() and answer.exception() is None and answer.result():
             await self._claims.give_back(answer.result())
 
     async def served(self, timeout: float) -> None:
-        """Waits for the claims that are under way, and for what becomes of them."""
+        """Waits until running claims have answered their callers."""
         under_way = [line.serving for line in self._lines.values() if line.serving is not None]
         if under_way:
             await asyncio.wait(under_way, timeout=timeout)
 
     async def _once(self, line: WaitingLine, waiter: Waiter) -> Lease:
-        """For whoever does not want to wait: served with the line, or told that there is nothing."""
+        """For a caller that does not wait: joins the line for one claim."""
         line.join(waiter)
         try:
             return await waiter.answer
@@ -233,14 +235,14 @@ class LongPolls:
             self._forget(line)
 
     def _forget(self, line: WaitingLine) -> None:
-        """If nobody is in it any more."""
+        """Removes a line if nobody is in it any more."""
         if not line.waiters and line.serving is None and self._lines.get(line.place) is line:
             del self._lines[line.place]
 
     def _over(self, line: WaitingLine, waiter: Waiter) -> None:
         if waiter.answer.done():
             return
-        if waiter.seen is None:  # its first claim is under way: whatever that brings is its answer
+        if waiter.seen is None:  # its first claim is under way: the result of that is its answer
             waiter.patient = False
         else:
             line.leave(waiter)
@@ -250,13 +252,13 @@ class LongPolls:
         return max(POLL, len(self._lines) / POLLS_A_SECOND)
 
     def wake(self, topic: str | None) -> None:
-        """There is news of a topic; None: perhaps of any."""
+        """Something was published in a topic; None: perhaps in any of them."""
         for place, line in list(self._lines.items()):
             if topic is None or place.topic == topic:
                 line.wake()
 
     def close(self) -> None:
-        """Ends all waiting: everybody is told that there is nothing."""
+        """Ends all waits: every caller gets an empty lease."""
         self._closed = True
         for line in list(self._lines.values()):
             for waiter in list(line.waiters):

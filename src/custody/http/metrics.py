@@ -1,6 +1,6 @@
-"""What a server counts about itself, as Prometheus reads it. Each server has a registry of its own.
+"""The counters of a server, in the format of Prometheus. Each server has a registry of its own.
 
-Looking up the labels of a counter costs more than counting: every set of labels is bound once and kept.
+The lookup of a counter's labels costs more than counting, so each set of labels is bound once and cached.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from custody.http.connections import Connections
-from custody.http.scraping import OTHER, Overview, families
+from custody.http.database_metrics import OTHER, Overview, families
 from custody.model.entities import Delayed, Receipt
 from custody.outbox.metrics import exposition
 from custody.verbs.claim import Lease
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "-"
-"""A label for what nobody has named: paths that do not exist, and so on. There may be any number of them."""
+"""The label for unknown methods, paths, topics and groups, of which there may be any number."""
 MOST_TOPICS = 1_000
 MOST_GROUPS = 2_000
-"""So many topics, and groups, have series of their own; all others are added up under OTHER."""
+"""Most topics, and groups, with series of their own; all others are added up under OTHER."""
 LEASES = 20_000
-"""So many leases are known by their topic and group: an ack names the lease alone."""
+"""Most leases whose topic and group are remembered: an ack names only the lease."""
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Counts what happens; used in the event loop, read from any thread."""
+    """Counts events. Written in the event loop, read from any thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Metrics:
         )
         self._took = Histogram(
             "custody_http_request_duration_seconds",
-            "From the first byte to the last; a long poll takes as long as it waits.",
+            "Time from the first byte to the last; that of a long poll includes its wait.",
             ["method", "route"],
             buckets=_SECONDS,
             registry=registry,
@@ -63,24 +63,30 @@ class Metrics:
             "custody_messages_published", "Messages that were accepted.", ["topic"], registry=registry
         )
         self._duplicates = Counter(
-            "custody_messages_duplicate", "Messages that had been published before.", ["topic"], registry=registry
+            "custody_messages_duplicate", "Messages that were recognised as repeats.", ["topic"], registry=registry
         )
         self._received = Counter(
-            "custody_messages_received", "Messages that were handed out.", ["topic", "group"], registry=registry
+            "custody_messages_received", "Messages that were delivered.", ["topic", "group"], registry=registry
+        )
+        self._redelivered = Counter(
+            "custody_messages_redelivered",
+            "Messages that were handed out again: their attempt is not the first.",
+            ["topic", "group"],
+            registry=registry,
         )
         self._settled = Counter(
             "custody_messages_settled",
-            "Messages by what was said of them.",
+            "Messages that were settled, by outcome.",
             ["topic", "group", "outcome"],
             registry=registry,
         )
         self._dead = Counter(
             "custody_messages_dead",
-            "Messages that are dead by what was said of them.",
+            "Messages that died when they were settled.",
             ["topic", "group"],
             registry=registry,
         )
-        # a series has to begin at 0, or Prometheus does not see that it has risen
+        # a series has to begin at 0, or Prometheus does not see its first increase
         self._dead.labels(UNKNOWN, UNKNOWN)
         self._coalesced = Histogram(
             "custody_coalesced_requests",
@@ -93,13 +99,13 @@ class Metrics:
         polls.set_function(waiting)
         self._open = Gauge(
             "custody_http_connections",
-            "Connections of clients: on which a request was let in, and others.",
+            "Connections of clients: trusted ones, on which a request was admitted, and others.",
             ["state"],
             registry=registry,
         )
         self._buffered = Gauge(
             "custody_http_buffered_bytes",
-            "Large bodies that are being read or handled, and answers that clients have not taken.",
+            "Bytes of large bodies that are being read or handled, and of answers that clients have not read.",
             ["kind"],
             registry=registry,
         )
@@ -107,7 +113,7 @@ class Metrics:
             "custody_database_connections", "Connections to the database.", ["state"], registry=registry
         )
         self._most = Gauge(
-            "custody_database_connections_max", "The most connections that there may be.", registry=registry
+            "custody_database_connections_max", "The limit of connections to the database.", registry=registry
         )
         self._queue = Gauge(
             "custody_database_connections_waiting", "Calls that wait for a connection.", registry=registry
@@ -115,15 +121,15 @@ class Metrics:
         self._of_requests: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._of_topics: dict[str, tuple[Counter, Counter]] = {}
         self._groups: set[tuple[str, str]] = {(UNKNOWN, UNKNOWN)}
-        self._of_groups: dict[tuple[str, str], Counter] = {}
+        self._of_groups: dict[tuple[str, str], tuple[Counter, Counter]] = {}
         self._of_outcomes: dict[tuple[str, str, str], Counter] = {}
         self._leases: dict[UUID, tuple[str, str]] = {}
 
     def answered(self, method: str, route: str, status: int, took: float) -> None:
-        """A request was answered, in so many seconds."""
+        """Counts an answered request; `took` is in seconds."""
         found = self._of_requests.get((method, route, status))
         if found is None:
-            if method not in _METHODS:  # any word may come; it gets no series of its own
+            if method not in _METHODS:  # a client may send any word
                 method = UNKNOWN
             found = self._requests.labels(method, route, str(status)), self._took.labels(method, route)
             if method != UNKNOWN:
@@ -149,19 +155,22 @@ class Metrics:
         found[duplicate].inc(count)
 
     def received(self, topic: str, group: str, lease: Lease) -> None:
-        """Messages go out under a lease, which is remembered."""
+        """Counts delivered messages, and remembers the topic and group of their lease."""
         topic, group = self._named(topic, group)
         found = self._of_groups.get((topic, group))
         if found is None:
-            found = self._of_groups[topic, group] = self._received.labels(topic, group)
+            found = self._received.labels(topic, group), self._redelivered.labels(topic, group)
+            self._of_groups[topic, group] = found
             self._dead.labels(topic, group)
-        found.inc(len(lease))
+        received, redelivered = found
+        received.inc(len(lease))
+        redelivered.inc(sum(message.attempt > 1 for message in lease))
         if len(self._leases) >= LEASES:
             del self._leases[next(iter(self._leases))]
         self._leases[lease.lease_id] = topic, group
 
     def _named(self, topic: str, group: str) -> tuple[str, str]:
-        """The labels of a group."""
+        """The labels of a group; OTHER beyond the limit."""
         if (topic, group) not in self._groups:
             if len(self._groups) >= MOST_GROUPS:
                 return OTHER, OTHER
@@ -169,7 +178,7 @@ class Metrics:
         return topic, group
 
     def settled(self, lease_id: UUID, outcome: str, count: int) -> None:
-        """Messages of a lease were settled. If another server has handed it out, nobody here knows its group."""
+        """Counts settled messages of a lease. The group of another server's lease is unknown here."""
         self.settled_in(*self._leases.get(lease_id, (UNKNOWN, UNKNOWN)), outcome, count)
 
     def settled_in(self, topic: str, group: str, outcome: str, count: int) -> None:
@@ -180,16 +189,16 @@ class Metrics:
         found.inc(count)
 
     def died(self, lease_id: UUID, count: int) -> None:
-        """So many messages of a lease are dead by what was said of them."""
+        """Counts messages of a lease that died when they were settled."""
         if count:
             self._dead.labels(*self._leases.get(lease_id, (UNKNOWN, UNKNOWN))).inc(count)
 
     def coalesced(self, operation: str) -> Callable[[int], object]:
-        """What counts the requests of each transaction of an operation."""
+        """A function that counts the requests of one transaction of an operation."""
         return self._coalesced.labels(operation).observe
 
     def exposition(self, overview: Overview | None) -> bytes:
-        """Everything, with the figures of the database, if there are any."""
+        """All metrics as text, with the figures of the database if there are any."""
         in_use, idle, most, waiting = self._connections()
         self._in_use.labels("in_use").set(in_use)
         self._in_use.labels("idle").set(idle)
@@ -201,13 +210,13 @@ class Metrics:
         self._buffered.labels("answers").set(self._clients.waiting())
         closed = CounterMetricFamily(
             "custody_http_connections_closed",
-            "Connections that the server closed: to make room, refused at once, or because nobody read the answer.",
+            "Connections that the server closed: to make room, refused at once, or because the answer was not read.",
             labels=["reason"],
         )
         for reason, count in self._clients.closed.items():
             closed.add_metric([reason], count)
         text = generate_latest(
-            _Together(
+            _WithoutCreated(
                 [
                     *self._registry.collect(),
                     closed,
@@ -218,8 +227,8 @@ class Metrics:
         return text if overview is None else text + exposition(overview.outbox).encode()
 
 
-class _Together:
-    """Metrics without the times at which their series began, which would double their number."""
+class _WithoutCreated:
+    """A collector without `_created` series (when a series began), which would double their number."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics

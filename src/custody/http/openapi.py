@@ -1,4 +1,4 @@
-"""The description of the interface, made of the operations: as OpenAPI, and as a page that loads nothing else."""
+"""The API description, generated from the operations: as OpenAPI, and as an HTML page that loads no other resources."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from custody.http.examples import example_of
 from custody.http.operation import Operation
+from custody.model.limits import LARGEST, SMALL
 from custody.wire import fields
 from custody.wire.answers import ErrorOut
 
@@ -24,16 +25,16 @@ _OF_OPEN_CALLS = {422, 500, 503}
 _ERRORS = {
     400: "The body is not JSON.",
     401: "A key is needed.",
-    403: "The key has no right to do this, or a foreign web page asks.",
+    403: "The key lacks the right to do this, or the call comes from a web page of another origin.",
     404: "There is no such topic, group, partition, producer, transaction or message.",
-    408: "The body did not come in time.",
-    409: "It does not fit the present state.",
-    413: "The body or the batch is too large, a compressed one by what it contains.",
-    415: "The body is encoded otherwise than with gzip.",
+    408: "The body did not arrive in time.",
+    409: "The request conflicts with the current state.",
+    413: "The body (after decompression) or the batch is too large.",
+    415: "The Content-Encoding is not gzip.",
     422: "A field is not valid; `path` names it.",
-    500: "A fault of the server; its log has more, under the `request_id`.",
-    429: "Full or capped: try again after `Retry-After`.",
-    503: "Not now: try again after `Retry-After`.",
+    500: "The server failed; its log has the details under the `request_id`.",
+    429: "A limit is reached: try again after `Retry-After`.",
+    503: "The server is busy or not available: try again after `Retry-After`.",
 }
 _DESCRIPTION = (
     "A durable message log in which every message has a lifecycle. Bodies are JSON, whatever their Content-Type; "
@@ -43,12 +44,12 @@ _DESCRIPTION = (
 _PATH = {
     "topic": "The name of the topic.",
     "group": "The name of the group.",
-    "partition": "The number of the partition, from 0 on.",
+    "partition": "The number of the partition, starting at 0.",
     "offset": "The offset of the message in its partition.",
-    "delay_id": "The id that the delayed message got when it was published.",
+    "delay_id": "The id of the delayed message, from the answer to its publish.",
     "producer_id": "The id of the producer.",
 }
-_NUMBERS = {"partition": 2**31 - 1, "offset": 2**62, "delay_id": 2**62}
+_NUMBERS = {"partition": SMALL, "offset": LARGEST, "delay_id": LARGEST}
 
 
 def describe(operations: Sequence[Operation]) -> bytes:
@@ -81,7 +82,7 @@ def describe(operations: Sequence[Operation]) -> bytes:
 
 
 def _members(answer: Any) -> tuple[Any, ...]:
-    """The types that an answer may have; msgspec itself has no unions of structures."""
+    """The types that an answer may have: msgspec does not support unions of structs."""
     if answer is None:
         return ()
     return get_args(answer) if isinstance(answer, UnionType) else (answer,)
@@ -153,11 +154,11 @@ def _responses(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any
     return responses
 
 
-_RETRY_AFTER = {"description": "After so many seconds.", "required": True, "schema": {"type": "integer", "minimum": 0}}
+_RETRY_AFTER = {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
 
 def page(operations: Sequence[Operation]) -> str:
-    """The page at /docs: every call with its fields, and an example of what is sent and answered."""
+    """The page at /docs: every call with its fields, and examples of its body and answer."""
     parts = [
         _HEAD,
         f"<p>{html.escape(_DESCRIPTION)} The same for programs: <a href='/openapi.json'>openapi.json</a></p>",

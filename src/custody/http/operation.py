@@ -1,5 +1,5 @@
-"""Operations: what can be called, with what, and what comes back. Routes and the description of the interface are
-made of the same table."""
+"""Operations: method, path, types of body, query and answer, handler. Routes and the API description are made of
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Handler = Callable[["Call"], Awaitable[object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One call of the interface. Without a `body` none is read; `open` needs no key."""
+    """One call of the API. Without a `body` type no body is read. An `open` operation needs no key."""
 
     method: str
     path: str
@@ -45,7 +45,7 @@ class Operation:
 
     @cached_property
     def reads(self) -> bool:
-        """Whether its answer may be large. What waits for messages checks that itself, when there are some."""
+        """Whether its answer may be large, so that it waits for memory first. Receives do that before each claim."""
         return self.method == "GET" and not self.open and "wait" not in self.query.__struct_fields__
 
     def __post_init__(self) -> None:
@@ -53,9 +53,9 @@ class Operation:
         object.__setattr__(self, "decode", decoder.decode)
 
     def read(self, given: bytes, most: int) -> Any:
-        """The body, of its type and with so many messages at most; None if there is none, and none is needed."""
+        """Decodes the body, with at most `most` messages. None if it is empty and not required."""
         if given:
-            with at_most(most + 1):  # the body itself may be one
+            with at_most(most + 1):  # one more, because the body itself may count as one
                 return self.decode(given)
         if self.body is not None and self.body_required:
             raise InvalidJson("the body is empty", "Send a JSON object.")
@@ -63,13 +63,13 @@ class Operation:
 
 
 def described(function: Callable[..., object]) -> tuple[str, str]:
-    """The summary and the description in a docstring."""
+    """Splits a docstring into summary and description."""
     summary, _, description = (function.__doc__ or "").strip().partition("\n\n")
     return " ".join(summary.split()), " ".join(description.split())
 
 
 class Table:
-    """The operations of one part of the interface."""
+    """The operations of one module."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -90,7 +90,7 @@ class Table:
         media_type: str = "application/json",
         other: dict[int, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Adds the function that is decorated: its name names the operation, its docstring describes it."""
+        """Decorates a handler. Its name is that of the operation, its docstring the description."""
 
         def add(handler: Handler) -> Handler:
             summary, description = described(handler)

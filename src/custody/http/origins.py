@@ -1,4 +1,4 @@
-"""Web pages: which may call, and what a browser is told about it (CORS). Programs send none of these headers."""
+"""CORS: which web pages may call the server. Programs other than browsers send none of these headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from custody.http.answer import Answer
 from custody.http.settings import Settings
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
-_OWN = (b"", b"same-origin", b"none")  # "none": somebody typed the address
+_OWN = (b"", b"same-origin", b"none")  # "none": a user typed the address
 _METHODS = b"GET, POST, PATCH, DELETE"
 _HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Custody-Worker, X-Request-Id, traceparent, tracestate"
 _SHOWN = b"X-Request-Id, Retry-After"
@@ -19,10 +19,10 @@ Headers = Mapping[bytes, bytes]
 
 
 def require_origin(headers: Headers, scheme: str, settings: Settings, *, open: bool) -> None:
-    """Refuses a web page of somebody else that makes a browser call us.
+    """Refuses calls that a browser makes for a web page of another origin.
 
-    A browser names the page's origin with all but plain requests such as an image's; for these it tells whether they
-    come from elsewhere. Receiving messages is a GET, so that this has to be asked too.
+    A browser sends the page's origin, except with plain requests such as for an image; with those it sends
+    Sec-Fetch-Site. Receiving messages is a GET, which a plain request can be, so that header is checked too.
     """
     origin = headers.get(b"origin")
     if origin is not None:
@@ -31,17 +31,19 @@ def require_origin(headers: Headers, scheme: str, settings: Settings, *, open: b
         if given not in settings.origins and given != own:
             raise Forbidden(f"a page from {given!r} may not call this server", "Start it with --origin to allow it.")
     elif not open and headers.get(b"sec-fetch-site", b"") not in _OWN:
-        raise Forbidden("a page from elsewhere may not call this server", "Start it with --origin to allow it.")
+        raise Forbidden("a web page of another origin may not call this server", "Start it with --origin to allow it.")
 
 
 def require_host(headers: Headers, settings: Settings) -> None:
-    """Refuses a name that only pretends to be ours: a page could give its own name the address of this machine.
+    """Refuses a foreign Host header, against DNS rebinding: a page could give its own name the address of this machine.
 
-    For a server that asks for no key. With keys it is of no use to a page to get through.
+    Only for a server that needs no key. With keys, a page gains nothing by it.
     """
     host = headers.get(b"host", b"").decode("latin-1")
     if host and _name(host) not in _LOCAL | {settings.host}:
-        raise Forbidden(f"this server is not {host!r}", "It serves this machine only: call it as 127.0.0.1.")
+        raise Forbidden(
+            f"this server does not answer to the name {host!r}", "It serves this machine only: call it as 127.0.0.1."
+        )
 
 
 def _name(host: str) -> str:
@@ -52,12 +54,12 @@ def _name(host: str) -> str:
 
 
 def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether a browser asks if a page may call."""
+    """Whether a request is a CORS preflight."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
 def preflight(headers: Headers, settings: Settings) -> Answer:
-    """What a page may send; only of use to one that may call at all."""
+    """The answer to a preflight: the methods and headers that a permitted page may send."""
     if headers[b"origin"].decode("latin-1") not in settings.origins:
         return Answer(b"", 204)
     return Answer(
@@ -72,7 +74,7 @@ def preflight(headers: Headers, settings: Settings) -> Answer:
 
 
 def shared(headers: Headers, settings: Settings) -> list[tuple[bytes, bytes]]:
-    """What lets a page that may call read the answer. Without --origin there is nothing of it."""
+    """The headers that let a permitted page read the answer. Without --origin there are none."""
     if not settings.origins:
         return []
     origin = headers.get(b"origin")

@@ -1,5 +1,5 @@
-"""One connection: bounded in number, in size and in time. uvicorn and httptools would take a head of any size and any
-number of requests at once, and wait for ever for the rest of a body and for the reader of an answer."""
+"""The HTTP protocol of one connection, with limits of number, size and time. uvicorn and httptools alone would accept a
+head of any size and any number of pipelined requests, and wait for ever for a body and for the reader of an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from custody.errors import Busy
-from custody.http.connections import Connection, Connections, Writing
+from custody.http.connections import Connection, Connections, CountingTransport
 from custody.wire.answers import ErrorBody, ErrorOut
 
 logger = logging.getLogger(__name__)
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 LARGEST_HEAD = 64 * 1024
 MOST_HEADERS = 200
 LINGER = 5.0
-"""Seconds for the rest of a body after the answer: a client that still sends can then read the answer."""
+"""Seconds to read the rest of a body after an early answer, so that a client that still sends can read the answer."""
 LARGEST_REST = 16 * 2**20
 PIECE = 4096
-"""So much is parsed before it is checked whether requests wait already: each of them costs far more than its bytes."""
+"""Bytes that are parsed at a time. Then parsing stops if requests wait: each costs far more memory than its bytes."""
 
 _NO_ROOM = ErrorBody(
     code=Busy.code,
-    message="the server has as many connections as it may",
+    message="the server has reached its limit of connections",
     remedy="Try again in a moment, on fewer connections; `--max-connections` of the server is the limit.",
 )
 
 
 def _whole(status: int, kind: bytes, text: bytes, extra: bytes = b"") -> bytes:
-    """An answer after which the connection is closed."""
+    """A whole answer with `connection: close`."""
     head = b"content-type: %s\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n" % (kind, len(text), extra)
     return STATUS_LINE[status] + head + text
 
@@ -45,7 +45,7 @@ _CROWDED = _whole(503, b"application/json", msgspec.json.encode(ErrorOut(_NO_ROO
 
 
 _FRAMING = (b"content-length", b"transfer-encoding")
-"""Headers that say where a body ends."""
+"""Headers that determine the end of a body."""
 
 
 class _TooLarge(Exception):
@@ -53,7 +53,7 @@ class _TooLarge(Exception):
 
 
 class _Flow(FlowControl):
-    """Reads nothing more while requests wait that were read already."""
+    """Does not resume reading while requests wait that were read already."""
 
     def __init__(self, transport: asyncio.Transport, behind: Callable[[], bool]) -> None:
         super().__init__(transport)
@@ -64,7 +64,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class Bounded(HttpToolsProtocol):
+class BoundedProtocol(HttpToolsProtocol):
     """One connection. `head_timeout` is for the first line and the headers; a body has its own limit (dispatch.py)."""
 
     head_timeout = 30.0
@@ -85,10 +85,10 @@ class Bounded(HttpToolsProtocol):
         if self.connection is None and (admitted := admitted_by(self.all, transport)) is not None:
             self.connection = admitted
         if self.connection is None:
-            self.transport = transport  # it is being closed: no request comes of it
+            self.transport = transport  # it is being closed: there will be no request
             return
         self.connection.idle = self._idle
-        super().connection_made(cast(asyncio.Transport, Writing(transport, self.connection)))
+        super().connection_made(cast(asyncio.Transport, CountingTransport(transport, self.connection)))
         self.flow = _Flow(transport, lambda: bool(self.pipeline or self._rest))
         self._late = self.loop.call_later(self.head_timeout, self._too_slow)
 
@@ -105,7 +105,7 @@ class Bounded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.connection is None:
             return
-        if self._rest or self.pipeline:  # of requests that nobody serves yet a few are parsed, and the rest is kept
+        if self._rest or self.pipeline:  # while parsed requests wait, the rest stays unparsed
             self._rest += data
             return
         self._feed(data)
@@ -136,7 +136,7 @@ class Bounded(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._complete:
-            # the parser has it, and does not tell how much it is
+            # the parser does not tell how much of a head it has
             self._size += len(data)
             if self._size >= LARGEST_HEAD:
                 self._oversize = True
@@ -144,13 +144,13 @@ class Bounded(HttpToolsProtocol):
                 return
         elif not self._idle() or not self._whole:
             return
-        # a head has begun, or empty lines before one: these are waited for no longer than that
+        # a head has begun, or empty lines before one: the timeout is for both
         if self._late is None and self.timeout_keep_alive_task is None:
             self._late = self.loop.call_later(self.head_timeout, self._too_slow)
 
     def _stay(self) -> None:
-        """Goes on with HTTP/1.1 after a request that offers another protocol: some clients do so with every request.
-        The parser would take its body for that protocol, and for the next request. Another one begins at the body."""
+        """Goes on with HTTP/1.1 after a request that offers an upgrade, as some clients do with every request. The
+        parser would take its body for the other protocol, and for the next request, so a new one begins at the body."""
         self.parser = httptools.HttpRequestParser(_FromBody(self))
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
@@ -169,14 +169,14 @@ class Bounded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.headers) > MOST_HEADERS:
             self._oversize = True
-            raise _TooLarge  # the parser stops at it, and send_400_response is called
+            raise _TooLarge  # ends the parser, which leads to send_400_response
         self._upgrades = self.parser.should_upgrade()
         self._complete, self._after = True, 0
         self._in_time()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle.response_complete:  # nobody wants it any more
+        if self.cycle.response_complete:  # already answered: the rest of the body is dropped
             self._after += len(body)
             if self._after > LARGEST_REST:
                 self.transport.close()
@@ -201,7 +201,7 @@ class Bounded(HttpToolsProtocol):
         if self._rest:
             self.loop.call_soon(self._feed_rest)
         elif self._complete and not self._whole:
-            # answered before its body has come, which holds up the next request: it is waited for, but not for long
+            # answered before the body was complete; it comes before the next request, so it is read, but not for long
             self._unset_keepalive_if_required()
             self._lingering = self.loop.call_later(min(LINGER, self.head_timeout), self.transport.close)
 
@@ -226,10 +226,10 @@ class Bounded(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._late = None
         if not self.transport.is_closing():
-            if self._complete:  # nothing has come at all
+            if self._complete:  # no byte has arrived
                 self.transport.close()
             else:
-                self._answer(408, b"The head of the request did not come in time.")
+                self._answer(408, b"The head of the request did not arrive in time.")
 
     def send_400_response(self, msg: str) -> None:
         if self._oversize:
@@ -242,15 +242,15 @@ class Bounded(HttpToolsProtocol):
         self.transport.close()
 
     def trust(self) -> None:
-        """A request on this connection was let in."""
+        """Marks the connection as trusted: a request on it was admitted."""
         if self.connection is not None and not self.connection.trusted:
             self.all.trust(self.connection)
 
 
 class _FromBody:
-    """What a parser tells that begins at the body of a request: the head that it is given was read before."""
+    """Receives the callbacks of a parser that begins at a body: ignores the head that was fed to it, as it is known."""
 
-    def __init__(self, connection: Bounded) -> None:
+    def __init__(self, connection: BoundedProtocol) -> None:
         self._connection, self._known = connection, True
         self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
 
@@ -274,7 +274,7 @@ class _FromBody:
 
 
 def admitted_by(all: Connections, transport: asyncio.Transport, *, plain: bool = True) -> Connection | None:
-    """The connection, if there is room for it; else it is closed, with a word if the client can read one."""
+    """Admits a connection if there is room; otherwise closes it, with a 503 if it is `plain` HTTP."""
     admitted = all.admit(transport)
     if admitted is None:
         if plain:
@@ -285,11 +285,11 @@ def admitted_by(all: Connections, transport: asyncio.Transport, *, plain: bool =
     return admitted
 
 
-class Secured(asyncio.Protocol):
-    """A connection whose TLS handshake is under way: counted like every other, and with the time of a head. What comes
-    before the protocol of the connection has taken over is kept for it."""
+class TlsProtocol(asyncio.Protocol):
+    """A connection during its TLS handshake. It is counted like every other, and the handshake has the time limit of a
+    head. Data that arrives before the HTTP protocol has taken over is kept for it."""
 
-    protocol: type[Bounded]
+    protocol: type[BoundedProtocol]
     context: ssl.SSLContext
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -311,7 +311,7 @@ class Secured(asyncio.Protocol):
             secured = await self._inner.loop.start_tls(
                 raw, self, self.context, server_side=True, ssl_handshake_timeout=self.protocol.head_timeout
             )
-        except (OSError, ssl.SSLError, ConnectionError) as error:  # whoever it is speaks no TLS, or has gone away
+        except (OSError, ssl.SSLError, ConnectionError) as error:  # the client does not speak TLS, or has disconnected
             logger.debug("no TLS with %s: %s", connection.address, error)
             self.protocol.all.forget(connection)
             raw.abort()
@@ -334,6 +334,6 @@ class Secured(asyncio.Protocol):
 
 
 def bounded(all: Connections, *, head_timeout: float, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """The protocol with these limits; uvicorn makes one for each connection."""
-    made = type("BoundedProtocol", (Bounded,), {"all": all, "head_timeout": head_timeout})
-    return made if context is None else type("SecuredProtocol", (Secured,), {"protocol": made, "context": context})
+    """A protocol class with these limits; uvicorn makes an instance for each connection."""
+    made = type("BoundedProtocol", (BoundedProtocol,), {"all": all, "head_timeout": head_timeout})
+    return made if context is None else type("TlsProtocol", (TlsProtocol,), {"protocol": made, "context": context})

@@ -1,4 +1,4 @@
-"""Receiving: a lease over messages of one partition, at once or when there is something to receive."""
+"""Receiving: leases messages of one partition, at once or when some arrive."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from custody.http.call import Call
 from custody.http.long_polls import Place
 from custody.http.operation import Table
 from custody.verbs.claim import Lease
-from custody.wire.answers import NewsOut
+from custody.wire.answers import WakeupOut
 from custody.wire.messages import LeaseOut, MessageOut
-from custody.wire.queries import NewsQuery, ReceiveQuery
+from custody.wire.queries import ReceiveQuery, WakeupQuery
 
 table = Table("messages")
 
@@ -29,8 +29,8 @@ _WITHHELD = {code: kind for code, kind in by_code().items() if issubclass(kind, 
 async def receive_from(call: Call) -> Answer:
     """Receive messages of one partition.
 
-    They are leased until the deadline: acknowledge each, or it comes again. With `wait` the answer comes as soon as
-    there is something, empty after that time. With `auto_ack` they are done when they are sent (at most once).
+    They are leased until the deadline: acknowledge each, or it is delivered again. With `wait` the answer comes as soon
+    as there are messages, or empty after that time. With `auto_ack` they are done when they are sent (at most once).
     """
     return await _receive(call, call.partition())
 
@@ -39,7 +39,7 @@ async def receive_from(call: Call) -> Answer:
 async def receive(call: Call) -> Answer:
     """Receive messages of any partition that has some.
 
-    See the call with a partition.
+    Otherwise the same as the call with a partition.
     """
     return await _receive(call, None)
 
@@ -47,7 +47,7 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
-    # no lease is larger than what one request can settle
+    # a lease has no more messages than one request can settle
     most = min(query.max, call.state.settings.max_batch)
     claim = Claim(max_messages=most, visibility_timeout=query.visibility_timeout, worker=call.worker)
     wait = min(query.wait or 0.0, call.state.max_wait)
@@ -59,7 +59,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
             lease = await call.unless_gone(task)
         finally:
             task.cancel()
-        if lease is None:  # nobody is there to read it
+        if lease is None:  # the client has disconnected
             if task.done() and not task.cancelled() and task.exception() is None and task.result():
                 await call.state.give_back(task.result())
             return _GONE
@@ -91,29 +91,29 @@ def _lease_out(lease: Lease) -> LeaseOut:
     )
 
 
-@table.operation("GET", "/topics/{topic}/news", query=NewsQuery, answer=NewsOut)
-async def news(call: Call) -> object:
-    """Wait for news of a topic, without receiving anything.
+@table.operation("GET", "/topics/{topic}/wakeups", query=WakeupQuery, answer=WakeupOut)
+async def wakeups(call: Call) -> object:
+    """Wait until something is published in a topic, without receiving it.
 
-    The answer comes as soon as something was published (or may have been) since the token that is given.
+    The answer comes as soon as something has been published, or may have been, since the given token.
     """
     call.allow("consume", call.topic)
-    await call.state.read(call.engine.topic, call.topic)  # refuses one that is not there
-    query: NewsQuery = call.query
+    await call.state.read(call.engine.topic, call.topic)  # refuses a topic that does not exist
+    query: WakeupQuery = call.query
     wait = min(query.wait or 0.0, call.state.max_wait)
     if wait:
-        task = asyncio.ensure_future(call.state.news.wait(call.topic, query.since, wait))
+        task = asyncio.ensure_future(call.state.wakeups.wait(call.topic, query.since, wait))
         try:
             await call.unless_gone(task)
         finally:
             task.cancel()
         await call.allow_still("consume", call.topic)
-    token = call.state.news.token(call.topic)
-    return NewsOut(token, token != query.since)
+    token = call.state.wakeups.token(call.topic)
+    return WakeupOut(token, token != query.since)
 
 
 async def _require_still(call: Call, lease: Lease) -> None:
-    """Gives back what came for a key that has lost its right meanwhile."""
+    """Gives a lease back if the key has lost its right while it waited."""
     try:
         await call.allow_still("consume", call.topic)
     except CustodyError:
@@ -122,8 +122,8 @@ async def _require_still(call: Call, lease: Lease) -> None:
 
 
 async def _acked(call: Call, lease: Lease) -> None:
-    """Done before they are sent: if the answer is lost, so are they, and none comes twice."""
-    (answer,) = await call.state.settle_together([Ack(lease_id=lease.lease_id, offsets=None, worker=call.worker)])
+    """Acks messages before they are sent: if the answer is lost, so are they, and none is delivered twice."""
+    (answer,) = await call.state.ack_together([Ack(lease_id=lease.lease_id, offsets=None, worker=call.worker)])
     if isinstance(answer, Exception):
         raise answer
     call.state.metrics.settled(lease.lease_id, "ack", answer.settled)
@@ -137,5 +137,5 @@ def _remedy(reason: str) -> str:
     if reason == "paused":
         return "Resume the group, and receive again."
     if reason == "breaker_open":
-        return "It tries one message now and then; receive again later."
-    return "Settle what is in flight; what is due for a retry can still be received."
+        return "The breaker probes with one message at intervals; receive again later."
+    return "Settle messages in flight; those due for a retry can still be received."

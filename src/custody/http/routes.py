@@ -1,4 +1,4 @@
-"""Which operation a request calls: by its method and its path."""
+"""Finds the operation of a request by method and path."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from custody.http.operation import Operation
 
 ANY_TEXT = {"producer_id"}
-"""Placeholders that take a slash too: a producer's id may be any text."""
+"""Placeholders that match slashes too: a producer's id may be any text."""
 
 
 class Routes:
-    """Operations by their paths. Where a path fits two operations, the first counts."""
+    """Operations by path. The first one that matches counts."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._exact = {
@@ -24,7 +24,7 @@ class Routes:
             of_segment.append((operation, _pattern(operation.path)))
 
     def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
-        """The operation, and what stands for the placeholders of its path."""
+        """The operation, and the values of the placeholders in its path."""
         exact = self._exact.get((method, path))
         if exact is not None:
             return exact, {}
@@ -34,7 +34,7 @@ class Routes:
         return None
 
     def at(self, path: str) -> list[Operation]:
-        """Everything that a path can be called with."""
+        """All operations that match a path, whatever their method."""
         of_segment = self._patterns.get(_first_segment(path), ())
         return [operation for operation, pattern in of_segment if pattern.fullmatch(path)]
 

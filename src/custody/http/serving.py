@@ -1,4 +1,4 @@
-"""Running the server: a socket, TLS, signals, and a stop that loses nothing."""
+"""Runs the server: socket, TLS, signals, and a graceful stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 REMEDY = "Make one with `custody apikeys create NAME --admin '*'`, or serve on 127.0.0.1."
 BACKLOG = 2048
 OTHER_FILES = 100
-"""Files of a server beside its connections: libraries, sockets of its own, its log."""
+"""Open files of a server in addition to connections: libraries, listening sockets, the log."""
 
 
 class Server:
@@ -50,7 +50,7 @@ class Server:
                 head_timeout=seconds(settings.body_timeout),
                 context=context,
             ),
-            # uvloop cannot begin TLS on a connection before it reads from it
+            # uvloop cannot start TLS on a connection that has not been read from
             loop="auto" if context is None else "asyncio",
             ws="none",
             log_config=None,
@@ -63,20 +63,22 @@ class Server:
         self._server = _Uvicorn(config, self._state.stop)
 
     def _require_keys(self) -> None:
-        """Refuses to be open to everybody who can reach this machine."""
+        """Refuses to serve without keys if other machines can reach the server."""
         ring = self._state.keys.load()
         if self._settings.loopback:
             if ring.all_revoked and not self._settings.open:
                 raise KeysNeeded(
-                    "there were API keys, and all of them are revoked",
-                    "Make one with `custody apikeys create NAME --admin '*'`, or say --open to serve without keys.",
+                    "all API keys of this database are revoked",
+                    "Make one with `custody apikeys create NAME --admin '*'`, or use --open to serve without keys.",
                 )
             return
-        where = f"{self._settings.host} can be reached from elsewhere"
+        where = f"{self._settings.host} can be reached from other machines"
         if not ring.active:
             raise KeysNeeded(f"{where}, and there is no API key", REMEDY)
         if self._settings.tls_cert is None:
-            logger.warning("%s, and keys and messages travel in the clear. Give --tls-cert and --tls-key", where)
+            logger.warning(
+                "%s, and keys and messages are sent without encryption. Give --tls-cert and --tls-key", where
+            )
 
     @property
     def url(self) -> str:
@@ -84,20 +86,20 @@ class Server:
         return f"{self._settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def run(self) -> None:
-        """Serves until it is stopped: then no new request is taken, waiting polls end, and what was accepted is
-        answered."""
+        """Serves until it is stopped. Then it accepts no new requests, ends long polls, and answers the requests that
+        it has accepted."""
         self._server.run(sockets=[self._socket])
         if not self._server.started:
-            raise InvalidConfig("the server did not start", "Its log says why.")
+            raise InvalidConfig("the server did not start", "See its log for the reason.")
 
     def stop(self) -> None:
-        """From another thread: as a signal would."""
+        """Stops the server as a signal would. Called from another thread."""
         self._server.end()
 
 
 class _Uvicorn(uvicorn.Server):
-    """Tells those who wait as soon as a stop is wanted: uvicorn itself would wait for them, and looks only now and then
-    whether it is to stop."""
+    """Ends long polls as soon as a stop is requested. uvicorn itself would wait for them, and checks for a stop only at
+    intervals."""
 
     def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
         super().__init__(config)
@@ -113,24 +115,24 @@ class _Uvicorn(uvicorn.Server):
         await super().serve(sockets)
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # each second it sets the date of the answers
+        while not await self.on_tick(0):  # each second it updates the Date header of answers
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), 1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await asyncio.sleep(0)  # for who was accepted just now
+        await asyncio.sleep(0)  # for connections that were accepted just now
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
             return
-        # as above, without its pauses: nobody is there to be waited for
+        # as uvicorn's own shutdown, without its pauses, as no connection is left
         for sock in sockets or []:
             sock.close()
         await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        # not uvicorn's own, which would raise the signal again at the end: a stop that was asked for is a success
+        # uvicorn's own handler would raise the signal again at the end, but a requested stop is a success
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
         self._tell()
@@ -150,13 +152,13 @@ class _Uvicorn(uvicorn.Server):
 
 
 def bound(settings: Settings) -> socket.socket:
-    """The socket, before anything is said about the address: a port that is taken is refused here."""
+    """Binds the socket before the address is announced, so that a port in use is refused here."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host, settings.port))
-        made.listen(BACKLOG)  # whoever comes before the server is up has only to wait a moment
+        made.listen(BACKLOG)  # clients that connect before the server is up wait a moment
     except OSError as error:
         made.close()
         raise InvalidConfig(
@@ -167,12 +169,12 @@ def bound(settings: Settings) -> socket.socket:
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """What the certificate is shown with. The protocol begins TLS: uvicorn would not count who is about to."""
+    """The TLS context. The protocol starts TLS itself, because uvicorn would not count connections in a handshake."""
     if settings.tls_cert is None:
         return None
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        # a password, so that OpenSSL asks nobody at the terminal for one
+        # an empty password, so that OpenSSL does not ask for one at the terminal
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except OSError as error:  # an SSLError is one too
         raise InvalidConfig(
@@ -183,7 +185,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def with_room(settings: Settings) -> Settings:
-    """The settings with as many connections as the process can have files open: it could not accept any beyond."""
+    """Lowers `max_connections` to what the limit of open files allows, after raising that limit if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = settings.connections + OTHER_FILES
     needed = settings.max_connections + others
@@ -199,7 +201,7 @@ def with_room(settings: Settings) -> Settings:
 
 
 def serve(engine: Custody, settings: Settings, *, ready: Callable[[str], object] = lambda _: None) -> None:
-    """Serves until SIGTERM or Ctrl-C; `ready` gets the address."""
+    """Serves until SIGTERM or Ctrl-C. `ready` is called with the address."""
     server = Server(engine, settings)
     ready(server.url)
     server.run()

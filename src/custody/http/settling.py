@@ -1,9 +1,9 @@
-"""Settling: ack, nack, release, later, extend. Each is fenced by the lease, or by a receipt, which names it."""
+"""Settling: ack, nack, release, later, extend. Each is fenced by the lease, or by a receipt, which contains its id."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -15,10 +15,10 @@ from custody.http.answer import Answer
 from custody.http.call import Call, lease_of_receipt
 from custody.http.operation import Table
 from custody.model.entities import DEFAULT_GROUP, Settled
-from custody.model.outcomes import Kind, Outcome
-from custody.verbs.settle import REMEDY
+from custody.model.outcomes import Outcome
+from custody.verbs.settle import REMEDY, for_each
 from custody.wire.answers import DeadlineOut, SettledOut
-from custody.wire.requests import AckIn, ExtendIn, LaterIn, MessageRef, NackIn, SettleIn
+from custody.wire.requests import SETTLING, AckIn, ExtendIn, MessageRef, OutcomeOfIn, SettleIn
 
 table = Table("messages")
 
@@ -28,11 +28,11 @@ encode = msgspec.json.encode
 
 @table.operation("POST", "/messages/ack", body=AckIn, answer=SettledOut, example=_EXAMPLE)
 async def ack(call: Call) -> Answer:
-    """Messages are done.
+    """Mark messages as done.
 
-    One by its receipt, several of a lease by their offsets, all of a lease, or any as `messages`: one request, one
-    commit. What the lease has lost is `lease_lost`, and the rest is done. What the same lease has acknowledged before
-    is a success, with `already`.
+    Name one by its receipt, several of a lease by their offsets, a whole lease, or any of these as `messages`: one
+    request, one commit. If a lease has lost messages, the answer is `lease_lost`, and the others are done. A repeated
+    ack of the same lease is a success, with `already`.
     """
     call.allow("consume")
     wanted = _acks(call, call.body)
@@ -41,7 +41,7 @@ async def ack(call: Call) -> Answer:
         settled = await call.state.acks.submit(wanted[0])
         _count(call, wanted[0], settled)
         return Answer(encode(SettledOut.of(settled)))
-    answers = await call.state.settle_together(wanted)
+    answers = await call.state.ack_together(wanted)
     for answer, one in zip(answers, wanted, strict=True):
         if isinstance(answer, Settled):
             _count(call, one, answer)
@@ -51,7 +51,7 @@ async def ack(call: Call) -> Answer:
 def _count(call: Call, one: Ack, settled: Settled) -> None:
     metrics = call.state.metrics
     if settled.already:
-        return  # counted when it was done
+        return  # counted the first time
     if one.lease_id is not None:
         metrics.settled(one.lease_id, "ack", settled.settled)
     elif one.topic is not None:
@@ -63,15 +63,18 @@ def _acks(call: Call, body: AckIn) -> list[Ack]:
         call.require_batch(len(body.offsets or ()))
         return [_one(call, body, body.offsets)]
     if body.offsets is not None or body.offset is not None or body.receipt is not None:
-        raise InvalidArgument("messages are named in one way: as `messages`, as `offsets`, or by themselves")
+        raise InvalidArgument(
+            "`messages` cannot be combined with `offsets`, `offset` or `receipt`", "Name the messages in one way."
+        )
     if not body.messages:
-        raise InvalidArgument("`messages` is empty", "Name the messages.", path="$.messages")
+        raise InvalidArgument("`messages` is empty", "Name at least one message.", path="$.messages")
     call.require_batch(len(body.messages))
     every = [
         _one(call, message if message.lease_id or body.lease_id is None else _of_lease(message, body), None)
         for message in body.messages
     ]
-    # several of a lease are settled as one: in an ordered group an earlier one of a key has to come with a later one
+    # messages of one lease are settled together: in an ordered group, an earlier message of a key has to be settled no
+    # later than the next one
     joined: dict[tuple[UUID | None, str | None, int | None, object], Ack] = {}
     for number, one in enumerate(every):
         key = (one.lease_id, one.topic, one.partition, number if one.lease_id is None else None)
@@ -90,25 +93,27 @@ def _of_lease(message: MessageRef, body: AckIn) -> MessageRef:
 
 
 def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
-    """What one reference means."""
+    """The lease and offsets that one reference means."""
     lease_id, offset = ref.lease_id, ref.offset
     if ref.receipt is not None:
         lease_id, named = lease_of_receipt(ref.receipt)
         if offset not in (None, named) or ref.lease_id not in (None, lease_id):
-            raise InvalidArgument("the receipt is of another message than the one that is named with it")
+            raise InvalidArgument(
+                "the receipt belongs to another message than `offset` or `lease_id`", "Send the receipt alone."
+            )
         offset = named
     if offset is not None:
         if offsets is not None:
-            raise InvalidArgument("give `offset` or `offsets`, not both")
+            raise InvalidArgument("`offset` and `offsets` are both given", "Leave one of them out.")
         offsets = [offset]
     if lease_id is None and (ref.topic is None or ref.partition is None or offset is None):
         raise InvalidArgument(
-            "which message?", "Give its receipt, or the lease_id, or its topic, partition and offset."
+            "the request does not name a message", "Give its receipt, or the lease_id, or topic, partition and offset."
         )
     if offsets is not None and not offsets:
         raise InvalidArgument(
             "`offsets` is empty",
-            "Name offsets, or leave it out for all of the lease that are not settled.",
+            "Name offsets, or leave it out for all messages of the lease that are not settled.",
             path="$.offsets",
         )
     return Ack(
@@ -122,20 +127,22 @@ def _one(call: Call, ref: MessageRef, offsets: Sequence[int] | None) -> Ack:
 
 
 async def _allow(call: Call, wanted: Sequence[Ack]) -> None:
-    """Refuses if the key has no right to consume one of the topics; where only a lease is named, it tells which."""
+    """Refuses if the key has no right to consume one of the topics. If only a lease is named, looks up its topic."""
     if call.caller.may_everywhere("consume"):
         return
     for one in wanted:
-        if one.topic is not None:  # a lease of another topic than the one named with it settles nothing
+        if one.topic is not None:  # if its lease is of another topic, nothing is settled
             call.allow("consume", one.topic)
             continue
         assert one.lease_id is not None
         place = await call.state.place_of(one.lease_id)
-        call.allow("consume", *([] if place is None else [place[0]]))  # no place: it holds nothing to be changed
+        call.allow(
+            "consume", *([] if place is None else [place[0]])
+        )  # no place: the lease holds nothing that could be changed
 
 
 def _all_good(answers: Sequence[Settled | CustodyError], wanted: Sequence[Ack]) -> list[Settled]:
-    """Raises the first error that is not a lost lease, or one for all that was lost."""
+    """Raises the first error other than a lost lease, or one LeaseLost with all lost offsets."""
     lost: list[int] = []
     for answer, one in zip(answers, wanted, strict=True):
         if isinstance(answer, LeaseLost):
@@ -148,19 +155,19 @@ def _all_good(answers: Sequence[Settled | CustodyError], wanted: Sequence[Ack]) 
 
 
 def _some_lost(offsets: Sequence[int]) -> LeaseLost:
-    return LeaseLost("some of the messages are not held any more; the others are settled", REMEDY, lost=offsets)
+    return LeaseLost("the lease no longer holds some of the messages; the others are settled", REMEDY, lost=offsets)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
-    """A lease and the offsets of it that are meant; None means all."""
+class _LeaseOffsets:
+    """A lease, and which of its offsets to settle; None means all."""
 
     lease_id: UUID
     offsets: list[int] | None
 
 
-def _resolved(call: Call, one: Ack) -> _Held:
-    """The lease that is named, checked to be where the request says."""
+def _resolved(call: Call, one: Ack) -> _LeaseOffsets:
+    """The lease of a reference. Refuses it if the lease is of another topic or partition than the request says."""
     offsets = None if one.offsets is None else list(dict.fromkeys(one.offsets))
     lease_id = one.lease_id
     if lease_id is None:
@@ -172,15 +179,15 @@ def _resolved(call: Call, one: Ack) -> _Held:
         place = call.state.verbs.lease_place(lease_id)
         elsewhere = place is not None and (one.topic not in (None, place[0]) or one.partition not in (None, place[2]))
         if place is None or elsewhere:
-            raise LeaseLost(f"lease {lease_id} holds nothing of what is named", REMEDY, lost=offsets or ())
-    return _Held(lease_id=lease_id, offsets=offsets)
+            raise LeaseLost(f"lease {lease_id} does not hold the named messages", REMEDY, lost=offsets or ())
+    return _LeaseOffsets(lease_id=lease_id, offsets=offsets)
 
 
 def _turn_of(one: Ack) -> object:
     return one.lease_id or (one.topic, one.group, one.partition, *(one.offsets or ()))
 
 
-async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, list[int] | None], Settled]) -> Answer:
+async def _settle(call: Call, body: AckIn, outcome: Outcome) -> Answer:
     wanted = _acks(call, body)
     await _allow(call, wanted)
     counts: list[tuple[UUID, int, int]] = []
@@ -188,15 +195,15 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
     def settle_all() -> SettledOut:
         done: list[Settled] = []
         losses: list[tuple[Ack, LeaseLost]] = []
-        held: list[tuple[Ack, _Held]] = []
-        for one in wanted:  # all of them first: whatever else is wrong with one is found before anything is settled
+        held: list[tuple[Ack, _LeaseOffsets]] = []
+        for one in wanted:  # all of them first, so that any other error is found before anything is settled
             try:
                 held.append((one, _resolved(call, one)))
             except LeaseLost as error:
                 losses.append((one, error))
         for one, found in held:
             try:
-                result = verb(found.lease_id, found.offsets)
+                result = call.engine.settle(found.lease_id, for_each(found.offsets, outcome))
             except LeaseLost as error:
                 losses.append((one, error))
                 continue
@@ -214,44 +221,24 @@ async def _settle(call: Call, body: AckIn, outcome: Kind, verb: Callable[[UUID, 
             return Answer(encode(await call.state.quick(settle_all)))
     finally:
         for lease_id, count, died in counts:
-            call.state.metrics.settled(lease_id, outcome, count)
+            call.state.metrics.settled(lease_id, outcome.kind, count)
             call.state.metrics.died(lease_id, died)
 
 
-@table.operation("POST", "/messages/nack", body=NackIn, answer=SettledOut, example={**_EXAMPLE, "error": "timeout"})
-async def nack(call: Call) -> Answer:
-    """Messages have failed.
+def _add(name: str, body: type[OutcomeOfIn]) -> None:
+    """Adds an operation for messages of any lease. Its description is that of its body."""
 
-    They are tried again by the policy of the group, or after `delay`, and are dead at its limit, or at once with
-    `requeue` false.
-    """
-    call.allow("consume")
-    body: NackIn = call.body
-    return await _settle(
-        call,
-        body,
-        "nack" if body.requeue else "reject",
-        lambda lease, offsets: call.engine.nack(
-            lease, offsets, error=body.error, delay=body.delay, requeue=body.requeue
-        ),
-    )
+    async def handler(call: Call) -> Answer:
+        call.allow("consume")
+        return await _settle(call, call.body, call.body.value())
+
+    handler.__name__, handler.__doc__ = name, body.__doc__
+    example = {**_EXAMPLE, **body.EXAMPLE}
+    table.operation("POST", f"/messages/{name}", body=body, answer=SettledOut, example=example)(handler)
 
 
-@table.operation("POST", "/messages/release", body=AckIn, answer=SettledOut, example=_EXAMPLE)
-async def release(call: Call) -> Answer:
-    """Give messages back: ready at once, and the delivery does not count."""
-    call.allow("consume")
-    return await _settle(call, call.body, "release", call.engine.release)
-
-
-@table.operation("POST", "/messages/later", body=LaterIn, answer=SettledOut, example={**_EXAMPLE, "after": "5m"})
-async def later(call: Call) -> Answer:
-    """Not now: ready again after that time, and the delivery does not count."""
-    call.allow("consume")
-    body: LaterIn = call.body
-    return await _settle(
-        call, body, "later", lambda lease, offsets: call.engine.later(lease, offsets, after=body.after)
-    )
+for name, body in SETTLING.items():
+    _add(name, body)
 
 
 @table.operation(
@@ -265,23 +252,34 @@ async def later(call: Call) -> Answer:
     },
 )
 async def settle(call: Call) -> Answer:
-    """Many outcomes of one lease, in one commit."""
+    """Settle messages of one lease, each with its own outcome, or `all` that are not settled with one."""
     call.allow("consume")
     body: SettleIn = call.body
-    call.require_batch(len(body.outcomes))
-    outcomes: dict[int, Outcome] = {}
-    for given in body.outcomes:
-        if given.offset in outcomes:
-            raise InvalidArgument(f"offset {given.offset} has two outcomes", path="$.outcomes")
-        outcomes[given.offset] = Outcome(given.outcome, error=given.error, delay=given.delay)
+    outcomes = _outcomes(call, body)
     await _allow(call, [Ack(lease_id=body.lease_id, offsets=None)])
     async with call.state.threads.turn(body.lease_id):
         done = await call.state.quick(call.engine.settle, body.lease_id, outcomes)
     if not done.already:
-        for kind, count in Counter(outcome.kind for outcome in outcomes.values()).items():
+        many = [outcomes] * done.settled if isinstance(outcomes, Outcome) else outcomes.values()
+        for kind, count in Counter(outcome.kind for outcome in many).items():
             call.state.metrics.settled(body.lease_id, kind, count)
         call.state.metrics.died(body.lease_id, len(done.dead))
     return Answer(encode(SettledOut.of(done)))
+
+
+def _outcomes(call: Call, body: SettleIn) -> dict[int, Outcome] | Outcome:
+    if (body.outcomes is None) == (body.all is None):
+        raise InvalidArgument("the request names no outcome", "Give `outcomes` by offset, or one for `all`.")
+    if body.all is not None:
+        return body.all.value()
+    given = body.outcomes or []
+    call.require_batch(len(given))
+    outcomes: dict[int, Outcome] = {}
+    for one in given:
+        if one.offset in outcomes:
+            raise InvalidArgument(f"offset {one.offset} has two outcomes", "Give one.", path="$.outcomes")
+        outcomes[one.offset] = one.value()
+    return outcomes
 
 
 @table.operation(
@@ -294,8 +292,8 @@ async def settle(call: Call) -> Answer:
 async def extend(call: Call) -> Answer:
     """Set the deadline to now plus the timeout.
 
-    For one message, or with a lease alone for all of it; without a timeout it is the one of the group. If the lease has
-    lost some of its messages, the others are extended, and the answer is `lease_lost`.
+    It is for one message, or for a whole lease if only that is named. Without a timeout the group's own is used. If the
+    lease has lost some of its messages, the others are extended, and the answer is `lease_lost`.
     """
     call.allow("consume")
     body: ExtendIn = call.body

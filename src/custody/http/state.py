@@ -1,4 +1,4 @@
-"""What a running server holds: the engine, its threads, what is gathered and who waits."""
+"""The state of a running server: the engine, threads, buffers, coalescers and long polls."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from uuid import UUID
 
 from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.engine import Custody
-from custody.engine.serving import ServerVerbs
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import CustodyError, GroupExists, GroupNotFound, LeaseLost
 from custody.http.buffers import Buffer
 from custody.http.coalesce import Coalescer
 from custody.http.connections import Connections
+from custody.http.database_metrics import LIMIT, DatabaseMetrics, Overview
 from custody.http.keyring import Keyring
 from custody.http.long_polls import LongPolls, Place
 from custody.http.metrics import Metrics
-from custody.http.news import News
 from custody.http.rights import ANYBODY, Caller
-from custody.http.scraping import LIMIT, Overview, Scraping
 from custody.http.settings import Settings
 from custody.http.threads import Threads, in_thread
+from custody.http.wakeups import Wakeups
 from custody.model.entities import DEFAULT_GROUP, Settled
 from custody.model.policy import seconds
 from custody.model.retention import size_in_bytes
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class ServerState:
-    """The means of one server process. Opened and closed in its event loop."""
+    """The state of one server process. Opened and closed in its event loop."""
 
     def __init__(self, engine: Custody, settings: Settings) -> None:
         self.engine, self.verbs, self.settings = engine, ServerVerbs(engine), settings
@@ -62,7 +62,7 @@ class ServerState:
             clients=self.connections,
             bodies=lambda: self.bodies.held,
         )
-        self.scraping = Scraping(self._overview)
+        self.database_metrics = DatabaseMetrics(self._overview)
         self.publishes: Coalescer[Publish, Placed] = Coalescer(
             partial(self.verbs.publish_each, patient=False),
             self.threads.quick,
@@ -75,14 +75,14 @@ class ServerState:
             self.threads.quick,
             keys=lambda publish: {topic for topic, _ in publish.messages},
             slots=2,
-            most=1,  # they are large: of a topic one at a time, and threads are left for the others
+            most=1,  # they are large: one at a time for each topic, so that threads are left for others
         )
         self.acks: Coalescer[Ack, Settled] = Coalescer(
             partial(self.verbs.ack_each, patient=False),
             self.threads.quick,
             keys=lambda ack: (ack.lease_id,) if ack.lease_id is not None else (),
             slots=2,
-            most=60,  # a subtransaction each: more of them would overflow what others see of this transaction
+            most=60,  # each is a subtransaction, of which PostgreSQL caches 64 per transaction
             enabled=settings.coalesce,
             observe=self.metrics.coalesced("ack"),
         )
@@ -94,12 +94,12 @@ class ServerState:
             in_thread=lambda read: asyncio.get_running_loop().run_in_executor(self.threads.keys, read),
         )
         self._pinging: asyncio.Future[None] | None = None
-        self.news = News()
+        self.wakeups = Wakeups()
         self._ended, self._stopping = threading.Event(), False
         self._stop_listening: Callable[[], None] | None = None
 
     def open(self) -> None:
-        """Starts to listen for news, and to keep up the log."""
+        """Starts to listen for wake-ups, and the upkeep of the log."""
         loop = asyncio.get_running_loop()
         self._stop_listening = self.verbs.listen_to_all(partial(self._hear, loop))
         threading.Thread(
@@ -113,17 +113,17 @@ class ServerState:
 
     def _tell(self, topic: str | None) -> None:
         self.long_polls.wake(topic)
-        self.news.tell(topic)
+        self.wakeups.wake(topic)
 
     def _move_outbox(self) -> None:
-        """Events for topics of this database, which nobody has moved into the log yet."""
+        """Moves events for topics of this database into the log, at intervals."""
         keep_up(self.verbs.move_outbox, self._ended, 1.0)
 
     def _publish_batch(self, batches: Sequence[Publish]) -> list[Placed | CustodyError]:
         return [answer for batch in batches for answer in (self._by_copy(batch) or self.verbs.publish_each([batch]))]
 
     def _by_copy(self, batch: Publish) -> list[Placed | CustodyError] | None:
-        """The fastest way for so many, if they are plain messages of one topic; else None."""
+        """Publishes a batch by COPY, if it has only plain messages of one topic; otherwise None."""
         topics = {topic for topic, _ in batch.messages}
         messages = [message for _, message in batch.messages]
         if len(topics) > 1 or batch.producer is not None or any(message.delayed for message in messages):
@@ -134,18 +134,18 @@ class ServerState:
             return [error]
 
     async def authenticate(self, headers: Mapping[bytes, bytes], *, open: bool, stale: bool = False) -> Caller:
-        """Who sends a request with these headers; `open` calls are for everybody. `stale`: the keys that were read last
-        will do, if the database cannot be asked."""
+        """The caller of a request with these headers; ANYBODY for an `open` operation. `stale`: use the keys that were
+        read last if the database does not answer."""
         return ANYBODY if open else await self.keys.caller(headers, stale=stale)
 
     async def ping(self) -> None:
-        """Whether the database answers. Asked once for all who want to know now: they need no key for it."""
+        """Raises if the database does not answer. Concurrent calls share one query, because they need no key."""
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.ensure_future(in_thread(self.threads.looks, self.engine.ping))
         await asyncio.shield(self._pinging)
 
     def observe(self, method: str, route: str, status: int, took: float) -> None:
-        """A request was answered, in so many seconds."""
+        """Counts an answered request; `took` is in seconds."""
         self.metrics.answered(method, route, status, took)
 
     async def _overview(self) -> Overview:
@@ -160,13 +160,14 @@ class ServerState:
         return self._stopping
 
     def stop(self) -> None:
-        """Ends all waiting at once; requests are still answered."""
+        """Ends all long polls at once. Requests are still answered."""
         self._stopping = True
         self.long_polls.close()
-        self.news.close()
+        self.wakeups.close()
 
     async def close(self) -> None:
-        """Ends the threads, when those who were being served have been: a lease for one who is gone is given back."""
+        """Ends the threads after running claims have been answered, so that leases of disconnected clients are given
+        back."""
         self._ended.set()
         if self._stop_listening is not None:
             await asyncio.to_thread(self._stop_listening)
@@ -175,20 +176,20 @@ class ServerState:
         self.connections.close()
 
     async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb that may take its time."""
+        """Runs a verb that may take long."""
         return await in_thread(self.threads.slow, verb, *args, **kwargs)
 
     async def quick(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb of the traffic that is not gathered with others, such as a nack."""
+        """Runs a quick verb that is not coalesced, such as a nack. It may wait for locks, so few run at a time."""
         async with self.threads.settling:
             return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
     async def read(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb of the traffic that waits for nobody."""
+        """Runs a quick verb that waits for no lock."""
         return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
     async def append(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A verb of the traffic that waits for whoever holds the topics that it writes to."""
+        """Runs a quick verb that may wait for the locks of the topics that it writes to."""
         async with self.threads.appending:
             return await in_thread(self.threads.quick, verb, *args, **kwargs)
 
@@ -204,7 +205,7 @@ class ServerState:
         except GroupNotFound:
             if place.group != DEFAULT_GROUP or not place.create:
                 raise
-        with suppress(GroupExists):  # somebody else was first
+        with suppress(GroupExists):  # another request created it first
             self.engine.create_group(place.topic, place.group)
         return claim()
 
@@ -216,13 +217,13 @@ class ServerState:
             await in_thread(self.threads.quick, lease.release)
         except LeaseLost:
             pass
-        except CustodyError as error:  # it comes back when its lease expires
-            logger.warning("a lease that nobody waits for any more could not be given back: %s", error)
+        except CustodyError as error:  # its messages come back when the lease expires
+            logger.warning("the lease of a disconnected client could not be given back: %s", error)
         else:
             self.long_polls.wake(lease.messages[0].topic)
 
-    async def settle_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
-        """Acks of one request: one transaction, an answer for each."""
+    async def ack_together(self, acks: Sequence[Ack]) -> list[Settled | CustodyError]:
+        """Performs the acks of one request in one transaction, with an answer for each."""
         return await self.quick(self.verbs.ack_each, acks)
 
     async def place_of(self, lease_id: UUID) -> tuple[str, str, int] | None:

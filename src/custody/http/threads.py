@@ -1,4 +1,4 @@
-"""The threads of a server. The engine is blocking: each call of it runs in one of them, and needs a connection."""
+"""The threads of a server. The engine blocks, so each call of it runs in a thread, and needs a connection."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPARE = 5
-"""Connections beyond those for requests: for the keys, the figures, /readyz, the upkeep, and the outbox's events."""
+"""Connections in addition to those for requests: for keys, figures, /readyz, upkeep, and events of the outbox."""
 SLOW = 0.1
-"""Seconds of a claim after which the next one of the same place waits for its turn with other slow ones."""
+"""Seconds: after a claim that took longer, the next one of the same place queues with other slow ones."""
 REMEMBERED = 1_000
-"""How many slow places are known at most."""
+"""Most places that are remembered as slow."""
 
 
 class Threads:
-    """As many as there are connections, so that nobody waits for a connection in a thread: a third of them for the
-    calls of operators, which may take long, the rest for the traffic.
+    """As many threads as connections, so that no thread waits for a connection. A third of them is for operators'
+    calls, which may take long (`slow`); the rest is for messages (`quick`).
 
-    Publishes and acks are bounded by whoever gathers them. Of all else in the traffic only a few are under way at a
-    time (`claiming`, `settling`, `appending`): neither what somebody holds in the database nor claims that are
-    expensive, for example by their bindings, may take every thread.
+    The coalescer limits publishes and acks. `claiming`, `settling` and `appending` limit the other calls, so that
+    neither locks in the database nor expensive claims (for example because of bindings) can occupy all threads.
     """
 
     def __init__(self, connections: int) -> None:
@@ -38,14 +37,14 @@ class Threads:
         self.slow = ThreadPoolExecutor(slow, thread_name_prefix="custody-slow")
         self.keys = ThreadPoolExecutor(1, thread_name_prefix="custody-keys")
         self.looks = ThreadPoolExecutor(2, thread_name_prefix="custody-looks")
-        self.claiming = Claiming(max(1, (quick + 1) // 2))
+        self.claiming = ClaimLimiter(max(1, (quick + 1) // 2))
         self.settling = asyncio.Semaphore(max(1, quick // 2))
         self.appending = asyncio.Semaphore(max(1, quick // 3))
         self._turns: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def turn(self, of: object) -> AsyncIterator[None]:
-        """One at a time of a lease, a transaction: what is sent again while the first still waits takes no thread."""
+        """Admits one call at a time for a lease or a transaction, so that repeats of a waiting call take no thread."""
         lock = self._turns.get(of)
         if lock is None:
             lock = self._turns[of] = asyncio.Lock()
@@ -53,14 +52,14 @@ class Threads:
             yield
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for running calls."""
         for executor in (self.quick, self.slow, self.keys, self.looks):
             await asyncio.to_thread(executor.shutdown)
 
 
-class Claiming:
-    """Turns of claims: half of the threads at most, and one is kept for places whose last claim was not slow, so that
-    they do not wait behind those whose claims are."""
+class ClaimLimiter:
+    """Limits claims to half of the threads. One of these is reserved for places whose last claim was not slow, so that
+    they do not wait behind slow ones."""
 
     def __init__(self, most: int) -> None:
         self._all, self._slow = asyncio.Semaphore(most), asyncio.Semaphore(max(1, most - 1))
@@ -84,5 +83,5 @@ class Claiming:
 
 
 async def in_thread(executor: Executor, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a verb returns that runs in a thread of these."""
+    """Runs a verb in a thread of the executor."""
     return await asyncio.get_running_loop().run_in_executor(executor, partial(verb, *args, **kwargs))

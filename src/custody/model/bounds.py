@@ -1,8 +1,7 @@
-"""Which numbers and texts verbs take: one place for every entrance.
+"""Bounds of the numbers and strings that verbs take, for every interface.
 
-A number of a verb is a parameter whose type has an `int`, a text one that is a `str`, and a time needs its zone. The
-façade and what it hands out check theirs before anything else happens, whichever way a call goes from there; requests
-over HTTP have the same bounds in their schema.
+Checked are parameters whose type has an `int` or a `str`; a time needs a time zone. The façade and the objects that it
+returns check their arguments before anything else happens. Requests over HTTP have the same bounds in their schema.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from datetime import datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from custody.errors import InvalidArgument, PartitionNotFound, did_you_mean
-from custody.model.policy import require_zone
+from msgspec import UNSET, UnsetType
 
-SMALL = 2**31 - 1
-"""The largest number of an `int` column."""
-LARGE = 2**63 - 2**33
-"""The largest number of a `bigint`, and a batch before its end: what is added to an offset stays in its range."""
+from custody.errors import InvalidArgument, PartitionNotFound, did_you_mean
+from custody.model.limits import LARGE, NAME_LENGTH, SMALL
+from custody.model.policy import require_zone
 
 _BOUNDS: dict[str, tuple[int, int]] = {
     "partition": (-SMALL, SMALL),
@@ -36,52 +33,50 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "maxRowsPerTrigger": (1, LARGE),
 }
 _OTHERS = (-LARGE, LARGE)
-"""Of offsets, sequences and ids. Whether there is such a one is the verb's own matter."""
+"""Offsets, sequences and ids. Whether one exists is checked by the verb."""
 
 
 def require(name: str, value: Any) -> None:
-    """Refuses what is not a whole number, or none that could be stored."""
+    """Refuses what is not a whole number, or cannot be stored."""
     least, most = _BOUNDS.get(name, _OTHERS)
     if isinstance(value, int) and not isinstance(value, bool):
         if least <= value <= most:
             return
         if name == "partition":
-            raise PartitionNotFound(f"there is no partition {value}", "Partitions are counted from 0.")
+            raise PartitionNotFound(f"there is no partition {value}", "Partitions are numbered from 0.")
     raise InvalidArgument(
         f"{name} cannot be {_shown(value)}", f"It is a whole number{'' if least < 0 else f' from {least}'} to {most:,}."
     )
 
 
 def require_each(name: str, values: Any) -> None:
-    """The same of many: a list, or the keys of a mapping."""
+    """The same for many: a list, or the keys of a mapping."""
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise InvalidArgument(f"{name} cannot be {_shown(values)}", "Give a list of whole numbers.")
     for value in values:
         require(name, value)
 
 
-NAME_LENGTH = 200
-"""A name that is stored as it is, in an index, has no more characters."""
 _ANY_TEXT = {"error"}
-"""What is stored of an error is made of it: the text of an error never loses an outcome."""
+"""Not checked, because an error is made storable instead: its text must never make an outcome fail."""
 
 
 def require_text(name: str, value: Any) -> None:
-    """Refuses what is no text, or none that PostgreSQL could store."""
+    """Refuses what is not a string, or cannot be stored by PostgreSQL."""
     if name in _ANY_TEXT:
         return
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} cannot be {_shown(value)}", "It is text.")
+        raise InvalidArgument(f"{name} cannot be {_shown(value)}", "It is a string.")
     if name == "producer_id" and len(value) > NAME_LENGTH:
-        raise InvalidArgument(f"{name} has more than {NAME_LENGTH} characters", "Shorten it, or take a hash of it.")
+        raise InvalidArgument(f"{name} has more than {NAME_LENGTH} characters", "Shorten it, or use a hash of it.")
     if "\0" in value:
-        raise InvalidArgument(f"{name} has a NUL character", "Remove it: PostgreSQL cannot store one in a text.")
+        raise InvalidArgument(f"{name} has a NUL character", "Remove it: PostgreSQL cannot store it in text.")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
             raise InvalidArgument(
-                f"{name} has half a surrogate pair, which is no character", "Decode the text with the right encoding."
+                f"{name} has a lone surrogate, which is not a character", "Decode the text with the right encoding."
             ) from None
 
 
@@ -91,11 +86,11 @@ def _shown(value: object) -> str:
 
 
 Check = Callable[[str, Any], None]
-"""Refuses a value under the name of its parameter."""
+"""Checks a value; the name of its parameter is for the error."""
 
 
 class Bounded:
-    """A class whose public methods, and whose construction, refuse numbers and texts that could not be stored."""
+    """A class whose public methods and constructor refuse numbers and strings that cannot be stored."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -105,7 +100,7 @@ class Bounded:
 
 
 def hints_of(verb: Callable[..., Any]) -> dict[str, Any]:
-    """The type of each parameter that a verb can be given; of `**rest: Unpack[…]` those of its fields."""
+    """The type of each parameter of a verb; for `**rest: Unpack[…]` the types of its fields."""
     found: dict[str, Any] = {}
     for one in inspect.signature(verb).parameters.values():
         hint = one.annotation
@@ -120,7 +115,7 @@ def hints_of(verb: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _members(hint: Any) -> set[Any]:
-    """The types of which a value may be one, without what annotates them."""
+    """The members of a union, without annotations."""
     if get_origin(hint) is Annotated:
         return _members(hint.__origin__)
     if get_origin(hint) in (Union, UnionType):
@@ -129,9 +124,9 @@ def _members(hint: Any) -> set[Any]:
 
 
 def _check_of(hint: Any) -> Check | None:
-    """What a parameter of this type has to stand."""
+    """The check for a parameter of this type, if there is one."""
     kinds = _members(hint)
-    given = kinds - {NoneType}
+    given = kinds - {NoneType, UnsetType}
     check: Check | None = None
     if given == {str}:
         check = require_text
@@ -139,13 +134,13 @@ def _check_of(hint: Any) -> Check | None:
         check = _require_zone
     elif given == {int}:
         check = require
-    elif any(_lists_numbers(kind) for kind in given):
-        check = require_each
-    return _unless_none(check) if check is not None and NoneType in kinds else check
+    elif any(map(_lists_numbers, given)):
+        check = _unless_of({kind for kind in given if isinstance(kind, type)})
+    return _if_given(check) if check is not None and given != kinds else check
 
 
 def _lists_numbers(kind: Any) -> bool:
-    """Whether it is a list of numbers, or a mapping by them."""
+    """Whether it is a list of numbers, or a mapping with such keys."""
     of = get_origin(kind)
     return isinstance(of, type) and issubclass(of, Collection) and int in _members(get_args(kind)[0])
 
@@ -154,12 +149,18 @@ def _require_zone(_name: str, value: Any) -> None:
     require_zone(value)
 
 
-def _unless_none(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
+def _unless_of(others: set[type]) -> Check:
+    """Checks each number of a value, unless it is one of the other types that the parameter may have."""
+    kinds = tuple(others)
+    return lambda name, value: None if isinstance(value, kinds) else require_each(name, value)
+
+
+def _if_given(check: Check) -> Check:
+    return lambda name, value: None if value is None or value is UNSET else check(name, value)
 
 
 def bounded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, which refuses numbers, texts and times that could not be stored."""
+    """The verb with a check that refuses numbers, strings and times that cannot be stored."""
     hints = hints_of(verb)
     named = {name: check for name, hint in hints.items() if (check := _check_of(hint)) is not None}
     if not named:

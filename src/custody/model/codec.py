@@ -1,4 +1,4 @@
-"""How a message is stored: the kind and bytes of its payload, its headers as JSON, and what is refused as a key."""
+"""Encoding of a message: the kind and bytes of its payload, its headers as JSON, and the check of its key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from custody.model.lanes import lane_of
 from custody.model.routing import ROUTING_KEY, require_routing_key
 
 KINDS = {"json": "j", "text": "t", "bytes": "b"}
-"""The kinds of payloads by their names in views, and as they are stored."""
+"""The kinds of payloads: their names in views, and the letters that are stored."""
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 
 
 def encode(payload: Payload) -> tuple[bytes, bytes]:
-    """The kind and the bytes of a payload. Refuses what would come back as something else: NaN, tuples, datetimes …"""
+    """The kind and the bytes of a payload. Refuses values that JSON would change: NaN, tuples, datetimes …"""
     if type(payload) is bytes:
         return b"b", payload
     if type(payload) is msgspec.Raw:
@@ -40,13 +40,13 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
             f"the payload cannot be stored: {error}", "Give bytes, text, or a plain JSON value."
         ) from error
     raise InvalidPayload(
-        "the payload would not come back as it went in",
-        "JSON knows dicts with text keys, lists, text, finite numbers, booleans and None. Convert all else.",
+        "JSON would change the payload",
+        "Use dicts with string keys, lists, strings, finite numbers, booleans and None. Convert everything else.",
     )
 
 
 def _encode_raw(document: bytes) -> tuple[bytes, bytes]:
-    """A JSON document as it came: it is stored letter for letter, once it is known to be one. A text is a text."""
+    """A JSON document, checked and stored byte for byte. A JSON string becomes a text payload."""
     try:
         value = _decode_json(document)
         return (b"t", value.encode()) if isinstance(value, str) else (b"j", document)
@@ -55,7 +55,7 @@ def _encode_raw(document: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_raw(kind: str, data: bytes) -> Payload:
-    """As `decode`, but JSON stays what it is, for whoever passes it on."""
+    """As `decode`, but JSON stays undecoded, for callers that pass it on."""
     return msgspec.Raw(data) if kind == "j" else decode(kind, data)
 
 
@@ -66,21 +66,21 @@ def decode(kind: str, data: bytes) -> Payload:
 
 
 Decoding = Callable[[str, bytes], Payload]
-"""How the kind and the bytes of a payload become one."""
+"""Turns the kind and the bytes into a payload."""
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidPayload(f"headers cannot be {headers!r}", "They are a dict of texts by name.")
+        raise InvalidPayload(f"headers cannot be {headers!r}", "Give a dict of strings.")
     if not headers:
         return None
     pairs: Iterable[tuple[object, object]] = headers.items()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidPayload(
-                f"header {name!r} is {value!r}", "Headers are text by name; convert the value to text."
+                f"header {name!r} is {value!r}", "Names and values of headers are strings: convert it."
             )
         if "\0" in name or "\0" in value:
             raise InvalidPayload(
@@ -97,7 +97,7 @@ def _refuse_surrogates(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidPayload(
-            f"{what} has half a surrogate pair, which is no character", "Decode the text with the right encoding."
+            f"{what} has a lone surrogate, which is not a character", "Decode the text with the right encoding."
         ) from None
 
 
@@ -106,12 +106,14 @@ Encoded = tuple[str | None, bytes, bytes, bytes | None]
 
 
 def require_key(key: str | None) -> None:
-    """Refuses a key that could not be stored."""
+    """Refuses a key that cannot be stored."""
     if key is not None:
         if not isinstance(key, str):
-            raise InvalidPayload(f"a key is text, not {key!r}", "Convert it, for example with str().")
+            raise InvalidPayload(f"a key is a string, not {key!r}", "Convert it, for example with str().")
         if "\0" in key:
-            raise InvalidPayload("a key cannot have a NUL character", "Remove it, or encode the key, say as base64.")
+            raise InvalidPayload(
+                "a key cannot have a NUL character", "Remove it, or encode the key, for example as base64."
+            )
         _refuse_surrogates("the key", key)
         if len(key.encode()) > KEY_BYTES:
             raise key_too_long()
@@ -123,7 +125,7 @@ def encode_message(message: Outgoing) -> Encoded:
     if message.partition is not None:
         bounds.require("partition", message.partition)
     if message.priority is not None:
-        lane_of(message.priority)  # refuses what is none
+        lane_of(message.priority)  # refuses an unknown priority
     kind, payload = encode(message.payload)
     if message.routing_key is not None:
         require_routing_key(message.routing_key)
@@ -132,20 +134,21 @@ def encode_message(message: Outgoing) -> Encoded:
 
 
 def encode_event(event_id: UUID, replays: int, message: Outgoing) -> Encoded:
-    """An event of an outbox elsewhere. What it cannot say of its message is refused, rather than left out."""
+    """An event of an outbox in another database. Settings that an event cannot have are refused, not ignored."""
     if not isinstance(event_id, UUID):
         raise InvalidArgument(f"event_id cannot be {event_id!r}", "It is a UUID.")
     bounds.require("replays", replays)
     for name in ("partition", "priority", "delay", "deliver_at"):
         if getattr(message, name) is not None:
             raise InvalidArgument(
-                f"an event of an outbox cannot name a {name}", "Its key says where it goes, and it goes at once."
+                f"an event of an outbox cannot have a {name}",
+                "Leave it out: its key decides the partition, and it is not delayed.",
             )
     return encode_message(message)
 
 
 def arrays(encoded: Sequence[Encoded]) -> dict[str, Any]:
-    """The columns of many messages, as the functions take them."""
+    """Many messages as columns, the arguments of the SQL functions."""
     return {
         "keys": [key for key, _, _, _ in encoded],
         "kinds": [kind.decode() for _, kind, _, _ in encoded],

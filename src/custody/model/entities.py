@@ -1,4 +1,4 @@
-"""What goes in and out of Custody: messages, receipts, leases' contents, dead letters, figures."""
+"""The arguments and results of verbs: messages, receipts, dead letters, topics, groups, figures."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from uuid import UUID
 import msgspec
 
 from custody.model.lanes import Priority
+from custody.model.limits import NAME_LENGTH
 from custody.model.policy import Duration, Policy
 from custody.model.retention import Retention
 from custody.model.routing import ROUTING_KEY, Binding
 
 Payload = Any
-"""bytes, text, or a JSON value (dict, list, number, boolean, None). It comes back as it went in."""
+"""bytes, text, or a JSON value (dict, list, number, boolean, None). Consumers get exactly what was published."""
 KEY_BYTES = 2_000
-"""A key has no more, in UTF-8: it stands in indexes of the database, whose entries are bounded."""
+"""Most bytes of a key in UTF-8, because index entries in PostgreSQL are limited."""
 
-NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
+NAME = rf"^[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$"
 """What a topic or a group can be called."""
 
 DEFAULT_GROUP = "default"
-"""The group of those who name none over HTTP. It is made when it is missing."""
+"""The group of HTTP requests without a group. It is created when it is missing."""
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One message to publish. A key picks the partition and is the unit of order; groups are bound by routing keys; a
-    priority (normal, if none is given) needs a topic that has priorities.
+    """One message to publish. The key determines the partition and is the unit of order. Bindings of groups match the
+    routing key. A priority (default: normal) needs a topic with priorities.
 
-    A partition beside a key has to be the key's own, because a key in two partitions has no order. `allow_split` lets
-    it be another one.
+    If both key and partition are given, the partition must be the key's own, because a key in two partitions has no
+    order. `allow_split` allows another one.
 
-    With `delay` or `deliver_at` it is a delayed one: nobody sees it before its time.
+    With `delay` or `deliver_at` it is a delayed message: nobody sees it before its time.
     """
 
     payload: Payload
@@ -50,7 +51,7 @@ class Outgoing:
 
     @property
     def fixed(self) -> bool:
-        """Whether it stays in the partition that is named when its topic grows; else it goes where its key goes."""
+        """Whether it stays in its given partition when the topic grows; otherwise it follows its key."""
         return self.partition is not None and (self.key is None or self.allow_split)
 
     @property
@@ -59,12 +60,12 @@ class Outgoing:
 
 
 def batch_of(messages: Iterable[Outgoing | Payload]) -> list[Outgoing]:
-    """Messages as they are published: a payload alone is one without a key."""
+    """Messages to publish; a plain payload becomes a message without a key."""
     return [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message went. `duplicate`: it had been published before, and this is the first receipt."""
+    """Where a message was published. `duplicate`: it had been published before, and this is the first receipt."""
 
     topic: str
     partition: int
@@ -73,13 +74,13 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Replayed(Receipt, frozen=True, gc=False):
-    """Where a dead letter went. `resolved`: the dead message counts as done by it; else it was not dead any more."""
+    """Where a dead letter was published. `resolved`: the dead message is now done; otherwise it was no longer dead."""
 
     resolved: bool = True
 
 
 class Delayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delayed message has in place of an offset: by its id it can be cancelled until it is due."""
+    """The receipt of a delayed message, with an id instead of an offset. The id cancels it until it is due."""
 
     topic: str
     partition: int
@@ -98,8 +99,8 @@ class Waiting(Delayed, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of the log, as delivered. `attempt` counts deliveries from 1; it is 0 for a plain read. `priority` is
-    None on a topic without priorities."""
+    """One message of the log. `attempt` counts deliveries from 1; it is 0 for a plain read. `priority` is None on a
+    topic without priorities."""
 
     topic: str
     partition: int
@@ -111,7 +112,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     published_at: datetime
     priority: Priority | None = None
     topic_uid: UUID | None = None
-    """Of the topic: a topic that is deleted and made anew has another one, and counts its offsets from 0 again."""
+    """Id of the topic. A topic that is deleted and created again has another one, and its offsets start at 0 again."""
 
     @property
     def routing_key(self) -> str | None:
@@ -119,7 +120,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
-    """A message that a group has given up, with everything known about why."""
+    """A message that is dead in a group, with its errors."""
 
     attempts: int
     reason: str
@@ -131,11 +132,11 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """`partitions` are those of the log: with priorities five, one for each, for every one that was asked for."""
+    """`partitions` are those of the log: with priorities, five for each requested one."""
 
     name: str
     uid: UUID
-    """A topic that is deleted and made anew has another one."""
+    """Changes if the topic is deleted and created again."""
     partitions: int
     max_depth: int | None
     created_at: datetime
@@ -144,7 +145,7 @@ class Topic:
     retention: Retention | None = None
     """None: everything is kept."""
     starvation_limit: timedelta | None = None
-    """After so long what waits goes first. None: the topic has no priorities."""
+    """Messages that wait longer come first. None: the topic has no priorities."""
 
     @property
     def priorities(self) -> bool:
@@ -157,9 +158,9 @@ class Topic:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stretch of a topic over all its partitions, which goes as a whole. The last one is open: `sealed_at` is None.
+    """A range of a topic over all its partitions, dropped as a whole. The last one is open: `sealed_at` is None.
 
-    `held_group` has not resolved `held_partition`/`held_offset`, and so keeps the oldest segment from being dropped.
+    `held_group` has not resolved `held_partition`/`held_offset`, which keeps the oldest segment from being dropped.
     """
 
     segment: int
@@ -176,7 +177,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Events of dead letters whose segments are gone."""
+    """Copied events of dead letters whose segments were dropped."""
 
     events: int
     bytes: int
@@ -194,7 +195,7 @@ class JournalPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """What the journal keeps (None: everything), until when it has been dropped, and its parts."""
+    """The retention of the journal (None: everything), until when it was dropped, and its parts."""
 
     keep_time: timedelta | None
     keep_size: int | None
@@ -204,10 +205,10 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class Upkeep:
-    """What upkeep did to a segment, or, without a topic, to a part of the journal.
+    """What upkeep did with a segment or, without a topic, with a part of the journal.
 
-    `did` is sealed, dropped, held (by the group that is named) or busy. `kept` dead letters were kept aside; `lost`
-    deliveries were given up, where the topic allows it.
+    `did` is sealed, dropped, held (by `held_group`) or busy. `kept` dead letters were copied. `lost` unresolved
+    deliveries were dropped, if the topic allows it.
     """
 
     topic: str | None
@@ -232,7 +233,7 @@ class Group:
     paused_reason: str | None
     created_at: datetime
     bindings: tuple[Binding, ...] = ()
-    """What it gets of the topic; none: every message."""
+    """Its bindings; none means every message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,11 +260,11 @@ class PartitionStats:
 class Stats:
     """The figures of a group.
 
-    lag: never handed out · waiting: to be tried again · in_flight: leased · parked: behind their key · depth: all of
-    these and held dead ones, what is not resolved · dead: dead letters · holes: gaps among the resolved offsets.
+    lag: never delivered · waiting: to retry · in_flight: leased · parked: behind their key · depth: everything
+    unresolved, which is all of these and held dead ones · dead: dead letters · holes: gaps among the resolved offsets.
 
-    Of a group that is bound to a part of the log, lag, depth and the oldest unresolved message include what it has not
-    looked at yet, whether it is bound to it or not: matching all of that would cost as much as claiming it.
+    If the group is `bound`, lag, depth and the oldest unresolved message include messages that no claim has scanned
+    yet, whether they match or not: matching them would cost as much as claiming them.
     """
 
     topic: str
@@ -289,7 +290,8 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockedKey:
-    """A key that cannot go on: `why` is backoff, retrying, held or in flight; `parked` messages wait behind it."""
+    """A key that cannot go on: `why` is backoff, retrying, held or in flight; `parked` messages wait behind it.
+    `worker` had the message last that blocks it, and failed or postponed it."""
 
     partition: int
     key: str
@@ -298,13 +300,14 @@ class BlockedKey:
     attempts: int | None
     run_at: datetime | None
     last_error: str | None
+    worker: str | None
     since: datetime
     parked: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
-    """One thing that happened to a message in a group."""
+    """One event in the history of a message in a group."""
 
     at: datetime
     group: str
@@ -317,7 +320,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Producer:
-    """Where an idempotent producer stands: its last sequence, and the receipt of it."""
+    """The state of an idempotent producer: its last sequence and that one's receipt."""
 
     producer_id: str
     epoch: int
@@ -327,7 +330,7 @@ class Producer:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTransaction:
-    """A producer's transaction that is neither committed nor aborted, and what it holds so far."""
+    """A producer's transaction that is neither committed nor aborted, and its contents so far."""
 
     transaction_id: UUID
     producer_id: str
@@ -340,7 +343,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewound:
-    """What a rewind gave back on one partition."""
+    """What a rewind makes ready again on one partition."""
 
     partition: int
     target: int
@@ -349,8 +352,9 @@ class Rewound:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a settle did: how many messages are settled by it, which of them are dead, and which later messages of a
-    stopped key it released from the lease. `already`: the same lease had settled some of them so before."""
+    """The result of a settle: how many messages it settled, which of them are dead, and which later messages of a
+    failed key it released from the lease. `already`: the same lease had settled some of them with this outcome
+    before."""
 
     settled: int
     dead: tuple[int, ...] = ()

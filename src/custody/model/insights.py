@@ -1,4 +1,4 @@
-"""Figures: of the database server, of all topics and groups at a time, and how long groups take."""
+"""Figures of the database server, of all topics and groups, and of handling times."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Server:
     synchronous_commit: str
     old_transactions: tuple[OldTransaction, ...]
     pooled: bool
-    """A connection pooler is in between."""
+    """Whether there is a connection pooler."""
     listens: bool
-    """Whether notifications of it are heard: behind a pooler only with a listen_url."""
+    """Whether its notifications arrive: behind a pooler only with a listen_url."""
     default_isolation: str
-    """What it gives a transaction that names no level."""
+    """`default_transaction_isolation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandlingTime:
     """How long the last leases of a group took from claim to settle, in seconds, and how many expired in the last hour.
 
-    `expired_alive`: leases that expired although their worker went on. Those were too short.
+    `expired_alive`: leases that expired while their worker was alive. Those were too short.
     """
 
     topic: str
@@ -54,13 +54,13 @@ class HandlingTime:
 
     @property
     def recommended(self) -> float | None:
-        """The visibility timeout that these times suggest: three times the p99, and no less than 30 s."""
+        """The recommended visibility timeout: three times the p99, at least 30 s."""
         return None if self.p99 is None else max(30.0, 3 * self.p99)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicFigures:
-    """`messages` are in the log; `appended` were ever, those that retention has dropped too."""
+    """`messages` are in the log; `appended` counts all ever appended, including those that retention has dropped."""
 
     topic: str
     partitions: int
@@ -70,8 +70,8 @@ class TopicFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
-    """The figures of `Stats` over all partitions, with the age of the oldest unresolved message in seconds. Where the
-    group is bound, lag and depth include what it has not looked at yet, bound to it or not."""
+    """The figures of `Stats` over all partitions, with the age of the oldest unresolved message in seconds. If the
+    group is `bound`, lag and depth are upper bounds."""
 
     topic: str
     group: str

@@ -1,7 +1,7 @@
-"""The lifecycle of a message in a group: four states, and every kind of journal entry, with the move that it records.
+"""The lifecycle of a message in a group: four states, and every kind of journal entry with the transition it records.
 
 Waiting for a backoff and waiting behind a key are not states: they are reasons why a ready message is not due. The SQL
-functions make the moves; tests compare the kinds that they write, and fold their entries, with this table.
+functions make the transitions; tests compare the entries that they write with this table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 
 
 class Actor(StrEnum):
-    """Who makes a move."""
+    """Who makes a transition."""
 
     WORKER = "worker"  # claims, settles, or loses a lease
     OPERATOR = "operator"
-    BINDING = "binding"  # a claim that passes over what its group is not bound to
+    BINDING = "binding"  # a claim that skips messages that do not match the group's bindings
 
 
 class MessageState(StrEnum):
@@ -25,17 +25,17 @@ class MessageState(StrEnum):
     DEAD = "dead"
 
     def can_become(self, target: MessageState, actor: Actor = Actor.WORKER) -> bool:
-        """Whether this move is legal for that actor. An operator may also do what a worker may."""
+        """Whether this transition is legal for that actor. An operator may also do what a worker may."""
         actors = {actor, Actor.WORKER} if actor is Actor.OPERATOR else {actor}
         return any(one.target is target and self in one.sources and one.actor in actors for one in JOURNAL.values())
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of journal entry: what it says to people, and what it does to the messages that it names.
+    """A kind of journal entry: its text for people, and its effect on the messages that it names.
 
-    From one of these states to another, unless it leaves the state as it is; and what becomes of the attempts: +1 or
-    -1, 0 for a fresh start, None if they stay.
+    It moves them from one of these states to another, or leaves the state unchanged. Attempts change by +1 or -1, are
+    reset (0), or stay (None).
     """
 
     words: str
@@ -60,13 +60,14 @@ JOURNAL: dict[str, Kind] = {
     "extend": Kind("lease extended"),
     "park": Kind("waits behind its key"),
     "redrive": Kind("redriven: ready with a fresh budget", Actor.OPERATOR, (_DEAD,), _READY, 0),
+    "hasten": Kind("retry brought forward", Actor.OPERATOR),
     "rewind": Kind("rewound: to be delivered again", Actor.OPERATOR, (_DONE, _DEAD, _PROCESSING), _READY, 0),
-    "skip": Kind("skipped: counts as done", Actor.OPERATOR, (_READY, _DEAD), _DONE),
+    "skip": Kind("skipped: counts as done", Actor.OPERATOR, (_READY, _PROCESSING, _DEAD), _DONE),
     "free": Kind("its key was let go on", Actor.OPERATOR),
     "discard": Kind("discarded", Actor.OPERATOR, (_DEAD,), _DONE),
     "replay": Kind("replayed: published again, and done here", Actor.OPERATOR, (_DEAD,), _DONE),
     "drop": Kind("given up by retention: counts as done", Actor.OPERATOR, (_READY,), _DONE),
-    # these are about a group: they name no message, and a bare group's commit is about its position
+    # these concern a group and name no message; the commit of a bare group sets its position
     "pause": Kind("the group is paused", Actor.OPERATOR),
     "resume": Kind("the group goes on", Actor.OPERATOR),
     "policy": Kind("the policy was changed", Actor.OPERATOR),

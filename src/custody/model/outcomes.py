@@ -1,19 +1,89 @@
-"""What a handler may say of a message: return is done, any exception is a failure, and three exceptions say more."""
+"""What can become of a delivered message. `OUTCOMES` has a line for each outcome; interfaces and figures follow it.
+
+By hand stay the step that makes it, in the SQL function `settle`, and the exception or method by which users say it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from custody.model.policy import Duration, seconds
 
-Kind = Literal["ack", "nack", "dead", "reject", "later", "release"]
-"""dead: the handler gave it up (terminal); reject: a nack that asked for no retry."""
+Kind = Literal["ack", "nack", "dead", "reject", "later", "skip", "release"]
+
+
+@dataclass(frozen=True)
+class OutcomeKind:
+    """What an outcome means, in words and for those who act on it."""
+
+    effect: str
+    """What the message is then, for people."""
+    entry: str
+    """The kind of journal entry that it leaves (see `lifecycle.JOURNAL`)."""
+    counted: str
+    """The field of `Counts` that it is added to."""
+    lease: str = field(default="", kw_only=True)
+    """How the holder of a lease says it."""
+    raised: str = field(default="", kw_only=True)
+    """What a handler raises to say it."""
+    failure: bool = field(default=False, kw_only=True)
+    resolves: Literal["yes", "no", "unless held"] = field(default="no", kw_only=True)
+    """Whether its key goes on: for a dead message that depends on the policy's `on_dead`."""
+
+
+OUTCOMES: dict[Kind, OutcomeKind] = {
+    "ack": OutcomeKind("done", "ack", "done", lease="`ack()`", resolves="yes"),
+    "nack": OutcomeKind(
+        "failed: retried by the policy, or after a delay; dead at the policy's limit",
+        "nack",
+        "failed",
+        lease="`nack(error=…, delay=…)`",
+        raised="any exception, or `Retry(…, after=…)`",
+        failure=True,
+    ),
+    "dead": OutcomeKind("dead", "dead", "dead", raised="`Dead(…)`", failure=True, resolves="unless held"),
+    "reject": OutcomeKind("dead", "dead", "dead", lease="`nack(requeue=False)`", failure=True, resolves="unless held"),
+    "later": OutcomeKind(
+        "ready again after that time; costs no attempt",
+        "later",
+        "later",
+        lease="`later(after=…)`",
+        raised="`Later(…)`",
+    ),
+    "skip": OutcomeKind(
+        "skipped: not needed, counts as done",
+        "skip",
+        "skipped",
+        lease="`skip(reason=…)`",
+        raised="`Skip(…)`",
+        resolves="yes",
+    ),
+    "release": OutcomeKind("ready again at once; costs no attempt", "release", "released", lease="`release()`"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many messages came to what. `lost`: the outcome came after their lease had expired, and was refused."""
+
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    later: int = field(default=0, metadata={"words": "postponed"})
+    skipped: int = 0
+    released: int = 0
+    lost: int = 0
+
+    def in_words(self, **words: str) -> str:
+        """All of them on one line; `words` replaces those of a count."""
+        said = {one.name: words.get(one.name, one.metadata.get("words", one.name)) for one in fields(Counts)}
+        return ", ".join(f"{getattr(self, name):,} {word}" for name, word in said.items())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one message."""
+    """The outcome of one message."""
 
     kind: Kind
     error: str | None = field(default=None, kw_only=True)
@@ -24,11 +94,19 @@ class Outcome:
             seconds(self.delay)
 
     def stops_key(self, on_dead: Literal["release", "hold"]) -> bool:
-        """Whether the later messages of its key leave the lease with it: all but what resolves the message."""
-        return self.kind != "ack" and not (self.kind in ("dead", "reject") and on_dead == "release")
+        """Whether the later messages of its key leave the lease with it."""
+        resolves = OUTCOMES[self.kind].resolves
+        return resolves == "no" or (resolves == "unless held" and on_dead == "hold")
 
 
-class Retry(Exception):
+class Decision(Exception):
+    """By raising one of these a handler decides itself what becomes of its message."""
+
+    def outcome(self) -> Outcome:
+        raise NotImplementedError
+
+
+class Retry(Decision):
     """A failure: tried again after this time instead of the policy's backoff, dead at max_attempts."""
 
     def __init__(self, reason: str = "the handler asked for a retry", *, after: Duration | None = None) -> None:
@@ -37,38 +115,50 @@ class Retry(Exception):
             seconds(after)
         self.after = after
 
+    def outcome(self) -> Outcome:
+        return Outcome("nack", error=_text(self), delay=self.after)
 
-class Dead(Exception):
+
+class Dead(Decision):
     """No retry will help: dead now, with this reason."""
 
+    def outcome(self) -> Outcome:
+        return Outcome("dead", error=_text(self) or "given up by the handler")
 
-class Later(Exception):
+
+class Later(Decision):
     """Not now: delivered again after this time; costs nothing."""
 
     def __init__(self, after: Duration, reason: str | None = None) -> None:
-        super().__init__(reason or f"put off by {after}")
+        super().__init__(reason or f"postponed by {after}")
         seconds(after)
         self.after = after
         self.reason = reason
+
+    def outcome(self) -> Outcome:
+        return Outcome("later", error=self.reason, delay=self.after)
+
+
+class Skip(Decision):
+    """Not needed, for this reason: counts as done, and its key goes on."""
+
+    def outcome(self) -> Outcome:
+        return Outcome("skip", error=_text(self) or None)
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
     """The outcome of a handler that returned (None) or raised."""
     if error is None:
         return Outcome("ack")
-    if isinstance(error, Later):
-        return Outcome("later", error=error.reason, delay=error.after)
-    if isinstance(error, Dead):
-        return Outcome("dead", error=_text(error) or "given up by the handler")
-    if isinstance(error, Retry):
-        return Outcome("nack", error=_text(error), delay=error.after)
+    if isinstance(error, Decision):
+        return error.outcome()
     text = _text(error)
     return Outcome("nack", error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def _text(error: BaseException) -> str:
-    """What an error says, if its own code can tell."""
+    """The text of an error, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception as another:
-        return f"(its text could not be made: {type(another).__name__})"
+        return f"(str() of the error raised {type(another).__name__})"

@@ -1,4 +1,4 @@
-"""Which partition a message goes to: the one of its key, or one after the other."""
+"""The partition of a message: that of its key, or round-robin."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from custody.model.entities import Outgoing
 
 @lru_cache(maxsize=65536)
 def partition_for(key: str, partitions: int) -> int:
-    """The partition of a key: the first eight bytes of its SHA-256, without the sign bit, modulo the partitions."""
+    """The partition of a key: the first eight bytes of its SHA-256, without the sign bit, modulo `partitions`."""
     digest = hashlib.sha256(key.encode()).digest()
     return (int.from_bytes(digest[:8], "big") & 0x7FFF_FFFF_FFFF_FFFF) % partitions
 
 
 PLACED_WRONGLY = (TopicChanged, NoPriorities, KeySplit)
-"""What refuses messages that were placed by a layout of yesterday. It may be so by the one of today, too."""
+"""Errors of messages that were placed by an outdated layout. With the current layout they may occur too."""
 
 
 class Layout(NamedTuple):
-    """What one has to know of a topic to place messages in it: its partitions, and whether they are lanes."""
+    """What is needed to place messages in a topic: the number of its partitions, and whether it has priorities."""
 
     partitions: int
     priorities: bool = False
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
         return partition_for(key, self.partitions)
 
     def place_turn(self, turn: int, priority: lanes.Priority | None = None) -> int:
-        """A partition for a message without a key: one after the other."""
+        """A partition for a message without a key: round-robin."""
         if self.priorities:
             return turn % (self.partitions // lanes.LANES) * lanes.LANES + lanes.lane_of(priority)
         if priority is not None:
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     def require(
         self, partition: int, priority: lanes.Priority | None, key: str | None = None, *, allow_split: bool = False
     ) -> None:
-        """Refuses a priority, or a key, beside a partition that is not of it."""
+        """Refuses a partition that does not belong to the priority or to the key."""
         if self.priorities:
             lanes.require_lane(priority, partition)
         elif priority is not None:
@@ -57,16 +57,16 @@ class Layout(NamedTuple):
         if key is None or allow_split:
             return
         own = self.place_key(key, lanes.priority_of(partition) if self.priorities else None)
-        if own != partition and 0 <= partition < self.partitions:  # the database refuses one that is not there
+        if own != partition and 0 <= partition < self.partitions:  # the database refuses one that does not exist
             raise KeySplit(
                 f"the key {key!r} belongs to partition {own}, and the message names partition {partition}:"
                 " a key in two partitions has no order",
-                "Leave the partition out, or say allow_split if the key needs no order.",
+                "Leave the partition out, or use allow_split if the key needs no order.",
             )
 
 
 def place(messages: Sequence[Outgoing], layout: Layout) -> list[int]:
-    """A partition for each message: the named one, the key's, or else one after the other from a random start."""
+    """A partition for each message: the given one, the key's, or else round-robin from a random start."""
     turn = random.randrange(layout.partitions)
     placed = []
     for message in messages:

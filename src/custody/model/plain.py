@@ -1,4 +1,4 @@
-"""Values as JSON has them: what programs read of Custody has the same fields through every interface."""
+"""Conversion to JSON values, so that every interface has the same fields."""
 
 from __future__ import annotations
 

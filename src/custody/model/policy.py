@@ -1,4 +1,4 @@
-"""A group's rules: order, retries, time-outs, what happens to dead messages, and back-pressure."""
+"""A group's policy: order, retries, timeouts, dead letters and back-pressure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import Meta
 
 from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
+from custody.model.limits import LARGEST, SMALL
 from custody.model.setting import READERS, Settings, settings_of
 
 Duration = str | int | float | timedelta
 """`"30s"`, `"100ms"`, `"1.5h"`, a number of seconds, or a timedelta."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-LONGEST = 100 * 365 * 86400.0  # what can be added to any sensible time without leaving the calendar
+LONGEST = 100 * 365 * 86400.0  # a sum of this and a sensible time is still a valid datetime
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*\Z")
 
 
 def seconds(duration: Duration) -> float:
-    """The duration in seconds; refuses what is negative, endless or no duration at all."""
+    """The duration in seconds. A negative or infinite one, and what is not a duration, is refused."""
     if isinstance(duration, timedelta):
         value = duration.total_seconds()
     elif isinstance(duration, str):
@@ -41,7 +42,7 @@ def seconds(duration: Duration) -> float:
     if not 0 <= value <= LONGEST:
         raise InvalidArgument(
             f"{duration!r} is not a duration",
-            'Give seconds, a timedelta, or a text such as "30s": from zero to a hundred years.',
+            'Give seconds, a timedelta, or a string such as "30s", from zero to a hundred years.',
         )
     return value
 
@@ -51,31 +52,31 @@ def seconds_or_none(duration: Duration | None) -> float | None:
 
 
 def interval(duration: Duration | None) -> timedelta | None:
-    """A duration as PostgreSQL takes it."""
+    """A duration as a parameter for PostgreSQL."""
     return None if duration is None else timedelta(seconds=seconds(duration))
 
 
 def require_zone(time: datetime | None) -> None:
-    """Refuses a time that means another moment on every machine, and what is no time."""
+    """Refuses what is not a datetime, and a datetime without a time zone: it means another moment on each machine."""
     given: object = time
     if given is not None and not isinstance(given, datetime):
         raise InvalidArgument(f"{given!r} is not a time", "Use a datetime with a time zone.")
     if time is not None and time.tzinfo is None:
-        raise InvalidArgument(f"the time {time} has no time zone", "Use datetime.now(UTC) or the like.")
+        raise InvalidArgument(f"the time {time} has no time zone", "Use one with a zone, such as datetime.now(UTC).")
 
 
 READERS[Duration] = lambda given: timedelta(seconds=seconds(given))
 
-Wait = Annotated[Duration, Meta(ge=0, description="How long the first wait is.")]
+Wait = Annotated[Duration, Meta(ge=0, description="Delay before the first retry.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff(Settings):
-    """How long a failed message waits before its next attempt. A jitter of 0.2 takes up to 20 % off at random."""
+    """Delay of a failed message before its next attempt. A jitter of 0.2 shortens it at random by up to 20 %."""
 
     initial: Wait
-    cap: Annotated[Duration, Meta(ge=0, description="The longest wait.")] = "30s"
-    jitter: Annotated[float, Meta(ge=0, le=1, description="Up to this share is taken off at random.")] = 0.0
+    cap: Annotated[Duration, Meta(ge=0, description="Longest delay.")] = "30s"
+    jitter: Annotated[float, Meta(ge=0, le=1, description="Delays are shortened at random by up to this share.")] = 0.0
 
     kind = "constant"
     factor = 1.0
@@ -84,7 +85,7 @@ class Backoff(Settings):
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """From plain values; their `kind` says which class it is."""
+        """From plain values; `kind` names the subclass."""
         if cls is not Backoff:
             return super().from_mapping(given)
         settings = dict(given)
@@ -111,7 +112,7 @@ class Exponential(Backoff):
     """initial, initial × multiplier, initial × multiplier², … up to the cap."""
 
     initial: Wait = "100ms"
-    multiplier: Annotated[float, Meta(ge=1, le=1000, description="Each wait is so many times the one before.")] = field(
+    multiplier: Annotated[float, Meta(ge=1, le=1000, description="Factor from one delay to the next.")] = field(
         default=2.0, kw_only=True
     )
 
@@ -135,7 +136,7 @@ class Linear(Backoff):
 
 @dataclass(frozen=True)
 class Constant(Backoff):
-    """Always the same; a cap that is shorter does not cut it."""
+    """Always `initial`; a shorter cap has no effect."""
 
     initial: Wait = "1s"
 
@@ -156,22 +157,29 @@ BACKOFFS: dict[str, type[Exponential] | type[Linear] | type[Constant]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Breaker(Settings):
-    """A circuit breaker: opens when this share of the last outcomes failed; then one message is tried every so often.
+    """A circuit breaker: opens at this failure rate, and then delivers one message every `probe_after` as a probe.
 
-    While it is open nothing is charged, so that an outage downstream does not turn a backlog into dead letters.
+    While it is open, failures do not count, so that an outage downstream does not turn a backlog into dead letters.
     """
 
     failure_rate: Annotated[
-        float, Meta(ge=0.01, le=1, description="It opens when this share failed.", extra={"column": "breaker_rate"})
+        float, Meta(ge=0.01, le=1, description="It opens at this share of failures.", extra={"column": "breaker_rate"})
     ] = 0.5
     min_outcomes: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Of so many outcomes.", extra={"column": "breaker_outcomes"})
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="It needs at least this many outcomes.",
+            extra={"column": "breaker_outcomes"},
+        ),
     ] = 20
-    window: Annotated[Duration, Meta(ge=0.001, description="Within this time.", extra={"column": "breaker_window"})] = (
-        "10s"
-    )
+    window: Annotated[
+        Duration, Meta(ge=0.001, description="Outcomes of this time count.", extra={"column": "breaker_window"})
+    ] = "10s"
     probe_after: Annotated[
-        Duration, Meta(ge=0.001, description="A message is tried every so often.", extra={"column": "breaker_probe"})
+        Duration,
+        Meta(ge=0.001, description="Time between two probes while it is open.", extra={"column": "breaker_probe"}),
     ] = "5s"
 
     what = "a breaker"
@@ -181,45 +189,52 @@ class Breaker(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Settings):
-    """The rules of one group. Caps hold for each partition; None means no cap."""
+    """The settings of one group. Limits apply to each partition; None means no limit."""
 
     ordering: Annotated[
         Literal["none", "key"],
-        Meta(description="key: messages of one key are handled in their order, whatever fails."),
+        Meta(description="key: messages of a key are delivered in order, also through retries."),
     ] = "none"
-    max_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1, description="Failures after which a message is dead.")] = 3
-    backoff: Annotated[
-        Backoff, Meta(description="How long a failed message waits: exponential, linear or constant.")
-    ] = Exponential("100ms")
+    max_attempts: Annotated[
+        int, Meta(ge=1, le=SMALL, description="Number of failures after which a message is dead.")
+    ] = 3
+    retry_for: Annotated[
+        Duration | None,
+        Meta(ge=0.001, description="A message that fails this long after its first failure is dead, too."),
+    ] = None
+    backoff: Annotated[Backoff, Meta(description="Delay before a retry: exponential, linear or constant.")] = (
+        Exponential("100ms")
+    )
     visibility_timeout: Annotated[
         Duration,
-        Meta(ge=0.001, description="How long a lease lasts; three times the p99 of your handler is a good value."),
+        Meta(ge=0.001, description="Duration of a lease; three times the p99 of your handler is a good value."),
     ] = "30s"
     handler_timeout: Annotated[
         Duration | None, Meta(ge=0.001, description="A handler that takes longer has failed.")
     ] = "5m"
     on_dead: Annotated[
-        Literal["release", "hold"], Meta(description="hold: the key of a dead message waits for an operator.")
+        Literal["release", "hold"], Meta(description="hold: a dead message blocks its key until an operator acts.")
     ] = "release"
     dead_letter: Annotated[
-        Literal["keep", "topic"], Meta(description="topic: a dead message also leaves a copy in TOPIC-dlq.")
+        Literal["keep", "topic"], Meta(description="topic: a copy of each dead message is published to TOPIC-dlq.")
     ] = "keep"
     max_in_flight: Annotated[
-        int | None, Meta(ge=1, le=2**62, description="Fresh messages stop at this many leased messages.")
+        int | None, Meta(ge=1, le=LARGEST, description="No new messages are delivered while this many are leased.")
     ] = None
     max_ack_holes: Annotated[
         int | None,
-        Meta(ge=1, le=2**62, description="Fresh messages stop at this many gaps among resolved offsets."),
+        Meta(ge=1, le=LARGEST, description="No new messages are delivered while resolved offsets have this many gaps."),
     ] = 10_000
     max_parked: Annotated[
-        int | None, Meta(ge=1, le=2**62, description="Fresh messages stop at this many that wait behind blocked keys.")
+        int | None,
+        Meta(ge=1, le=LARGEST, description="No new messages are delivered while this many wait behind blocked keys."),
     ] = None
     breaker: Annotated[
-        Breaker | None, Meta(description="A circuit breaker, which stops a group while most of its messages fail.")
+        Breaker | None, Meta(description="A circuit breaker: stops deliveries while most messages fail.")
     ] = None
     fairness: Annotated[
         Literal["key", "tenant"] | None,
-        Meta(description="Keys, or tenants, are served in turn, however much one publishes. It needs ordering by key."),
+        Meta(description="Serve keys, or tenants, in turn, however much one publishes. Needs ordering by key."),
     ] = None
     tenant_separator: Annotated[
         str,
@@ -227,7 +242,7 @@ class Policy(Settings):
             min_length=1,
             max_length=200,
             pattern=r"^[^\u0000]+$",
-            description="The tenant is the part of a key before the first of these.",
+            description="The tenant is the part of the key before the first separator.",
         ),
     ] = ":"
 
@@ -237,8 +252,8 @@ class Policy(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.on_dead == "hold" and self.ordering != "key":
-            raise InvalidPolicy('on_dead="hold" holds a key and needs ordering="key"')
+            raise InvalidPolicy('on_dead="hold" needs ordering="key"', 'Set ordering="key" too, or on_dead="release".')
         if self.fairness is not None and self.ordering != "key":
             raise InvalidPolicy(
-                "fairness parks messages behind their key, in order", 'Set ordering="key" too, or leave fairness out.'
+                f'fairness="{self.fairness}" needs ordering="key"', 'Set ordering="key" too, or leave fairness out.'
             )

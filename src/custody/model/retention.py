@@ -1,4 +1,4 @@
-"""How much of a topic is kept: by time, by size, or for ever."""
+"""Retention of a topic: by time, by size, or without limit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from custody.errors import InvalidArgument
+from custody.model.limits import LARGEST
 from custody.model.policy import Duration, seconds
 from custody.model.setting import READERS, Settings, settings_of
 
@@ -18,11 +19,10 @@ Size = str | int
 
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|TB)?\s*\Z", re.IGNORECASE)
-LARGEST = 2**62
 
 
 def size_in_bytes(size: Size) -> int:
-    """The size in bytes; a kilobyte has 1,024 of them, as PostgreSQL counts."""
+    """The size in bytes. A kilobyte is 1,024 bytes, as in PostgreSQL."""
     value = -1
     given: object = size
     if isinstance(given, str):
@@ -40,7 +40,7 @@ READERS[Size] = size_in_bytes
 
 
 def keep_time(name: str, time: Duration | None) -> float | None:
-    """A time to keep something, in seconds; None if there is none."""
+    """A retention time in seconds; None for no limit."""
     if time is None:
         return None
     if seconds(time) < 0.001:
@@ -50,34 +50,37 @@ def keep_time(name: str, time: Duration | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention(Settings):
-    """What a topic keeps: the last `time`, and no more than `size`. Whole segments go, oldest first.
+    """What a topic keeps: messages up to `time` old, and at most `size`. Whole segments are dropped, oldest first.
 
-    A segment ends when it is `segment_time` old or `segment_size` large: a tenth of what is kept, if not given.
-    Nothing that a group has not resolved goes, unless `drop_unresolved`; dead letters are kept aside in any case.
+    A segment is closed at the age `segment_time` or the size `segment_size`; the default is a tenth of what is kept.
+    Messages that a group has not resolved are not dropped, unless `drop_unresolved`. Dead letters are always copied
+    first.
     """
 
     time: Annotated[
         Duration | None,
-        Meta(ge=0.001, description="Keep messages that long: 7d.", extra={"column": "retention_time"}),
+        Meta(ge=0.001, description="Keep messages for this long, such as 7d.", extra={"column": "retention_time"}),
     ] = None
     size: Annotated[
-        Size | None, Meta(description="Keep no more than that: 10GB.", extra={"column": "retention_bytes"})
+        Size | None, Meta(description="Keep at most this much, such as 10GB.", extra={"column": "retention_bytes"})
     ] = None
     segment_time: Annotated[
-        Duration | None, Meta(ge=0.001, description="End a segment after that time (default: a tenth).")
+        Duration | None, Meta(ge=0.001, description="Close a segment after this time (default: a tenth).")
     ] = None
     segment_size: Annotated[
         Size | None,
-        Meta(description="End a segment at that size (default: a tenth).", extra={"column": "segment_bytes"}),
+        Meta(description="Close a segment at this size (default: a tenth).", extra={"column": "segment_bytes"}),
     ] = None
-    drop_unresolved: Annotated[bool, Meta(description="Let retention pass what groups have not resolved.")] = False
+    drop_unresolved: Annotated[bool, Meta(description="Also drop messages that a group has not resolved.")] = False
 
     what = "a retention"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.time is None and self.size is None:
-            raise InvalidArgument("a retention needs a time or a size", "Without a retention everything is kept.")
+            raise InvalidArgument(
+                "a retention needs a time or a size", "Give one, or no retention at all to keep everything."
+            )
 
     def columns(self) -> dict[str, Any]:
         """The retention as arguments of `custody.set_retention`."""

@@ -1,4 +1,4 @@
-"""Routing: the key by which a message is routed, and the patterns and header conditions that a group is bound to."""
+"""Routing: the routing key of a message, and the bindings of a group (patterns and header conditions)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from custody.errors import InvalidArgument, InvalidPayload
 
 ROUTING_KEY = "x-custody-routing-key"
 """The header that holds it."""
-_LONGEST = 1000
+LONGEST = 1000
 _MOST_SEGMENTS = 32
 _MOST_CONDITIONS = 20
 
 
 def require_routing_key(key: object) -> None:
-    """Refuses what is no routing key: segments between dots, none of them empty, without `*`, `>` or NUL."""
+    """Refuses an invalid routing key. It has segments between dots, none of them empty, without `*`, `>` or NUL."""
     if not isinstance(key, str):
         raise InvalidPayload(f"a routing key is text, not {key!r}", "Convert it, for example with str().")
-    if len(key) > _LONGEST or "" in key.split(".") or any(sign in key for sign in "*>\0"):
+    if len(key) > LONGEST or "" in key.split(".") or any(sign in key for sign in "*>\0"):
         raise InvalidPayload(
             f"{key[:100]!r} is not a routing key",
-            f"Write segments between dots, none of them empty, without * and >, up to {_LONGEST} characters.",
+            f"Write segments between dots, none of them empty, without * and >, up to {LONGEST} characters.",
         )
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a group gets: messages whose routing key fits the pattern and whose headers have all of these values.
+    """A group receives messages whose routing key matches the pattern and whose headers have all of these values.
 
     In a pattern `*` is one segment and `>`, at the end, one or more. Without a pattern the headers alone decide.
     """
@@ -41,20 +41,20 @@ class Binding:
         object.__setattr__(self, "headers", dict(self.headers) if self.headers else None)
         if self.pattern is None and self.headers is None:
             raise InvalidArgument(
-                "a binding needs a pattern or headers", "Without bindings a group gets every message."
+                "a binding needs a pattern or headers", "Give one, or no bindings to receive every message."
             )
         if self.pattern is not None:
             _require_pattern(self.pattern)
         if len(self.headers or {}) > _MOST_CONDITIONS:
             raise InvalidArgument(
                 f"a binding has {len(self.headers or {})} header conditions: at most {_MOST_CONDITIONS} are possible",
-                "Use fewer; a header that says what several say now needs one condition.",
+                "Use fewer, for example one header that combines several.",
             )
         pairs: Iterable[tuple[object, object]] = (self.headers or {}).items()
         for name, value in pairs:
             if not isinstance(name, str) or not isinstance(value, str) or "\0" in name + value:
                 raise InvalidArgument(
-                    f"a condition on header {name!r} cannot be {value!r}", "Headers are text by name."
+                    f"a condition on header {name!r} cannot be {value!r}", "Names and values of headers are strings."
                 )
 
     def __hash__(self) -> int:
@@ -65,20 +65,20 @@ class Binding:
         return " and ".join(([] if self.pattern is None else [self.pattern]) + conditions)
 
     def matches(self, headers: Mapping[str, str]) -> bool:
-        """Whether a message with these headers, the routing key among them, is bound."""
+        """Whether a message with these headers, which include its routing key, matches."""
         if any(headers.get(name) != value for name, value in (self.headers or {}).items()):
             return False
         key = headers.get(ROUTING_KEY)
         return self.pattern is None or (key is not None and _expression(self.pattern).fullmatch(key) is not None)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As a JSON value."""
         given = {"pattern": self.pattern, "headers": self.headers}
         return {name: value for name, value in given.items() if value is not None}
 
 
 def bindings_of(given: Iterable[Binding | str] | None) -> tuple[Binding, ...]:
-    """The bindings; a plain text is a pattern. None are every message."""
+    """The bindings; a plain string is a pattern. No bindings mean every message."""
     if isinstance(given, str | Binding):
         given = (given,)
     return tuple(one if isinstance(one, Binding) else Binding(one) for one in given or ())
@@ -86,18 +86,18 @@ def bindings_of(given: Iterable[Binding | str] | None) -> tuple[Binding, ...]:
 
 def _require_pattern(pattern: object) -> None:
     if not isinstance(pattern, str):
-        raise InvalidArgument(f"a pattern is text, not {pattern!r}")
+        raise InvalidArgument(f"a pattern is a string, not {pattern!r}")
     segments = pattern.split(".")
-    if len(pattern) > _LONGEST or "" in segments or "\0" in pattern or len(segments) > _MOST_SEGMENTS:
+    if len(pattern) > LONGEST or "" in segments or "\0" in pattern or len(segments) > _MOST_SEGMENTS:
         raise InvalidArgument(
             f"{pattern[:100]!r} is not a pattern",
-            f"Write up to {_LONGEST} characters in up to {_MOST_SEGMENTS} segments between dots, none of them empty; "
+            f"Write up to {LONGEST} characters in up to {_MOST_SEGMENTS} segments between dots, none of them empty; "
             "> at the end stands for all that follow.",
         )
     if any(sign in one and one != sign for one in segments for sign in "*>") or ">" in segments[:-1]:
         raise InvalidArgument(
             f"{pattern!r} is not a pattern",
-            "* stands for one whole segment, and > as the last segment for all that follow: orders.*.created, orders.>",
+            "* matches one whole segment, and > as the last segment matches the rest: orders.*.created, orders.>",
         )
 
 

@@ -1,7 +1,7 @@
-"""Settings: what a field of a policy, a backoff, a breaker or a retention may be is said once, by the field itself.
+"""Settings: each field of a policy, a backoff, a breaker or a retention declares its type, bounds and meaning once.
 
-Its annotation has the type, the bounds and the meaning: `Annotated[int, Meta(ge=1, description="…")]`. The checks, the
-columns of the database, the JSON, the options of the command line, OpenAPI and the tables of the docs are made of it.
+It does so in its annotation: `Annotated[int, Meta(ge=1, description="…")]`. The checks, the columns of the database,
+the JSON, the options of the command line, OpenAPI and the tables of the docs are derived from that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from msgspec import Meta
 from custody.errors import InvalidArgument, did_you_mean
 
 READERS: dict[Any, Callable[[Any], Any]] = {}
-"""Types that are written in several ways, and what makes one value of them: durations, sizes."""
+"""Parsers of types that can be written in several ways: durations, sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One field: `kind` is its type without None, `meta` its bounds and its meaning."""
+    """One field: `kind` is its type without None, `meta` has its bounds and its description."""
 
     name: str
     kind: Any
@@ -44,11 +44,11 @@ class Setting:
 
     @property
     def column(self) -> str:
-        """In the database."""
+        """The name of its column in the database."""
         return str((self.meta.extra or {}).get("column", self.name))
 
     def read(self, value: Any, refusal: type[InvalidArgument]) -> Any:
-        """The value as it is kept; refuses what is of another type or beyond the bounds."""
+        """The value, parsed. One of another type or out of bounds is refused."""
         if value is None and self.optional:
             return None
         remedy = self._misfit(value)
@@ -62,7 +62,7 @@ class Setting:
         return value
 
     def _misfit(self, value: Any) -> str | None:
-        """What the value should be, if it is something else."""
+        """What the value should be; None if it is valid."""
         least, most = self.meta.ge, self.meta.le
         if self.choices:
             return None if value in self.choices else f"It is one of: {', '.join(self.choices)}."
@@ -76,7 +76,7 @@ class Setting:
         if self.kind is str:
             longest = self.meta.max_length or 0
             fits = isinstance(value, str) and 0 < len(value) <= longest and "\0" not in value
-            return None if fits else f"It is a text of 1 to {longest} characters, none of them NUL."
+            return None if fits else f"It is a string of 1 to {longest} characters, without NUL."
         if self.nested is not None:
             return None if isinstance(value, self.nested) else f"Use {self.nested.remedy}."
         return None
@@ -103,11 +103,11 @@ def _setting(field: Field[Any], hint: Any) -> Setting:
 
 
 class Settings:
-    """A frozen dataclass of settings. A duration is kept as a timedelta and a size in bytes, however it is written."""
+    """A frozen dataclass of settings. Durations are stored as timedelta, sizes in bytes, however they were written."""
 
     what: ClassVar[str]
     remedy: ClassVar[str]
-    """What to use instead of something else."""
+    """What to use, in the error about a value of another type."""
     refusal: ClassVar[type[InvalidArgument]] = InvalidArgument
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """From plain values, as they come from JSON or YAML."""
+        """From plain values, as in JSON or YAML."""
         known = {setting.name: setting.nested for setting in settings_of(cls)}
         values = {}
         for name, value in given.items():
@@ -146,7 +146,7 @@ class Settings:
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Self | None:
-        """From a row; None if the first column is null: then there is none of them."""
+        """From a row. None if the first column is null, which means that the row has none."""
         settings = settings_of(cls)
         if row[settings[0].column] is None:
             return None

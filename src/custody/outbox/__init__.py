@@ -1,7 +1,7 @@
-"""The outbox: an event and a business change that share one transaction and one fate.
+"""The outbox: an event is written in the same transaction as a business change.
 
-`write` (and `lock`, before many keys) is all that an application needs; `Outbox` looks at the events and repairs;
-`custody.relay` publishes them.
+An application needs only `write` (and `lock`, before it writes many keys). `Outbox` is for operators. `custody.relay`
+publishes the events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from custody.outbox.events import Event, EventState, Figures
 from custody.outbox.operating import Outbox
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import run_function, translated
-from custody.store.standalone import install
+from custody.store.standalone_outbox import install
 from custody.tracing import carried
 
 __all__ = ["write", "lock", "install", "Outbox", "Event", "EventState", "Figures"]
@@ -37,11 +37,12 @@ def write(
     event_id: UUID | None = None,
 ) -> UUID:
     """Writes an event in the transaction of the connection (psycopg, or a SQLAlchemy connection or session) and returns
-    its id. The event is there when that transaction commits, and never was if it does not.
+    its id. The event exists if and only if that transaction commits.
 
-    A `destination` without a colon is a topic of the same database, where that has all of Custody; else the relay's
-    publisher of that name (`stdout:`, `https://…`, `billing:invoices`); None is the relay's default. Those who write
-    one `ordering_key` wait for one another until they commit, so that its events are in the order of their commits.
+    A `destination` without a colon is a topic of the same database, if that has all of Custody. Otherwise the part
+    before the colon names the relay's publisher (`stdout:`, `https://…`, `billing:invoices`). None is the relay's
+    default. Writers of one `ordering_key` wait for each other until they commit, so that its events are in the order of
+    their commits.
     """
     require_key(partition_key)
     require_key(ordering_key)
@@ -66,8 +67,8 @@ def write(
 
 
 def lock(connection: Any, ordering_keys: Collection[str]) -> None:
-    """Takes the keys that a transaction is going to write, to its end. Call it before the first event of a transaction
-    that writes several keys: two that do so never wait each for the other (a deadlock), whatever their keys."""
+    """Locks ordering keys until the end of the transaction. Call it before the first event of a transaction that writes
+    several keys: it prevents deadlocks between such transactions."""
     for key in ordering_keys:
         require_key(key)
     on = driver_connection(connection)

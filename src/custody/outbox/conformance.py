@@ -1,7 +1,7 @@
-"""What an outbox has to do, as checks for a live installation: each on events of its own, and all taken back.
+"""Conformance checks of an outbox, for a live installation. Each works on events of its own, and is rolled back.
 
-The checks stay in a transaction that is rolled back, lie a day in the past, and claim by the address of their own
-events only. What needs a killed process, several of them or a running relay is shown by Custody's own tests, in
+The checks run in a transaction that is rolled back, with a time one day in the past, and claim only the destination of
+their own events. What needs a killed process, several processes or a running relay is proved by Custody's own tests in
 tests/chaos, tests/interleaving and tests/outbox.
 """
 
@@ -34,7 +34,7 @@ IMMUTABLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of one check: `error` says what was found instead."""
+    """The result of one check; `error` says what was wrong."""
 
     id: str
     level: Literal["MUST", "SHOULD"]
@@ -44,7 +44,7 @@ class Finding:
 
 
 class Trial:
-    """An outbox to try things on: verbs with a time that the check moves."""
+    """An outbox under test: its verbs, with a clock that the check moves."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -107,22 +107,22 @@ class Trial:
         return self.now
 
     def at_present(self) -> None:
-        """From now on the time is that of the transaction."""
+        """Sets the clock to the time of the transaction."""
         self.now = self.connection.execute("SELECT now()").fetchall()[0][0]
 
     def refused(self, statement: str, *values: Any) -> bool:
-        """Whether the table refuses a statement of somebody who has no other time than the server's."""
+        """Whether the table refuses a statement that uses the server's clock."""
         try:
             with self.connection.transaction():
                 self.connection.execute("SELECT set_config('custody.given_time', '', true)")
                 changed = self.connection.execute(statement.encode(), values).rowcount
         except psycopg.Error:
             return True
-        assert changed == 1, f"{changed} rows were concerned"
+        assert changed == 1, f"{changed} rows were changed"
         return False
 
     def in_state(self, state: EventState) -> UUID:
-        """A new event in that state, by the legal way."""
+        """A new event, brought to that state by the verbs."""
         event_id = self.write()
         if state is not EventState.PENDING:
             claimed = self.claim(after=self.row(event_id, "id")[0] - 1)[event_id]
@@ -144,13 +144,13 @@ def must(number: str, text: str, level: Literal["MUST", "SHOULD"] = "MUST") -> C
     return register
 
 
-class _TakenBack(Exception):
+class _RollBack(Exception):
     pass
 
 
 def findings(connection: Connection) -> list[Finding]:
-    """Runs every check, each in a part of one transaction that is rolled back in the end."""
-    from custody.outbox import checks, operating_checks  # noqa: F401  # they register themselves
+    """Runs every check, each in a transaction or savepoint that is rolled back."""
+    from custody.outbox import event_checks, operating_checks  # noqa: F401  # they register themselves
 
     found = []
     for number, level, text, check in CHECKS:
@@ -158,8 +158,8 @@ def findings(connection: Connection) -> list[Finding]:
         try:
             with connection.transaction():
                 check(Trial(connection))
-                raise _TakenBack
-        except _TakenBack:
+                raise _RollBack
+        except _RollBack:
             pass
         except (AssertionError, psycopg.Error, KeyError, ValueError) as raised:
             error = f"{type(raised).__name__}: {raised}".strip()

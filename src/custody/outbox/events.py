@@ -1,4 +1,4 @@
-"""What an outbox holds: events, their states, and figures about them."""
+"""Events of an outbox, their states, and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from custody.model.entities import Payload
 
 
 class EventState(StrEnum):
-    """The states of an event. PUBLISHED and DEAD are left by a replay only."""
+    """The states of an event. Only a replay leaves PUBLISHED and DEAD."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -36,8 +36,8 @@ _MOVES: Mapping[EventState, frozenset[EventState]] = {
 
 
 def without_secrets(destination: str) -> str:
-    """A destination as it may stand in logs, metrics and errors: without what may be a secret in a URL (the user and
-    password, the query, and the fragment unless it is the topic of another Custody)."""
+    """A destination for logs, metrics and errors: without the parts of a URL that may be secret (user and password, the
+    query, and the fragment unless it is the topic of another Custody)."""
     scheme, found, rest = destination.partition("://")
     if not found:
         return destination
@@ -48,7 +48,8 @@ def without_secrets(destination: str) -> str:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One event as an operator sees it: a claim past its deadline counts as expired, written down or not."""
+    """One event as an operator sees it. A claim past its deadline counts as expired, even if that is not recorded
+    yet."""
 
     id: int
     event_id: UUID
@@ -79,8 +80,8 @@ def event_of(row: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """How one destination stands. `published_recently` and `died_recently` are of the last minute, unless another time
-    was asked for; `failures` are the attempts that what is not published has cost so far."""
+    """The figures of one destination. `published_recently` and `died_recently` are for the window (default: a minute);
+    `failures` counts the attempts so far for events that are not published."""
 
     destination: str | None
     backlog: int

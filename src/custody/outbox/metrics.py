@@ -1,4 +1,4 @@
-"""The figures of an outbox as Prometheus reads them."""
+"""The figures of an outbox in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from custody.outbox.events import Figures, without_secrets
 
 _HELP = {
     "backlog": "Events that are pending.",
-    "due": "Pending events whose time has come.",
+    "due": "Pending events that are due.",
     "retrying": "Pending events that have failed before.",
-    "claimed": "Events that a relay has in hand.",
-    "dead": "Events that were given up.",
+    "claimed": "Events that a relay has claimed.",
+    "dead": "Dead events.",
     "published_recently": "Events published within the window.",
-    "died_recently": "Events given up within the window.",
-    "failures": "Attempts that what is not published has cost.",
-    "oldest_seconds": "How long the oldest event has waited that is due, or has failed before.",
+    "died_recently": "Events that died within the window.",
+    "failures": "Attempts so far for events that are not published.",
+    "oldest_seconds": "Age of the oldest event that is due, or has failed before.",
 }
 
 
 MOST = 1_000
-"""So many destinations have series of their own; all others are added up."""
+"""Most destinations with series of their own; all others are added up."""
 OTHER = "(other)"
 
 
 def exposition(figures: Iterable[Figures], now: datetime | None = None) -> str:
-    """Gauges `custody_outbox_…`, one for each destination as it may be shown: those that look alike are added up."""
+    """Gauges `custody_outbox_…` by destination, without secrets. Destinations that look the same then are added up."""
     now = now or datetime.now(UTC)
     found: dict[str, dict[str, float]] = {}
     for one in figures:

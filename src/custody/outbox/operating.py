@@ -1,4 +1,4 @@
-"""What an operator asks of an outbox and does to it, in a database with all of Custody or with the outbox alone."""
+"""Verbs for operators of an outbox, in a database with all of Custody or with the outbox alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from custody.errors import EventNotFound
 from custody.model.policy import Duration, seconds
 from custody.outbox.conformance import Finding, findings
 from custody.outbox.events import Event, EventState, Figures, event_of
-from custody.store import standalone
+from custody.store import standalone_outbox
 from custody.store.postgres import Database
 
 
@@ -22,11 +22,10 @@ class Outbox:
     def __init__(
         self, url: str, *, actor: str | None = None, clock: Callable[[], datetime] | None = None, pool_size: int = 4
     ) -> None:
-        self._db = Database(url, pool_size=pool_size)
-        self._actor, self._clock = actor, clock
+        self._db = Database(url, pool_size=pool_size).acting(actor, clock)
         try:
             with self._db.connection() as connection:
-                self.alone = not standalone.check(connection)
+                self.alone = not standalone_outbox.check(connection)
         except BaseException:
             self._db.close()
             raise
@@ -42,11 +41,8 @@ class Outbox:
     ) -> None:
         self.close()
 
-    def _now(self) -> datetime | None:
-        return None if self._clock is None else self._clock()
-
     def events(self, *, limit: int | None = 1000, **which: Any) -> list[Event]:
-        """The events that a filter picks, oldest first; see `replay` for the filters. Changes nothing."""
+        """The events that match a filter, oldest first. See `replay` for the filters."""
         rows = self._db.call_dicts("outbox_chosen", limit=limit, **_filter(**which))
         return [event_of(row) for row in rows]
 
@@ -55,7 +51,7 @@ class Outbox:
         found = self.events(ids=[event_id])
         if not found:
             raise EventNotFound(
-                f"the outbox has no event {event_id}", "It may have been pruned; look at the list of events."
+                f"the outbox has no event {event_id}", "It may have been pruned; see the list of events."
             )
         return found[0]
 
@@ -68,33 +64,29 @@ class Outbox:
         reason: str | None = None,
         **which: Any,
     ) -> list[UUID]:
-        """Events that are DEAD or PUBLISHED go out again, in the order of their keys and with a fresh budget.
+        """Publishes DEAD or PUBLISHED events again, in the order of their keys and with a fresh budget of attempts.
 
         The filters are `states`, `ids`, `since` and `until` (the time of the last change), `event_type`, `destination`,
-        `ordering_key` and `error` (a LIKE pattern). Returns their ids; with `dry_run` nothing changes. Events of
-        a topic that is gone are left out: see `stranded`.
+        `ordering_key` and `error` (a LIKE pattern). Returns the ids. With `dry_run` nothing changes. Events of a
+        deleted topic are left out: see `stranded`.
         """
         rows = self._db.call(
             "outbox_replay",
             limit=limit,
             dry_run=dry_run,
-            actor=self._actor,
             reason=reason,
-            now=self._now(),
             **_filter(states=states, **which),
         )
         return [event_id for (event_id,) in rows]
 
     def stranded(self, *, states: Sequence[EventState | str] = (EventState.DEAD,), **which: Any) -> list[UUID]:
-        """What a replay with the same filter leaves out: events of topics that are gone."""
+        """The events that a replay with this filter leaves out, because their topics are deleted."""
         rows = self._db.call_dicts("outbox_chosen", routed=False, **_filter(states=states, **which))
         return [row["event_id"] for row in rows]
 
     def kill(self, ids: Sequence[UUID], *, dry_run: bool = False, reason: str | None = None) -> list[UUID]:
-        """Gives events up: DEAD at once, whatever a relay is doing with them. Returns those that were open."""
-        rows = self._db.call(
-            "outbox_kill", ids=list(ids), actor=self._actor, reason=reason, dry_run=dry_run, now=self._now()
-        )
+        """Makes events DEAD at once, even if a relay has claimed them. Returns those that were open."""
+        rows = self._db.call("outbox_kill", ids=list(ids), reason=reason, dry_run=dry_run)
         return [event_id for (event_id,) in rows]
 
     def prune(
@@ -105,45 +97,42 @@ class Outbox:
         dry_run: bool = False,
         reason: str | None = None,
     ) -> int:
-        """Removes events that have been published (or dead, if asked) for that long. Returns how many."""
+        """Removes events that were published (or, with `states`, died) longer ago. Returns how many."""
         rows = self._db.call(
             "outbox_prune",
             before=self._before(older_than),
             states=[str(state) for state in states],
             dry_run=dry_run,
-            actor=self._actor,
             reason=reason,
-            now=self._now(),
         )
         return int(rows[0][0])
 
     def forget(self, older_than: Duration, *, dry_run: bool = False, reason: str | None = None) -> int:
-        """Forgets which events of other databases came here that long ago. Returns how many."""
+        """Removes old records of events that came from other databases. Returns how many."""
         rows = self._db.call(
             "outbox_forget",
             before=self._before(older_than),
             dry_run=dry_run,
-            actor=self._actor,
             reason=reason,
-            now=self._now(),
         )
         return int(rows[0][0])
 
     def _before(self, older_than: Duration) -> datetime:
-        now: datetime = self._now() or self._db.call("outbox_clock")[0][0]
+        clock = self._db.clock
+        now: datetime = clock() if clock is not None else self._db.call("outbox_clock")[0][0]
         return now - timedelta(seconds=seconds(older_than))
 
     def stats(self, window: Duration = "1m") -> list[Figures]:
         """Backlog, age, rate and failures of each destination."""
-        rows = self._db.call_dicts("outbox_stats", window=timedelta(seconds=seconds(window)), now=self._now())
+        rows = self._db.call_dicts("outbox_stats", window=timedelta(seconds=seconds(window)))
         return [Figures(**row) for row in rows]
 
     def audit(self, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """What operators did, newest first."""
+        """Actions of operators, newest first."""
         return self._db.call_dicts("outbox_records", limit=limit)
 
     def verify(self) -> list[Finding]:
-        """Tries what an outbox has to do and to refuse, on an event of its own, and takes all of it back."""
+        """Checks the outbox with events of its own, in a transaction that is rolled back."""
         with self._db.connection() as connection:
             return findings(connection)
 

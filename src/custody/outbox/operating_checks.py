@@ -1,4 +1,4 @@
-"""The checks of section O, 8 to 12: crashes, publishers, order, operators, figures."""
+"""Conformance checks O8 to O12: crashes, publishers, order, operators, figures."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _inspection(trial: Trial) -> None:
             trial.call("outbox_stats", now=trial.now)
             trial.call("outbox_records", limit=1)
     except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise AssertionError("looking writes something") from error
+        raise AssertionError("an inspection wrote something") from error
 
 
 @must("O11.6", "The table refuses a replay by UPDATE that would not be delivered again, or would be DEAD at once")

@@ -1,4 +1,4 @@
-"""The relay: takes the events of an outbox to their destinations, at least once, in the order of their keys."""
+"""The relay: publishes the events of an outbox to their destinations, at least once, in the order of their keys."""
 
 from custody.relay.custody_publisher import CustodyPublisher
 from custody.relay.loop import Relay, RelaySummary

@@ -1,4 +1,4 @@
-"""One claim of a relay on its way: events are published by several threads, a key by one of them in order."""
+"""The events of one claim: several threads publish them, the events of a key in order by one thread."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from custody.relay.publisher import ClaimedEvent, Publisher
 from custody.relay.registry import Registry
 from custody.relay.threads import Threads, Work
 
-WHOLE = 2  # batches that a publisher of whole batches has at a time
+WHOLE = 2  # concurrent batches of a publisher of whole batches
 
 
 class Result(NamedTuple):
-    """What came of one event: published, failed, dead, unavailable (its destination was), busy (its destination took no
-    more), released (it was not tried), or lost (the claim ran out before it was begun).
+    """The outcome of one event: published, failed, dead, unavailable (its destination was down), busy (its destination
+    was overloaded), released (it was not tried), or lost (the claim expired before it was tried).
 
-    `retry_after`: for how many seconds the destination wants to be left alone. `tried`: whether an attempt was made.
-    `answered`: whether something at the destination said that it takes nothing.
+    `retry_after`: seconds to wait before the destination is tried again. `tried`: whether an attempt was made.
+    `answered`: whether the destination, or a proxy before it, answered that it takes nothing.
     """
 
     event: ClaimedEvent
@@ -34,14 +34,14 @@ class Result(NamedTuple):
 
 
 Heard = queue.SimpleQueue[tuple["Batch", Sequence[Result]] | None]
-"""Where the threads of all batches say what came of events: those of one attempt together."""
+"""The queue of results from the threads of all batches; the results of one attempt come together."""
 
 
 class Batch:
-    """The events of one claim. `waiting` are those of which nothing was heard; `unsettled_results` wait to be settled.
+    """The events of one claim. `waiting` are those without a result; `unsettled_results` wait to be settled.
 
-    `probe` is the destination that is tried with this batch, if it is one that was down. `alone`: its one event may be
-    what killed relays before, and nothing is begun beside it.
+    `probe` is the destination that this batch probes, if it was down. `alone`: its only event may have killed relays
+    before, so nothing else is begun meanwhile.
     """
 
     probe: str | None = None
@@ -111,19 +111,19 @@ class Batch:
         return work
 
     def hear(self, results: Sequence[Result]) -> None:
-        """Takes note, in the relay's own thread."""
+        """Takes results from the queue. Called in the relay's own thread."""
         self.waiting -= {result.event.id for result in results}
         self.unsettled_results += results
         if not self.waiting:
             self.settle_at = 0.0
 
     def _say(self, outcome: str, events: Sequence[ClaimedEvent], *what: Any) -> None:
-        """`what`: the rest of a `Result`."""
+        """Puts results into the queue; `what` are the other fields of `Result`."""
         if events:
             self._heard.put((self, [Result(event, outcome, *what) for event in events]))
 
     def _begins(self, event: ClaimedEvent) -> bool:
-        """Whether the event may be sent now; if not, says what becomes of it."""
+        """Whether the event may be sent now. If not, reports its result."""
         if elapsed() >= self.deadline:
             self._say("lost", [event])  # another relay may have it by now
         elif event.destination in self._down:
@@ -135,10 +135,10 @@ class Batch:
         return False
 
     def _publish_track(self, publisher: Publisher, track: Sequence[ClaimedEvent]) -> None:
-        """In order; after the first that did not arrive the rest is given back.
+        """Publishes in order. After the first failure the rest is given back.
 
-        So it is after one that was refused, too: its key goes on when its death is written down, and not before. Else a
-        relay that dies in between would let a later event overtake it.
+        That includes an event that was refused: its key goes on only when the death is recorded. Otherwise a relay that
+        crashes before that would let a later event overtake it.
         """
         for place, event in enumerate(track):
             if not self._begins(event) or not self._attempt(publisher, event):
@@ -149,10 +149,10 @@ class Batch:
         self._say("lost" if elapsed() >= self.deadline else "released", events)
 
     def _attempt(self, publisher: Publisher, event: ClaimedEvent) -> bool:
-        """One attempt for one event. True if it has arrived."""
+        """Makes one attempt for one event. True if it was published."""
         try:
             publisher.publish(event)
-        except BaseException as error:  # sys.exit() too: the relay waits for a word about each event
+        except BaseException as error:  # SystemExit too, because the relay waits for a result of each event
             self._failed(event, error)
             return False
         self._answered.add(event.destination)
@@ -169,7 +169,7 @@ class Batch:
         self._say(outcome, [event], _described(error), _retry_after(error))
 
     def _is_outage(self, destination: str, error: BaseException) -> bool:
-        """Whether the destination is down. It seems so, too, if it gives no answer and has not given any other."""
+        """Whether the destination is down. A timeout counts as that too, if it has not answered in this batch."""
         if isinstance(error, PublisherUnavailable):
             return True
         return _unanswered(error) and destination not in self._answered
@@ -182,7 +182,7 @@ class Batch:
         self._say(outcome, events, _described(error), _retry_after(error), tried, answered)
 
     def _publish_whole(self, publisher: Publisher, events: Sequence[ClaimedEvent]) -> None:
-        """All at once; if that fails for another reason than an outage, one by one, to find those that are to blame."""
+        """Publishes all at once. If that fails, and not because of an outage, one by one to find the faulty events."""
         if not self.held.issuperset(event.id for event in events):
             self._publish_tracks(publisher, events)
             return
@@ -229,7 +229,7 @@ def _described(error: BaseException) -> str:
 
 
 def _tracks(events: Sequence[ClaimedEvent]) -> list[list[ClaimedEvent]]:
-    """The events of a key together, each other one by itself."""
+    """Groups events by key; each event without a key is a group of its own."""
     found: list[list[ClaimedEvent]] = []
     of_key: dict[str, list[ClaimedEvent]] = {}
     for event in events:

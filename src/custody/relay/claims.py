@@ -1,4 +1,4 @@
-"""A relay's calls of the outbox: claim a batch, keep it, settle what came of it while it is still held."""
+"""A relay's calls of the outbox: claim a batch, extend it, settle its results while it is held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from custody.elapsed import elapsed, holds_until
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """What a claim has found: a batch of what is due, if anything is; the id to go on behind, None at the end; and
-    whether an event was held back that is to be tried alone."""
+    """The result of a claim: a batch, if anything is due; the id to continue after (None at the end); and whether an
+    event was held back that has to be tried alone."""
 
     batch: Batch | None
     scanned: int | None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxClaims:
-    """The claims of one relay, under its name and its rules. `counts` says what came of the events, by outcome."""
+    """The claims of one relay, with its name and settings. `counts` has the number of events by outcome."""
 
     db: Database
     registry: Registry
@@ -47,15 +47,14 @@ class OutboxClaims:
     stopping: Callable[[], bool]
     suspects: Container[int]
     lone: Container[int]
-    clock: Callable[[], datetime] | None
     counts: Counter[str] = field(default_factory=Counter)
 
     def claim(
         self, most: int, *, after: int, alone: bool, excepted: Sequence[str] = (), only: Sequence[str] | None = None
     ) -> Found:
-        """Claims what is due behind an id. `alone`: the relay has nothing else in hand.
+        """Claims due events after an id. `alone`: the relay has nothing else in flight.
 
-        `only`, for destinations that are down: there no event is suspected to be the reason, but one that is alone."""
+        `only`: destinations to probe because they are down. Then only `lone` events are suspected to be the cause."""
         sent = elapsed()
         (*_, scanned, held_back), *rows = self.db.call(
             "outbox_claim",
@@ -69,7 +68,6 @@ class OutboxClaims:
             only=None if only is None else list(only),
             hold=self.hold,
             after=after,
-            now=self._now(),
             alone=alone,
         )
         if not rows:
@@ -86,12 +84,12 @@ class OutboxClaims:
         return Found(batch, scanned, held_back is not None)
 
     def extend(self, batch: Batch) -> None:
-        """Keeps what is not settled yet. What the claim no longer holds is not begun; if nothing could be kept, the
-        deadline stays as it was."""
+        """Extends the claim of unsettled events. Events that it no longer holds are not begun. If it holds none, the
+        deadline stays."""
         sent = elapsed()
         lease = timedelta(seconds=self.lease)
         try:
-            rows = self.db.call("outbox_extend", claim=batch.claim, ids=batch.unsettled, lease=lease, now=self._now())
+            rows = self.db.call("outbox_extend", claim=batch.claim, ids=batch.unsettled, lease=lease)
         except Transient as error:
             logger.warning("the claim could not be extended: %s", error)
             return
@@ -100,8 +98,8 @@ class OutboxClaims:
             batch.deadline = holds_until(sent, self.lease)
 
     def settle(self, batch: Batch, results: Sequence[Result]) -> list[Result]:
-        """Says what came of events. Those that the claim no longer holds are lost, and others have them. Returns those
-        that somebody else has locked: they are to be settled later."""
+        """Settles results. Events that the claim no longer holds are lost: other relays have them. Returns results
+        whose events are locked by another transaction: they have to be settled later."""
         held = [result for result in results if result.outcome != "lost"]
         self.counts["lost"] += len(results) - len(held)
         if not held:
@@ -121,7 +119,7 @@ class OutboxClaims:
         return [result for result in held if states.get(result.event.id) == "CLAIMED"]
 
     def _settled(self, batch: Batch, held: Sequence[Result]) -> dict[int, str]:
-        """The new states by id."""
+        """Settles, and returns the new states by id."""
         failed = any(result.outcome != "published" for result in held)
         rows = self.db.call(
             "outbox_settle",
@@ -133,7 +131,6 @@ class OutboxClaims:
             max_attempts=self.max_attempts,
             max_age=self.max_age,
             retry_for=self.retry_for,
-            now=self._now(),
         )
         return dict(rows)
 
@@ -153,12 +150,9 @@ class OutboxClaims:
             return None
         return max(delay(self.backoff, result.event.attempts + 1), result.retry_after or 0)
 
-    def _now(self) -> datetime | None:
-        return None if self.clock is None else self.clock()
-
 
 def _written(result: Result) -> str:
-    """An outcome as the outbox knows it."""
+    """The outcome for `outbox_settle`."""
     if result.outcome in ("unavailable", "busy"):
         return "unavailable" if result.tried else "released"
     return result.outcome

@@ -1,5 +1,5 @@
-"""The client's connections to a server that a relay publishes to: each request ends by its deadline, and only the
-addresses that are permitted are connected to."""
+"""The HTTP connections of a relay to another Custody: each request has a deadline, and only permitted addresses are
+connected to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from custody.relay.deadline import DeadlineSocket, open_socket
 
 
 class ClientPool(PoolManager):
-    """Connections on which a request has so many seconds, to addresses that `networks` permit; None for any."""
+    """A pool whose requests take at most `seconds`, to addresses that `networks` permit; None permits any."""
 
     def __init__(self, seconds: float, networks: Networks | None, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Events into a topic of another Custody: each once, however often it is brought."""
+"""Publishes events to a topic of another Custody, each once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from custody.errors import (
 from custody.model.codec import decode_raw
 from custody.model.entities import Outgoing
 from custody.outbox.events import without_secrets
-from custody.relay.addresses import ALLOWING, Forbidden, Networks, permitted
+from custody.relay.addresses import ALLOWING, AddressForbidden, Networks, permitted
 from custody.relay.publisher import ClaimedEvent, Publisher
 from custody.relay.recently_used import RecentlyUsed
 from custody.remote import RemoteCustody
@@ -41,16 +41,16 @@ _PREFIX = "custody+"
 
 
 class CustodyPublisher(Publisher):
-    """Publishes to a topic of another database, or of a server. The target remembers the ids of the events that have
-    come, in the same transaction, so that a relay that was killed after its publish leaves no duplicate.
+    """Publishes to a topic of another database, or of a server. The target records the ids of events in the same
+    transaction, so that a relay that was killed after its publish leaves no duplicate.
 
     Without a `topic` the event's destination names it: `warehouse:orders`, `custody+postgresql://…#orders` or
-    `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY), PGPASSWORD and password files are for the server at
-    `url`, and for no other that a destination may name. One that a destination names has a public address, or one of
+    `custody+https://…#orders`. `api_key` (or CUSTODY_API_KEY), PGPASSWORD and password files are used only for the
+    server at `url`, not for one that a destination names. The latter needs a public address, or one in
     `allow_networks`.
 
     Ids of events are compared within their topic and their `source` (or CUSTODY_SOURCE), and over HTTP within the API
-    key: give outboxes whose ids are not random a source each.
+    key. Give each outbox whose ids are not random its own source.
     """
 
     whole_batches = True
@@ -67,7 +67,7 @@ class CustodyPublisher(Publisher):
         allow_networks: Iterable[str] | Networks = (),
     ) -> None:
         if url is not None and is_remote(url):
-            Address.of(url, allow_insecure=True)  # refuses what is no URL; whether a key may be sent is asked later
+            Address.of(url, allow_insecure=True)  # refuses an invalid URL; whether a key may be sent is checked later
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key
         self._allow_insecure, self._source = allow_insecure, config.load().source if source is None else source
@@ -83,9 +83,9 @@ class CustodyPublisher(Publisher):
             target.receive_events(topic, [_received(event) for event in events], source=self._source)
         except CustodyError as error:
             if isinstance(error, DatabaseUnavailable) and url != self._url:
-                self._targets.drop(url)  # its addresses were looked up when it was opened
+                self._targets.drop(url)  # its addresses were resolved when it was opened
             raise _failure(error) from error
-        except Forbidden as error:
+        except AddressForbidden as error:
             raise PublishRefused(str(error), ALLOWING) from error
         except OSError as error:
             raise PublisherUnavailable(f"the other Custody: {error}") from error
@@ -126,18 +126,18 @@ class CustodyPublisher(Publisher):
         networks = None if url == self._url else self._networks
 
         def pool(**options: Any) -> Any:
-            from custody.relay.client_pool import ClientPool  # urllib3 is needed for servers only
+            from custody.relay.client_pool import ClientPool  # only servers need urllib3
 
             return ClientPool(TIMEOUT, networks, **options)
 
         address = Address.of(url, otherwise=own, allow_insecure=self._allow_insecure or settings.allow_insecure)
-        # one attempt: when the next one is made is the relay's business
+        # one attempt, because the relay decides when to retry
         transport = Transport(address, ca=settings.ca, retry_for=0.0, pool_size=self._pool_size, pool=pool)
         return RemoteCustody(transport, worker=WORKER)
 
     def _pinned(self, url: str) -> str:
-        """A URL of a server that an event names, with the addresses that it may have: libpq asks for them no more. A
-        socket of this machine is as good as its loopback address."""
+        """Adds the permitted addresses to the URL of a database that an event names, so that libpq does not resolve the
+        name again. A Unix socket counts as the loopback address."""
         given = conninfo_to_dict(url)
         hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
         literal = str(given.get("hostaddr") or "").split(",") if given.get("hostaddr") else hosts
@@ -146,7 +146,7 @@ class CustodyPublisher(Publisher):
         if all(sockets) and "service" not in given and self._networks.permit("127.0.0.1"):
             return url
         if any(sockets) or "service" in given:
-            raise Forbidden(f"the server at {','.join(hosts) or 'its default socket'} is one of this machine")
+            raise AddressForbidden(f"the server at {','.join(hosts) or 'its default socket'} is one of this machine")
         found = []
         for place, (host, asked) in enumerate(zip(hosts, literal, strict=True)):
             for address in permitted(socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM), asked, self._networks):
@@ -159,7 +159,7 @@ class CustodyPublisher(Publisher):
 
 
 def _received(event: ClaimedEvent) -> tuple[UUID, int, Outgoing]:
-    """The event as a message, whose headers tell which event it was."""
+    """The event as a message, with its id and type in the headers."""
     headers = {
         **event.headers,
         "x-custody-event-id": str(event.event_id),
@@ -169,11 +169,11 @@ def _received(event: ClaimedEvent) -> tuple[UUID, int, Outgoing]:
 
 
 def _failure(error: CustodyError) -> CustodyError:
-    """What the relay is told. A topic that is not there, a key without the right or one that must not be sent is a
-    matter for the operator, and no reason to give up the events."""
+    """The error for the relay. A missing topic, a key without the right, or a key that must not be sent has to be fixed
+    by an operator, so it counts as an outage and no event dies of it."""
     text = f"the other Custody: {error.code}: {error}"
     if isinstance(error, InvalidArgument | TooLarge) and not isinstance(error, InvalidConfig):
-        return PublishRefused(text)  # the same event would meet it again
+        return PublishRefused(text)  # a retry would fail in the same way
     wait = None if error.retry_after is None else min(error.retry_after, MAX_RETRY_AFTER)
     if error.status == 500:
         return PublishFailed(text, retry_after=wait)

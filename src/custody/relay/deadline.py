@@ -1,6 +1,6 @@
-"""HTTP connections on which all that happens, from connecting to the last byte of the answer, ends by one deadline.
+"""HTTP connections with one deadline for everything, from connecting to the last byte of the answer.
 
-The time-out of a socket is for each operation: a server that sends a byte now and then could hold a thread for ever.
+The timeout of a socket is for each operation: a server that sends a byte now and then could block a thread for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from custody.relay.addresses import Networks, permitted
 def open_connection(
     host: str, seconds: float, context: ssl.SSLContext | None = None, networks: Networks | None = None
 ) -> http.client.HTTPConnection:
-    """A connection to `host` (and its port), with TLS if there is a context. Raises OSError if it fails, and
-    `Forbidden` if `networks` permit none of its addresses."""
+    """Connects to `host` (`name:port`), with TLS if there is a context. Raises OSError if it fails, and
+    `AddressForbidden` if `networks` permits none of its addresses."""
     deadline = time.monotonic() + seconds
     made: Any = http.client.HTTPSConnection(host, context=context) if context else http.client.HTTPConnection(host)
     opened = open_socket(made.host, made.port, deadline, networks)
@@ -37,17 +37,18 @@ def open_connection(
 
 
 def retry_after(headers: http.client.HTTPMessage, now: float, most: float) -> float | None:
-    """For how many seconds, `most` at most, an answer asks to be left alone: it names them, or a date."""
+    """The wait in seconds that Retry-After asks for, as seconds or a date; at most `most`."""
     given = headers.get("retry-after", "").strip()
     try:
         wait = float(given) if given.isdecimal() else parsedate_to_datetime(given).timestamp() - now
-    except (ValueError, OverflowError):  # it is neither, or there is none
+    except (ValueError, OverflowError):  # neither of them, or no header
         return None
     return min(max(wait, 0.0), most)
 
 
 def open_socket(host: str, port: int, deadline: float, networks: Networks | None) -> socket.socket:
-    """By the first address that answers; each has its share of the time. What was judged is what is connected to."""
+    """Connects to the first address that answers; each gets its share of the time. Connects to the very addresses that
+    were checked."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if networks is not None:
         found = permitted(found, host, networks)
@@ -77,7 +78,7 @@ def _left(deadline: float) -> float:
 
 
 class DeadlineSocket:
-    """A socket for http.client. What it sends and reads ends by the deadline."""
+    """A socket for http.client. Sending and reading end by the deadline."""
 
     def __init__(self, opened: socket.socket, deadline: float) -> None:
         self._socket, self.deadline = opened, deadline
@@ -95,7 +96,7 @@ class DeadlineSocket:
         return io.BufferedReader(_Reader(self, self._socket.makefile("rb", buffering=0)))
 
     def limit(self) -> None:
-        """The next operation has what is left of the time."""
+        """Limits the next operation to the remaining time."""
         self._socket.settimeout(_left(self.deadline))
 
 

@@ -1,7 +1,7 @@
-"""The batches that a relay has in hand: begun, settled as their results come, and kept for as long as they take.
+"""The batches that a relay has in flight: starts them, settles their results as they come, and extends their claims.
 
-Batches wait for nothing but their own events, so that a slow destination holds up no other. The order of keys is the
-claim's business: to the outbox several batches look like several relays.
+A batch waits only for its own events, so that a slow destination does not delay others. The claim keeps the order of
+keys: for the outbox, several batches are like several relays.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from custody.relay.threads import Threads
 
 logger = logging.getLogger(__name__)
 
-QUICK = 0.5  # seconds: a batch that takes longer is slow, and what has been published of it is settled meanwhile
+QUICK = 0.5  # seconds: a batch that takes longer is slow, and its results are settled before its end
 
 
 class InFlightBatches:
-    """Only the relay's own thread calls it, `wake` excepted."""
+    """Used only by the relay's own thread, except for `wake`."""
 
     def __init__(self, claims: OutboxClaims, outages: Outages, threads: Threads, *, most: int) -> None:
         """`most`: the events of a full batch."""
@@ -34,14 +34,14 @@ class InFlightBatches:
         self._batches: list[Batch] = []
         self._heard: Heard = queue.SimpleQueue()
         self._quick = False
-        self.held_back = False  # an event that is to be tried alone waits until nothing is in hand
+        self.held_back = False  # an event that has to be tried alone waits until nothing is in flight
 
     def __bool__(self) -> bool:
         return bool(self._batches)
 
     @property
     def excepted(self) -> list[str]:
-        """The destinations that get no batch now: those that are down, and slow ones that have all they can do."""
+        """Destinations that get no batch now: those that are down, and slow ones whose threads are all busy."""
         fresh = self._fresh()
         slow = {
             event.destination
@@ -54,31 +54,31 @@ class InFlightBatches:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing may begin: an event is tried alone, or is to be as soon as what is in hand has ended. One
-        that takes longer than a lease is no longer alone: it would hold up all destinations."""
+        """Whether nothing may be begun, because an event is tried alone, or will be when the batches in flight have
+        ended. One that takes longer than a lease is no longer alone: it would delay all destinations."""
         if self.held_back and self._batches:
             return True
         now = time.monotonic()
         return any(batch.alone and now - batch.began < self._claims.lease for batch in self._batches)
 
     @property
-    def unprobed(self) -> list[str]:
-        """The destinations that were down and are to be tried now, with one event each, and not too many at a time."""
+    def due_probes(self) -> list[str]:
+        """Destinations that are down and due for a probe, with one event each; not too many at a time."""
         probed = {batch.probe for batch in self._batches if batch.probe is not None}
         due = [destination for destination in self._outages.due() if destination not in probed]
         return due[: max(0, self._threads.share - len(probed))]
 
     @property
     def ahead(self) -> bool:
-        """Whether there is a batch that should be done soon."""
+        """Whether there is a batch that is not slow (yet)."""
         return any(self._fresh())
 
     @property
     def room(self) -> bool:
-        """Whether another batch may be begun: beside slow ones always, beside a quick one if that is full.
+        """Whether another batch may be begun: always beside slow ones; beside a quick one only if that is full.
 
-        Of full and quick batches two are in hand, so that both databases work side by side. Of others there would be
-        nothing to be had, or it would wait here while another relay could have it.
+        Two full and quick batches are in flight, so that both databases work at the same time. If a batch is not full,
+        nothing more is due; a third quick batch would only wait here while another relay could have it.
         """
         if self.closed:
             return False
@@ -93,12 +93,12 @@ class InFlightBatches:
         batch.start(self._threads, self._heard)
 
     def wake(self) -> None:
-        """Ends the waiting of `attend`. May be called by any thread, and while a signal is handled."""
+        """Ends the wait in `attend`. May be called by any thread, and in a signal handler."""
         self._heard.put(None)
 
     def attend(self, seconds: float) -> bool:
-        """Waits for so long at most, or until all of a batch was heard; then sees to every batch. True if one has
-        ended."""
+        """Waits at most `seconds`, or until a batch has all of its results. Then settles and extends every batch. True
+        if one has ended."""
         until = time.monotonic() + (min(seconds, self._every) if self._batches else seconds)
         while True:
             try:
@@ -116,8 +116,8 @@ class InFlightBatches:
             self._batches.remove(batch)
         return bool(ended)
 
-    def last_words(self) -> None:
-        """Settles what is known, once: the relay ends, and its threads have."""
+    def settle_known_results(self) -> None:
+        """Settles the known results once, at the end of the relay, after its threads have ended."""
         while not self._heard.empty():
             heard = self._heard.get()
             if heard is not None:
@@ -126,7 +126,7 @@ class InFlightBatches:
             self._claims.settle(batch, batch.unsettled_results)
 
     def _fresh(self) -> list[Batch]:
-        """The batches, probes excepted, of which it is not known yet that they are slow."""
+        """The batches, except probes, that are not slow (yet)."""
         now = time.monotonic()
         return [b for b in self._batches if b.probe is None and now - b.began < QUICK]
 
@@ -135,7 +135,7 @@ class InFlightBatches:
         event, outcome, error, retry_after, _, answered = results[0]
         probe = batch.probe is not None
         if outcome in ("unavailable", "busy"):
-            if probe or event.destination not in self._outages.down:  # a batch before may have found out already
+            if probe or event.destination not in self._outages.down:  # an earlier batch may have found that already
                 wait = self._outages.failed(event.destination, retry_after)
                 logger.warning("%s is down, tried again in %.1f s: %s", without_secrets(event.destination), wait, error)
             elif retry_after is not None:
@@ -149,7 +149,7 @@ class InFlightBatches:
                 self._outages.settled(result.event.id)
 
     def _see_to(self, batch: Batch) -> bool:
-        """Settles what is known and keeps the rest. True if nothing is left of it."""
+        """Settles the results of a batch, and extends its claim for the rest. True if the batch has ended."""
         now = time.monotonic()
         if batch.unsettled_results and now >= batch.settle_at:
             batch.settle_at = now + self._every
@@ -157,7 +157,7 @@ class InFlightBatches:
                 batch.unsettled_results = self._claims.settle(batch, batch.unsettled_results)
             except Transient as error:
                 logger.warning("the outbox: %s", error)
-                if elapsed() >= batch.deadline:  # then others have them
+                if elapsed() >= batch.deadline:  # other relays have them
                     self._claims.counts["lost"] += len(batch.unsettled_results)
                     batch.unsettled_results = []
         if batch.ended:

@@ -1,7 +1,7 @@
-"""The relay's loop: claims events of the outbox, and attends to the batches that are on their way.
+"""The relay's loop: claims events of the outbox, and settles and extends the batches in flight.
 
-Any number of relays may run on one outbox. A crash at any point costs the lease and an attempt: all truth is in the
-database. What was published and not settled is published again, under the same event_id.
+Any number of relays may run on one outbox. All state is in the database, so a crash costs only the time of the lease
+and an attempt. An event that was published but not settled is published again, with the same event_id.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 from custody.config import this_process
 from custody.errors import CustodyError, InvalidArgument, Transient
 from custody.model.policy import Backoff, Duration, Exponential, interval, seconds
-from custody.outbox import moving
 from custody.outbox.events import without_secrets
+from custody.outbox.to_topics import move_to_topics
 from custody.relay.addresses import Networks
 from custody.relay.batch import Batch
 from custody.relay.claims import OutboxClaims
@@ -27,14 +27,14 @@ from custody.relay.in_flight import InFlightBatches
 from custody.relay.outages import Outages
 from custody.relay.registry import Publishers, Registry
 from custody.relay.threads import Threads
-from custody.store import standalone
+from custody.store import standalone_outbox
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
 
-AT_LEAST = 0.05  # seconds between two looks of a relay that has something in hand
-LOOKING = 0.1  # of its time, at most, it looks through what waits and finds nothing
-WARNING = 10.0  # seconds between two looks for events without a publisher
+AT_LEAST = 0.05  # shortest time in seconds between two claims while batches are in flight
+LOOKING = 0.1  # largest share of the time for scans that find nothing
+WARNING = 10.0  # seconds between two checks for events without a publisher
 
 
 class HasDatabase(Protocol):
@@ -46,8 +46,8 @@ class HasDatabase(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RelaySummary:
-    """What a relay did. `moved` events went into topics of the same database; `lost` ones had expired when their
-    outcome was known, and others have them; `released` ones were given back without an attempt."""
+    """Numbers of events by outcome. `moved`: into topics of the same database; `lost`: the claim had expired when the
+    outcome was known, and other relays have them; `released`: given back without an attempt."""
 
     published: int
     failed: int
@@ -60,12 +60,13 @@ class RelaySummary:
 class Relay:
     """Publishes the events of an outbox. Run it in a thread of yours and `stop()` it, or see `custody relay run`.
 
-    `publishers` are by the name before a destination's colon; '' serves events without a destination. An event whose
-    attempts fail is dead when there were `max_attempts` of them and it is older than `retry_for`; past `max_age` it is
-    dead in any case. The lease of a claim is renewed while it is worked on. To other addresses than public ones the
-    built-in publishers connect only if `allow_networks` has them (`["10.0.0.0/8"]`).
-    Of one destination `concurrency` events are published at a time, and sixteen times as many in all.
-    With `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
+    `publishers` maps the name before a destination's colon to a publisher; '' is for events without a destination. A
+    failing event is dead after `max_attempts` attempts if it is older than `retry_for`; past `max_age` it is dead in
+    any case. The lease of a claim is renewed while its events are published. The built-in publishers connect only to
+    public addresses, and to those in `allow_networks` (`["10.0.0.0/8"]`).
+
+    At most `concurrency` events of one destination are published at a time, and sixteen times as many in total. With
+    `on_dead="hold"` a dead event holds back the later ones of its ordering_key until it is replayed or pruned.
     """
 
     def __init__(
@@ -89,15 +90,17 @@ class Relay:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         if batch < 1 or concurrency < 1 or max_attempts < 1:
-            raise InvalidArgument("batch, concurrency and max_attempts are at least 1")
+            raise InvalidArgument(
+                f"batch, concurrency and max_attempts cannot be {batch}, {concurrency} and {max_attempts}",
+                "Give at least 1 for each.",
+            )
         if on_dead not in ("release", "hold"):
-            raise InvalidArgument(f"on_dead cannot be {on_dead!r}", "It is release or hold.")
+            raise InvalidArgument(f"on_dead cannot be {on_dead!r}", "Use release or hold.")
         if seconds(lease) < 0.001:
-            raise InvalidArgument("the lease is at least a millisecond")
+            raise InvalidArgument(f"lease cannot be {lease!r}", "Give at least a millisecond.")
         self._batch, self._lease, self._poll = batch, seconds(lease), seconds(poll)
         most_age, retried = interval(max_age), timedelta(seconds=seconds(retry_for))
         self.name = name or this_process()
-        self._clock = clock
         self.outages = Outages(outage_backoff)
         self._registry = Registry(publishers or {}, built_in=built_in, networks=Networks(allow_networks))
         self._stopping = threading.Event()
@@ -106,10 +109,11 @@ class Relay:
         self._from_start, self._restart_at = False, 0.0
         self._searched, self._took = 0.0, 0.0
         self._look_at, self._claim_at, self._warn_at = 0.0, 0.0, 0.0
-        self._db = Database(source if isinstance(source, str) else source.database_url, pool_size=4)
+        url = source if isinstance(source, str) else source.database_url
+        self._db = Database(url, pool_size=4).acting(self.name, clock)
         try:
             with self._db.connection() as connection:
-                self._whole = standalone.check(connection)
+                self._whole = standalone_outbox.check(connection)
         except BaseException:
             self._db.close()
             raise
@@ -126,22 +130,21 @@ class Relay:
             stopping=self._stopping.is_set,
             suspects=self.outages.suspects,
             lone=self.outages.lone,
-            clock=clock,
         )
         self._threads = Threads(concurrency)
         self._in_flight = InFlightBatches(self._claims, self.outages, self._threads, most=batch)
 
     def stop(self) -> None:
-        """Ends the relay gracefully: what is being published is finished and settled, the rest is given back."""
+        """Stops the relay gracefully: running publishes are finished and settled, the rest is given back."""
         self._stopping.set()
         self._in_flight.wake()
 
     def close(self) -> None:
-        """For who calls `run_once` by hand; `run` and `drain` do it themselves. What is being published is finished."""
+        """Needed only after `run_once`; `run` and `drain` call it themselves. Waits for running publishes."""
         self._stopping.set()
         self._threads.close()
         with suppress(CustodyError):
-            self._in_flight.last_words()
+            self._in_flight.settle_known_results()
         self._registry.close()
         self._db.close()
 
@@ -151,12 +154,11 @@ class Relay:
         return RelaySummary(moved=self._moved, **{name: self._claims.counts[name] for name in names})
 
     def run(self) -> RelaySummary:
-        """Relays until `stop`. Survives a restart of the database."""
+        """Runs until `stop`. Survives a restart of the database."""
         return self._loop(lambda: False)
 
     def drain(self, timeout: Duration | None = None) -> RelaySummary:
-        """Relays until nothing is left that this relay could publish, retries included, or the time is over: then it
-        stops."""
+        """Runs until nothing is left that this relay can publish, including retries, or until the timeout."""
         until = None if timeout is None else time.monotonic() + seconds(timeout)
 
         def ended() -> bool:
@@ -172,7 +174,7 @@ class Relay:
                 if until is not None and time.monotonic() >= until:
                     self._stopping.set()
                 try:
-                    # who stops only ends what has begun: looking could fail for as long as the database is away
+                    # a stopping relay begins nothing: a claim could fail for as long as the database is away
                     wait = self._poll if self._stopping.is_set() else self._look()
                     if wait > 0 and not self._in_flight:
                         self._warn_unserved(warned)
@@ -191,7 +193,8 @@ class Relay:
         return self.summary
 
     def run_once(self) -> int:
-        """One round: topics of this database, destinations that were down, and one batch. Returns how many events."""
+        """Runs one round: moves events into topics, probes destinations that are down, and publishes one batch. Returns
+        the number of events."""
         handled = self._move() + self._probe()
         while self._in_flight:
             self._in_flight.attend(self._poll)
@@ -204,7 +207,7 @@ class Relay:
         return handled + begun
 
     def _look(self) -> float:
-        """Begins what there is to do. Returns for how many seconds there is nothing more to begin."""
+        """Begins what is due. Returns the seconds until the next look."""
         now = time.monotonic()
         if now < self._look_at:
             return self._look_at - now
@@ -221,19 +224,21 @@ class Relay:
         return wait
 
     def _claim(self) -> int:
-        """Begins a batch of what is due. Returns how many events; if none, `_further` says whether to look further."""
+        """Begins a batch of due events. Returns how many; if none, `_further` tells whether to continue the scan."""
         began = time.monotonic()
         if not self._further and began >= self._restart_at:
-            self._after, self._from_start = 0, True  # retries lie behind what was scanned
+            self._after, self._from_start = 0, True  # retries have lower ids than those scanned last
         batch, scanned = self._claimed(self._batch, after=self._after, excepted=self._in_flight.excepted)
         self._searched += time.monotonic() - began
-        waits = batch is None and self._in_flight.ahead  # for the batch before: it lies here, and is next
+        waits = (
+            batch is None and self._in_flight.ahead
+        )  # its next events wait for a batch in flight, and are found here afterwards
         if scanned is not None and not waits:
             self._after = scanned
         self._further = batch is None and scanned is not None and not waits
         if not self._further or self._in_flight.held_back:
             self._search_ended()
-        if self._in_flight.held_back:  # looked for from the beginning, when nothing else is in hand
+        if self._in_flight.held_back:  # search it from the start when nothing else is in flight
             self._further, self._restart_at = False, 0.0
         if batch is None:
             return 0
@@ -241,33 +246,33 @@ class Relay:
         return len(batch.events)
 
     def _claimed(self, most: int, **which: Any) -> tuple[Batch | None, int | None]:
-        """A batch, if there is one, and the id to go on behind. If an event is to be tried alone, nothing more is begun
-        until what is in hand has ended."""
+        """A batch, if there is one, and the id to continue after. If an event has to be tried alone, nothing more is
+        begun until the batches in flight have ended."""
         found = self._claims.claim(most, alone=not self._in_flight, **which)
         self._in_flight.held_back = found.held_back
         return found.batch, found.scanned
 
     def _search_ended(self) -> None:
-        """It has found something, or nothing is left. After one that took long the next goes on from there for a while:
-        a backlog that waits is not passed again for each batch, nor by a relay that is idle."""
+        """Called when a scan has found something, or has come to the end. After a long scan the next ones continue from
+        there for a while, so that a waiting backlog is not scanned again for each batch, nor by an idle relay."""
         self._took, self._searched = self._searched, 0.0
         if self._from_start:
             self._from_start = False
             self._restart_at = time.monotonic() + max(self._poll, AT_LEAST, self._took / LOOKING)
 
     def _move(self) -> int:
-        """What is meant for topics of this database: into the log."""
-        moved = moving.move(self._db, self._now(), self._meanwhile) if self._whole else 0
+        """Moves events for topics of this database into the log."""
+        moved = move_to_topics(self._db, self._meanwhile) if self._whole else 0
         self._moved += moved
         return moved
 
     def _probe(self) -> int:
-        """Begins to try destinations that were down, each with one event. Returns how many."""
-        return sum(map(self._probe_one, self._in_flight.unprobed))
+        """Begins probes of destinations that are down, each with one event. Returns how many."""
+        return sum(map(self._probe_one, self._in_flight.due_probes))
 
     def _probe_one(self, destination: str) -> int:
-        """With an event behind the last one, so that none is tried for ever. If there is none to be had now, others
-        have it, or it waits; if nothing is open there is no outage either."""
+        """Probes with an event after the last one, so that no event is tried for ever. If none can be claimed now,
+        others have it, or it waits; if there is no open event, the outage is over."""
         last = self.outages.last(destination)
         for first, end in ((last, None), (0, last)) if last else ((0, None),):
             after: int | None = first
@@ -285,8 +290,8 @@ class Relay:
         return 0
 
     def _meanwhile(self) -> bool:
-        """Between two steps of something that may take long: attends to the batches, whose claims would expire. False
-        if the relay stops."""
+        """Called between the steps of a long operation, so that claims in flight do not expire. False if the relay
+        stops."""
         if self._in_flight.attend(0):
             self._claim_at = 0.0
         return not self._stopping.is_set()
@@ -300,6 +305,3 @@ class Relay:
                 warned.add(destination)
                 where = without_secrets(destination) or "the default"
                 logger.warning("%d events wait for %s, and this relay has no publisher for it", events, where)
-
-    def _now(self) -> datetime | None:
-        return None if self._clock is None else self._clock()

@@ -1,10 +1,10 @@
-"""What a publisher is: it takes an event somewhere else, one attempt for each call, and says what came of it.
+"""The interface of publishers: each call is one attempt to publish an event to its destination.
 
-A publisher is used by several threads at once. It passes payload and headers on as they are. It returns when the event
-has arrived, and raises `PublishFailed` (or anything else) when it is to be tried again, `PublishRefused` when that
-would be useless, and `PublisherUnavailable` when its destination cannot be reached: then the relay waits, and no event
-dies of it (`busy=True` if it only takes no more for now: then no event is ever taken for the reason). `retry_after`
-says for how many seconds it wants to be left alone.
+Several threads use a publisher at once. It passes payload and headers on unchanged. It returns when the event has
+arrived. It raises `PublishFailed` (or any other exception) if the event has to be retried, `PublishRefused` if a retry
+would be useless, and `PublisherUnavailable` if its destination is down: then the relay waits, and no event dies of it.
+`busy=True` means that the destination is only overloaded: then no event is suspected to be the cause. `retry_after` is
+the number of seconds to wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from custody.model.entities import Payload
 
 
 class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event as a publisher gets it. `data` are the bytes that were written; `payload` is what they mean."""
+    """An event as a publisher gets it. `data` has the written bytes; `payload` is the decoded value."""
 
     id: int
     event_id: UUID
@@ -44,36 +44,36 @@ class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key(self) -> str | None:
-        """What keeps events together at their destination."""
+        """The key at the destination: ordering_key, or else partition_key."""
         return self.ordering_key if self.ordering_key is not None else self.partition_key
 
     @property
     def address(self) -> str:
-        """What stands behind the colon of the destination."""
+        """The part of the destination after the colon."""
         return self.destination.partition(":")[2]
 
 
 class Publisher:
-    """Subclass it and write `publish`."""
+    """The base class of publishers: implement `publish`."""
 
     whole_batches = False
-    """True if `publish_many` takes all events or none, in one go: then the relay calls it with all that it has."""
+    """True if `publish_many` publishes all events or none. Then the relay calls it with all events that it has."""
 
     def publish(self, event: ClaimedEvent) -> None:
-        """One attempt. Returns when the event has arrived."""
+        """Makes one attempt. Returns when the event has arrived."""
         raise NotImplementedError
 
     def publish_many(self, events: Sequence[ClaimedEvent]) -> None:
-        """One attempt for all of them, in this order; if it raises none of them has arrived."""
+        """Makes one attempt for all events, in this order. If it raises, none of them has arrived."""
         for event in events:
             self.publish(event)
 
     def close(self) -> None:
-        """The relay has ended."""
+        """Called when the relay has ended."""
 
 
 class FunctionPublisher(Publisher):
-    """Any function of one event."""
+    """Calls a function with each event."""
 
     def __init__(self, function: Callable[[ClaimedEvent], object]) -> None:
         self._function = function
@@ -83,7 +83,7 @@ class FunctionPublisher(Publisher):
 
 
 class StdoutPublisher(Publisher):
-    """One JSON document on a line for each event."""
+    """Prints each event as a line of JSON."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream
@@ -102,7 +102,7 @@ class StdoutPublisher(Publisher):
             document["payload_base64"] = event.data
         elif event.kind == "t":
             document["payload"] = event.payload
-        else:  # as it was written, but on one line: in JSON a line ends only where a space could be, too
+        else:  # unchanged, but on one line: JSON has line breaks only where a space is allowed
             written = msgspec.json.decode(event.data, type=msgspec.Raw)
             document["payload"] = msgspec.Raw(bytes(written).replace(b"\n", b" ").replace(b"\r", b" "))
         line = msgspec.json.encode(document).decode()

@@ -1,4 +1,4 @@
-"""Connections by address, kept for the next use: as many as were used last, for events may name any number."""
+"""A cache of connections by address. It keeps the most recently used ones, as events may name any number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RecentlyUsed(Generic[T]):
-    """Opens on the first use. Who opens one holds up nobody who wants another; used by several threads."""
+    """Opens a connection on first use. Safe for several threads: opening one does not block the use of another."""
 
     def __init__(self, open: Callable[[str], T], close: Callable[[T], None], *, most: int = MOST) -> None:
         self._open, self._close, self._most = open, close, most
@@ -37,7 +37,7 @@ class RecentlyUsed(Generic[T]):
         return found
 
     def drop(self, address: str) -> None:
-        """The next use opens it anew: what its name means may have changed."""
+        """Closes a connection, so that the next use opens a new one: its name may resolve to another address now."""
         with self._guard:
             found = self._kept.pop(address, None)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Which publisher serves a destination: by the name before its colon."""
+"""Finds the publisher of a destination by the name before its colon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from custody.relay.publisher import ClaimedEvent, FunctionPublisher, Publisher, 
 from custody.relay.webhook import WebhookPublisher
 
 GROUP = "custody.publishers"
-"""Packages name their publishers here: an entry point is a publisher's class, or a function that makes one."""
+"""The group of entry points for publishers of other packages: a Publisher class, or a function that returns one."""
 
 Publishers = Mapping[str, Publisher | Callable[[ClaimedEvent], object] | str]
 
@@ -28,8 +28,9 @@ _BUILT_IN: dict[str, Callable[[Networks], Publisher]] = {
 
 
 def make_publisher(given: Publisher | Callable[[ClaimedEvent], object] | str, networks: Networks) -> Publisher:
-    """A publisher from what a user gives: one, a function of an event, the URL of a webhook, or a publisher's name.
-    `networks`: where those that are made here may connect to."""
+    """Makes a publisher of a Publisher, a function of an event, the URL of a webhook, or a publisher's name.
+
+    `networks`: the networks that a new publisher may connect to."""
     if isinstance(given, Publisher):
         return given
     if not isinstance(given, str):
@@ -47,7 +48,8 @@ def make_publisher(given: Publisher | Callable[[ClaimedEvent], object] | str, ne
     publisher = installed[given].load()()
     if not isinstance(publisher, Publisher):
         raise InvalidArgument(
-            f"{given!r} makes a {type(publisher).__name__}", "It has to be a custody.relay.Publisher."
+            f"the entry point {given!r} returns a {type(publisher).__name__}",
+            "It has to return a custody.relay.Publisher.",
         )
     return publisher
 
@@ -72,8 +74,8 @@ class Registry:
         return sorted({*self._found, *self._installed})
 
     def of(self, destination: str) -> Publisher:
-        """The publisher of a destination. One of another package is made when it is first needed: if that fails, its
-        own destinations are down, and no others."""
+        """The publisher of a destination. One of another package is made on first use: if that fails, only its own
+        destinations are down."""
         name = destination.partition(":")[0]
         if name not in self._found:
             try:

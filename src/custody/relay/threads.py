@@ -1,6 +1,6 @@
-"""The threads that publish: each destination has a share of them, so that one that hangs leaves the others theirs.
+"""The threads that publish. Each destination has a share of them, so that one that hangs does not take those of others.
 
-Until it has answered a destination gets a quarter of its share, so that many that hang take few threads each.
+Until it has answered, a destination gets a quarter of its share, so that many hanging ones take few threads each.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-SHARES = 16  # destinations that can have all of their threads at the same time
+SHARES = 16  # destinations that can use their whole share at the same time
 MOST_ANSWERING = 10_000
 
 Work = Callable[[], bool | None]
-"""Says whether the destination has answered; None if it was not asked."""
+"""Returns whether the destination has answered; None if it was not called."""
 
 
 @dataclass
 class _Lane:
-    """What is to be done for one destination: some of it now, the rest in order of arrival."""
+    """The work for one destination: running, and waiting in order of arrival."""
 
     share: int
     busy: int = 0
@@ -28,7 +28,7 @@ class _Lane:
 
 
 class Threads:
-    """Runs work for destinations, at most `share` at a time for one of them, and sixteen times as much in all."""
+    """Runs work for destinations: at most `share` at a time for one of them, and sixteen times as much in total."""
 
     def __init__(self, share: int) -> None:
         self.share, self._most = share, share * SHARES
@@ -39,14 +39,14 @@ class Threads:
         self._guard = threading.Lock()
 
     def submit(self, destination: str, work: Work, *, share: int | None = None) -> None:
-        """`share`: a smaller one than usual."""
+        """Adds work for a destination. `share`: a smaller share than the default."""
         with self._guard:
             lane = self._lanes.setdefault(destination, _Lane(min(share or self.share, self.share)))
             lane.waiting.append(work)
             self._start(destination, lane)
 
     def full(self) -> list[str]:
-        """The destinations for which more work would only wait."""
+        """Destinations whose threads are all busy."""
         with self._guard:
             return sorted(name for name, lane in self._lanes.items() if lane.busy >= self._share(name, lane))
 
@@ -57,7 +57,7 @@ class Threads:
             return sum(lane.busy for lane in self._lanes.values()) < self._most
 
     def close(self) -> None:
-        """Waits until all is done."""
+        """Waits for running work. Waiting work is not started."""
         with self._guard:
             self._closed = True
         self._pool.shutdown(wait=True)
@@ -66,7 +66,7 @@ class Threads:
         return lane.share if destination in self._answering else max(1, lane.share // 4)
 
     def _start(self, destination: str, lane: _Lane) -> None:
-        """As much of what waits as the destination may have at a time. Who closes gets no more threads."""
+        """Starts waiting work up to the share of the destination, unless it is closed."""
         while lane.waiting and not self._closed and lane.busy < self._share(destination, lane):
             lane.busy += 1
             self._pool.submit(self._run, destination, lane, lane.waiting.popleft())

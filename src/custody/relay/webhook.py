@@ -1,4 +1,4 @@
-"""Events as HTTP requests: the body is the payload, byte for byte; the headers say what it is, and sign it."""
+"""Publishes events as HTTP requests. The body is the payload, byte for byte; headers identify and sign it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 from custody.errors import InvalidArgument, PublisherUnavailable, PublishFailed, PublishRefused
 from custody.model.policy import Duration, seconds
 from custody.outbox.events import without_secrets
-from custody.relay.addresses import ALLOWING, Forbidden, Networks
+from custody.relay.addresses import ALLOWING, AddressForbidden, Networks
 from custody.relay.deadline import open_connection, retry_after
 from custody.relay.publisher import ClaimedEvent, Publisher
 
 CONTENT_TYPES = {"j": "application/json", "t": "text/plain; charset=utf-8", "b": "application/octet-stream"}
 UNAVAILABLE = (429, 502, 503, 504)
-"""The service, or what stands before it, says that it takes nothing now."""
+"""Statuses by which a service, or a proxy before it, says that it is not available."""
 
 NOT_PASSED_ON = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization",
      "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
      "webhook-id", "webhook-timestamp", "webhook-signature"}
 )  # fmt: skip
-"""Headers of a request and not of its content. An event's are left out, and so are those named like Custody's own."""
+"""Headers of an event that are not sent, as they would be headers of the request itself. Those named like Custody's own
+are left out too."""
 
 SECRET = "whsec_"
 
 
 def signature(secret: str | bytes, event_id: str, timestamp: str, body: bytes) -> str:
-    """One signature of the header `webhook-signature`, as Standard Webhooks has it: `v1,` and the HMAC-SHA256 of event
-    id, time and body with dots between them, in base64. A secret is `whsec_` and base64, or the bytes themselves."""
+    """A signature for the header `webhook-signature`, by the Standard Webhooks specification: `v1,` and the HMAC-SHA256
+    of event id, time and body, joined by dots, in base64. A secret is `whsec_` and base64, or the bytes themselves."""
     signed = f"{event_id}.{timestamp}.".encode() + body
     return "v1," + b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
 
@@ -50,21 +51,21 @@ def _key(secret: str | bytes) -> bytes:
             key = b""
     if not key:
         raise InvalidArgument(
-            "the secret of a webhook is whsec_ and base64 behind it",
+            "the secret of a webhook must be whsec_ followed by base64",
             "Make one with: printf 'whsec_%s' \"$(openssl rand -base64 32)\"",
         )
     return key
 
 
 class WebhookPublisher(Publisher):
-    """Sends each event to a URL: the one given here, or the event's destination if that is one.
+    """Sends each event to a URL: the one given here, or the event's destination.
 
-    By default 2xx is success; a status in `refused` makes the event dead; 429, 502, 503 and 504 and a connection that
-    cannot be made mean that the service is down or takes no more; every other answer is a failure. Redirects are
-    failures, too: they are not followed. `Retry-After` is obeyed up to `max_retry_after`. `success` may judge
-    otherwise, from status and body. With a `secret` the request is signed (see `signature`); during a rotation give
-    both secrets. User and password in the URL are sent as basic authentication. `timeout` is for the whole request. To
-    other addresses than public ones it connects only if `allow_networks` has them (`["10.0.0.0/8"]`).
+    By default 2xx is success; a status in `refused` makes the event dead; 429, 502, 503, 504 and a failed connection
+    mean that the service is down or overloaded; every other answer is a failure. Redirects are failures too: they are
+    not followed. `Retry-After` is obeyed up to `max_retry_after`. `success` can decide otherwise, from status and body.
+    With a `secret` the request is signed (see `signature`); during a rotation give both secrets. User and password in
+    the URL are sent as basic authentication. `timeout` is for the whole request. It connects only to public addresses,
+    and to those in `allow_networks` (`["10.0.0.0/8"]`).
     """
 
     def __init__(
@@ -98,12 +99,12 @@ class WebhookPublisher(Publisher):
         try:
             context = self._tls() if target.secure else None
             connection = open_connection(target.host, self._timeout, context, self._networks)
-        except Forbidden as error:
+        except AddressForbidden as error:
             raise self._forbidden(error) from error
         except OSError as error:
             raise PublisherUnavailable(f"{target.host} cannot be reached: {error}") from error
         except UnicodeError as error:
-            raise PublishRefused(f"{target.host} is no name of a host: {error}") from error
+            raise PublishRefused(f"{target.host} is not a valid host name: {error}") from error
         try:
             connection.request(self._method, target.path, body=event.data, headers=headers)
             with connection.getresponse() as answer:
@@ -116,8 +117,9 @@ class WebhookPublisher(Publisher):
             connection.close()
         self._judge(target.host, url, status, body, named)
 
-    def _forbidden(self, error: Forbidden) -> Exception:
-        """What an event names is refused. A URL of the relay's own configuration waits until that is put right."""
+    def _forbidden(self, error: AddressForbidden) -> Exception:
+        """An event that names the address is refused. For a URL of the relay's configuration events wait until it is
+        corrected."""
         kind = PublishRefused if self._url is None else PublisherUnavailable
         return kind(str(error), ALLOWING)
 
@@ -127,7 +129,8 @@ class WebhookPublisher(Publisher):
         return self._context
 
     def _body(self, answer: http.client.HTTPResponse) -> bytes:
-        """Of the answer, as far as it counts: without `success` the status decides, however slow the rest may be."""
+        """The part of the answer's body that is needed. Without `success` the status decides, so a slow body does not
+        matter."""
         if self._success is not None:
             return answer.read(64 * 1024)
         if 200 <= answer.status < 300:
@@ -138,7 +141,7 @@ class WebhookPublisher(Publisher):
             return b""
 
     def _request_headers(self, event: ClaimedEvent, target: Target) -> dict[str, str]:
-        """Those of the event, over them those of the publisher, over them Custody's own: names in any case."""
+        """Merges headers, ignoring case: the publisher's override the event's, and Custody's own override both."""
         found = [("Content-Type", CONTENT_TYPES[event.kind])]
         found += [(name, value) for name, value in event.headers.items() if _passed_on(name.lower())]
         if target.authorization is not None:
@@ -157,7 +160,7 @@ class WebhookPublisher(Publisher):
             signed = (signature(secret, str(event.event_id), timestamp, event.data) for secret in self._secrets)
             found.append(("webhook-signature", " ".join(signed)))
         merged = {name.lower(): (name, value) for name, value in found}
-        # bytes beyond Latin-1 would be refused by http.client; servers read them as UTF-8
+        # http.client refuses characters beyond Latin-1; servers read the bytes as UTF-8
         return {name: value.encode().decode("latin-1") for name, value in merged.values()}
 
     def _judge(self, host: str, url: str, status: int, body: bytes, headers: http.client.HTTPMessage) -> None:
@@ -168,7 +171,7 @@ class WebhookPublisher(Publisher):
             raise PublishRefused(said)
         if 300 <= status < 400 and "location" in headers:
             said = f"{host} answered {status}, a redirect to {without_secrets(urljoin(url, headers['location']))}"
-            raise PublishFailed(said, "Redirects are not followed: give the address that it points to.")
+            raise PublishFailed(said, "Redirects are not followed: use the address that it points to.")
         wait = retry_after(headers, self._clock(), self._max_retry_after)
         if status in UNAVAILABLE:
             raise PublisherUnavailable(said, busy=status == 429, answered=True, retry_after=wait)
@@ -180,7 +183,7 @@ def _passed_on(name: str) -> bool:
 
 
 class Target(NamedTuple):
-    """Where a request goes, and who it says it is from."""
+    """The parts of a URL that a request needs."""
 
     secure: bool
     host: str
@@ -192,11 +195,11 @@ def _target(url: str) -> Target:
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         known = False
     if not known:
         raise InvalidArgument(
-            f"{without_secrets(url)!r} is no URL of a webhook", "Give one that begins with http:// or https://."
+            f"{without_secrets(url)!r} is not the URL of a webhook", "Give one that begins with http:// or https://."
         )
     user, _, host = parts.netloc.rpartition("@")
     given = b64encode(unquote_to_bytes(user if ":" in user else f"{user}:")).decode() if user else None

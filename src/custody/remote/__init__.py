@@ -9,8 +9,8 @@ from custody.engine import Custody
 from custody.model.policy import Duration, Policy, seconds
 from custody.remote.consuming import RemoteConsuming
 from custody.remote.derived import derive
-from custody.remote.grouping import RemoteGrouping
-from custody.remote.producing import RemoteProducing
+from custody.remote.groups import RemoteGroups
+from custody.remote.producers import RemoteProducers
 from custody.remote.topics import RemoteTopics
 from custody.remote.transport import ATTEMPT, Transport
 from custody.wire.answers import HealthOut
@@ -18,14 +18,29 @@ from custody.wire.answers import HealthOut
 __all__ = ["RemoteCustody", "is_remote", "open_remote"]
 
 RETRY_FOR = "30s"
-COMPOSED = {"publish", "work", "ack", "nack", "release", "later", "settle", "extend"}
-"""Verbs of the façade that call others of it: they are as good here."""
+COMPOSED = {
+    "publish",
+    "grow_topic",
+    "set_retention",
+    "update_group",
+    "bind",
+    "init_producer",
+    "work",
+    "ack",
+    "nack",
+    "release",
+    "later",
+    "settle",
+    "extend",
+}
+"""Methods of the façade that only call other methods of it, and so work unchanged in the client."""
 
 
-class RemoteCustody(RemoteTopics, RemoteProducing, RemoteGrouping, RemoteConsuming):
-    """Custody at a server. Safe for use by many threads; close it, or use it as a context manager.
+class RemoteCustody(RemoteTopics, RemoteProducers, RemoteGroups, RemoteConsuming):
+    """The façade over HTTP. Safe for use by many threads; close it, or use it as a context manager.
 
-    The verbs and their errors are those of the direct connection; what needs the database itself is `needs_database`.
+    The verbs and their errors are those of a direct connection. A verb that needs the database raises
+    `needs_database`.
     """
 
 
@@ -44,7 +59,7 @@ def open_remote(
     worker: str | None,
     allow_insecure: bool,
 ) -> RemoteCustody:
-    """Opens the client. A server that is not there is told at once; later calls wait for it for `retry_for`."""
+    """Opens the client. Fails at once if the server cannot be reached; later calls are retried for `retry_for`."""
     transport = Transport(
         Address.of(url, key=api_key, otherwise=fallback_key, allow_insecure=allow_insecure),
         ca=ca,

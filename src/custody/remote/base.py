@@ -1,4 +1,4 @@
-"""What every part of the client leans on: the transport, and paths."""
+"""The base of every part of the client: the transport, and paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from custody.errors import CustodyError, GroupNotFound, NeedsDatabase, OffsetOut
 from custody.model.entities import NAME
 from custody.model.placement import Layout
 from custody.model.policy import Policy
-from custody.remote.forking import tell_of_forks
+from custody.remote.forking import reset_after_fork
 from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.wire.reports import TopicOut
 
@@ -23,43 +23,43 @@ is_name = re.compile(NAME).fullmatch
 
 
 class RemoteBase(Custody):
-    """An open connection to a server, with the name under which things are done."""
+    """An open client, with the name that the journal records as the actor."""
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
-        # not the one of the base: there is no database to open
+        # does not call the base class, which needs a database
         self._transport = transport
         self._defaults = defaults or Policy()
         self._layouts: dict[str, Layout] = {}
         self._patience: dict[str, dict[str, float]] = {}
-        """For verbs that are not to wait for a server as long as others."""
+        """Arguments of `Transport.call` for single verbs, such as a shorter timeout."""
         self._this_process = this_process()
         self.worker = worker or self._this_process
-        tell_of_forks(self)
+        reset_after_fork(self)
 
     def forked(self) -> None:
-        """A child has a name of its own, unless one was given."""
+        """Gives the child process a name of its own, unless the user gave one."""
         parent, self._this_process = self._this_process, this_process()
         if self.worker == parent:
             self.worker = self._this_process
 
     def __copy__(self) -> Self:
-        """For another purpose, and told of forks as this one is."""
+        """A copy that shares the transport. It is registered for forks too."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        tell_of_forks(other)
+        reset_after_fork(other)
         return other
 
     def __repr__(self) -> str:
         return f"<Custody at {self._transport.address.url}>"
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._transport.close()
 
     @property
     def database_url(self) -> str:
-        """There is none: what needs it (the outbox, pipelines on Spark) has to be given the database itself."""
-        raise NeedsDatabase("the database of a server is not told to its clients", REMEDY)
+        """Always raises: the outbox and pipelines on Spark need a direct connection."""
+        raise NeedsDatabase("a client does not know the database of its server", REMEDY)
 
     def ping(self) -> None:
         """Raises if the server or its database does not answer."""
@@ -76,9 +76,9 @@ class RemoteBase(Custody):
         return layout
 
     def _require_offset(self, path: str, offset: int | None, refusal: type[CustodyError] = OffsetOutOfRange) -> None:
-        """Refuses what is before every log, as the verb does, if what has this path is there at all.
+        """Refuses a negative offset as the verb itself does, after checking that the topic or group at `path` exists.
 
-        In a request it would be taken for a mistake of the client's.
+        In a request the server would refuse it as an invalid field.
         """
         if offset is not None and offset < 0:
             self._call("GET", path, dict[str, Any])
@@ -86,7 +86,7 @@ class RemoteBase(Custody):
 
 
 def topic_path(topic: str) -> str:
-    """The path of a topic; what cannot be the name of one is refused as any topic that is not there."""
+    """The path of a topic. A text that cannot be a name is refused like a topic that does not exist."""
     return f"/topics/{require_topic(topic)}"
 
 

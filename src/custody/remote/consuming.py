@@ -1,4 +1,4 @@
-"""The lifecycle over HTTP: claim, settle, and the loop over both."""
+"""The lifecycle over HTTP: claim, settle, and the worker."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
 from custody.verbs.claim import Lease
 from custody.wire import fields
-from custody.wire.answers import NewsOut
+from custody.wire.answers import WakeupOut
 from custody.wire.fields import MOST
 from custody.wire.messages import LeaseOut
-from custody.wire.queries import NewsQuery, ReceiveQuery
+from custody.wire.queries import ReceiveQuery, WakeupQuery
 from custody.worker import Worker
-from custody.worker.calling import Handler
+from custody.worker.handler_runner import Handler
 
 _SELDOM = "365d"
 
 
 class RemoteConsuming(RemoteBase):
-    """Claims and what becomes of them."""
+    """Claiming and settling messages."""
 
     def claim(
         self,
@@ -38,9 +38,9 @@ class RemoteConsuming(RemoteBase):
         visibility_timeout: Duration | None = None,
         partition: int | None = None,
     ) -> Lease:
-        """As the direct connection, and at most 10,000 messages at once.
+        """As with a direct connection, but at most 10,000 messages at once.
 
-        If the answer is lost it is asked again; what the first one leased comes back when that lease expires.
+        If the answer is lost, the claim is repeated. What the first one leased comes back when that lease expires.
         """
         group_path(topic, group)
         require_partition(partition)
@@ -49,7 +49,7 @@ class RemoteConsuming(RemoteBase):
             group=group,
             max=min(max_messages, MOST),
             visibility_timeout=fields.Timeout.of(visibility_timeout),
-            create=group != DEFAULT_GROUP,  # a server makes it for whoever receives from it; the verb does not
+            create=group != DEFAULT_GROUP,  # over HTTP a receive creates it by default; this verb does not
         )
         try:
             found = self._call("GET", path, LeaseOut, query=query, **self._patience.get("claim", {}))
@@ -71,27 +71,27 @@ class RemoteConsuming(RemoteBase):
         return RemoteSettler(worker=self.worker, connection=connection, transport=self._transport)
 
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
-        """As the direct connection. The upkeep of the log is the server's."""
+        """As with a direct connection. The server does the upkeep of the log."""
         return Worker(self._impatient(), topic, group, handler, **{"upkeep": _SELDOM, **settings})
 
     def _impatient(self) -> Self:
-        """For a loop that has its own way of waiting for a server: it has to hear of a stop meanwhile."""
+        """A copy that does not retry claims: the worker retries itself, so that it can stop meanwhile."""
         other = copy.copy(self)
         other._patience = {name: {"retry_for": 0.0, "timeout": ATTEMPT} for name in ("claim", "next_due")}
         return other
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Calls `wake` soon after each publish to the topic, from another thread. Returns what ends it."""
-        path = topic_path(topic) + "/news"
+        """Calls `wake` soon after each publish to the topic, from another thread. Returns a function that ends it."""
+        path = topic_path(topic) + "/wakeups"
 
-        def ask(token: str | None, wait: float) -> NewsOut:
-            query = NewsQuery(since=token, wait=fields.Duration(wait))
-            return self._call("GET", path, NewsOut, query=query, retry_for=0.0, timeout=ATTEMPT + wait)
+        def ask(token: str | None, wait: float) -> WakeupOut:
+            query = WakeupQuery(since=token, wait=fields.Duration(wait))
+            return self._call("GET", path, WakeupOut, query=query, retry_for=0.0, timeout=ATTEMPT + wait)
 
         return RemoteListener(ask, wake).close
 
 
 def _detail(withheld: Withheld) -> str | None:
-    """What the server adds to the reason, if anything: `The group is paused: a bad deploy`."""
+    """The server's addition to the reason, if any: "a bad deploy" in `The group is paused: a bad deploy`."""
     said = (type(withheld).__doc__ or "").strip().rstrip(".")
     return withheld.message.removeprefix(f"{said}: ") if withheld.message.startswith(f"{said}: ") else None

@@ -1,4 +1,4 @@
-"""Methods of the client that are made of declared verbs: each is one request, and answers as the verb itself does."""
+"""Makes methods of the client of declared verbs. Each sends one request, and returns what the verb itself returns."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Set
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, cast, get_args
 from urllib.parse import quote
+
+from msgspec import UNSET
 
 from custody.errors import NeedsDatabase, OffsetOutOfRange, PartitionNotFound
 from custody.model.bounds import bounded
+from custody.model.limits import LARGEST
 from custody.remote.base import REMEDY, RemoteBase, group_path, is_name, require_topic
-from custody.remote.values import possible, require_partition
-from custody.wire.fields import LARGEST, Range
+from custody.remote.transport import Tries
+from custody.remote.values import is_possible_offset, require_partition
+from custody.wire.fields import Range
 from custody.wire.verb import Verb, sent_as
 
 
 def derive(client: type, facade: type, composed: Set[str]) -> None:
-    """Gives a client the public methods of the façade that it does not have by hand: those that are declared as verbs
-    become requests, and others are refused."""
+    """Adds to a client the public methods of the façade that are not written by hand. A declared verb becomes a
+    request; any other method raises `needs_database`."""
     own = {name for kind in client.__mro__ if not issubclass(facade, kind) for name in vars(kind)}
     for name, function in inspect.getmembers(facade, inspect.isfunction):
         if not name.startswith("_") and name not in own | composed:
@@ -39,49 +43,71 @@ def _refusal(function: Callable[..., Any]) -> Callable[..., NoReturn]:
 
 def method_of(verb: Verb) -> Callable[..., Any]:
     """The verb over HTTP, with the signature of its declaration."""
+    return _method(verb, request)
 
+
+M = TypeVar("M", bound=Callable[..., Any])
+Step = Callable[[Any, Verb, dict[str, Any]], Any]
+
+
+def special(declared: M) -> Callable[[Step], M]:
+    """Decorates a method for what a declaration cannot express. It gets the verb, and the arguments by name."""
+
+    def decorate(step: Step) -> M:
+        return cast(M, _method(declared.__verb__, step))  # type: ignore[attr-defined]  # of `@verb`
+
+    return decorate
+
+
+def _method(verb: Verb, step: Step) -> Callable[..., Any]:
     @functools.wraps(verb.function)
     def method(self: RemoteBase, *args: Any, **rest: Any) -> Any:
-        given = verb.given(args, rest)
-        try:
-            sent = prepared(self, verb, given)
-        except (PartitionNotFound, OffsetOutOfRange):
-            if isinstance(verb.nowhere, list):
-                return list(verb.nowhere)
-            raise
-        shape = {name: value for name, value in sent.items() if name not in verb.in_path}
-        repeat = bool(given[verb.repeat]) if isinstance(verb.repeat, str) else verb.repeat
-        answer = self._call(
-            verb.method,
-            _filled(verb, verb.path, sent),
-            type(None) if verb.answer is None else verb.answer,
-            query=verb.query(**shape) if verb.body is None and shape else None,
-            body=None if verb.body is None else verb.body(**shape),
-            repeat=repeat,
-            **self._patience.get(verb.name, {}),
-        )
-        found = verb.value(answer)
-        for name, value in given.items():
-            if _range(verb.hints[name]) is Range.PAGE:
-                found = found[:value]  # a request for none has to be one for one
-        return found
+        return step(self, verb, verb.given(args, rest))
 
     vars(method).pop("__isabstractmethod__", None)
     return method
 
 
+def request(client: RemoteBase, verb: Verb, given: Mapping[str, Any], tries: Tries | None = None) -> Any:
+    """Calls the verb at the server, and returns what the verb itself would return."""
+    try:
+        sent = prepared(client, verb, given)
+    except (PartitionNotFound, OffsetOutOfRange):
+        if isinstance(verb.nowhere, list):
+            return list(verb.nowhere)
+        raise
+    shape = {name: value for name, value in sent.items() if name not in verb.in_path}
+    answer = client._call(
+        verb.method,
+        _filled(verb, verb.path, sent),
+        type(None) if verb.answer is None else verb.answer,
+        query=verb.query(**shape) if verb.body is None and shape else None,
+        body=None if verb.body is None else verb.body(**shape),
+        repeat=bool(given[verb.repeat]) if isinstance(verb.repeat, str) else verb.repeat,
+        tries=tries,
+        **client._patience.get(verb.name, {}),
+    )
+    found = verb.value(answer)
+    for name, value in given.items():
+        if _range(verb.hints[name]) is Range.PAGE:
+            found = found[:value]  # a request has to ask for at least one, also if the caller wants none
+    return found
+
+
 def prepared(client: RemoteBase, verb: Verb, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a verb as a request takes them. What no log has is refused here as the verb itself refuses it."""
+    """Converts the arguments of a verb for a request. A place that no log can have is refused as by the verb itself."""
     _require_names(verb, given)
     try:
         return {name: _sent(verb, name, value) for name, value in given.items()}
     except (PartitionNotFound, verb.refusal):
-        client._call("GET", _filled(verb, verb.thing, given), dict[str, Any])  # what is not there at all comes first
+        client._call(
+            "GET", _filled(verb, verb.thing, given), dict[str, Any]
+        )  # a missing topic or group is reported first
         raise
 
 
 def _range(hint: Any) -> Range | None:
-    """The kind of number that a parameter is, by itself, in a list, or if it is given."""
+    """The Range of a parameter, also inside a list or an optional type."""
     for one in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
         found = one if isinstance(one, Range) else _range(one)
         if found is not None:
@@ -90,17 +116,19 @@ def _range(hint: Any) -> Range | None:
 
 
 def _sent(verb: Verb, name: str, value: Any) -> Any:
-    """A value as a request takes it."""
+    """Converts a value for a request."""
+    if value is None or value is UNSET:
+        return value
     if (other := sent_as(verb.hints[name])) is not None:
         return other.of(value)
     kind = _range(verb.hints[name])
-    if value is None or kind is None:
-        return value
+    if kind is None:
+        return list(value) if isinstance(value, tuple) else value
     if kind is Range.PAGE:
         most = next(one.le for one in verb.hints[name].__metadata__ if hasattr(one, "le"))
         return max(1, min(value, most))
     if kind is Range.OFFSET and not isinstance(value, int):
-        return [offset for offset in value if possible(offset)]
+        return [offset for offset in value if is_possible_offset(offset)]
     if kind is Range.PARTITION:
         require_partition(value)
     if kind is Range.OFFSET and value < 0:
@@ -109,7 +137,7 @@ def _sent(verb: Verb, name: str, value: Any) -> Any:
 
 
 def _require_names(verb: Verb, given: Mapping[str, Any]) -> None:
-    """What cannot be the name of a topic or a group is refused as any one that is not there."""
+    """Refuses a text that cannot be the name of a topic or group like one that does not exist."""
     for placeholder in re.findall(r"{(\w+)}", verb.thing):
         value = given[verb.parameter(placeholder)]
         if placeholder == "group":
@@ -124,5 +152,5 @@ def _filled(verb: Verb, path: str, given: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: str) -> str:
-    # dots too: a path of dots would be taken for a way up
+    # dots too, because a segment of dots would be resolved as a relative path
     return value if is_name(value) else quote(value, safe="").replace(".", "%2E")

@@ -1,4 +1,4 @@
-"""After a fork the child begins anew: what counts, locks or holds a socket belongs to the parent."""
+"""Resets objects in the child process after a fork: counters, locks and sockets belong to the parent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Forked(Protocol):
 _known: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
-def tell_of_forks(one: Forked) -> None:
-    """As long as it lives, it is told in each child."""
+def reset_after_fork(one: Forked) -> None:
+    """Has `forked` called in each child process, as long as the object lives."""
     _known.add(one)
 
 

@@ -1,53 +1,50 @@
-"""The log over HTTP: publishing now or later, reading."""
+"""The log over HTTP: publish now or with a delay, and read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from uuid import UUID
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from custody.engine import Custody
 from custody.errors import CustodyError, InvalidArgument, OffsetConflict
 from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, batch_of
+from custody.model.limits import LARGEST
 from custody.model.policy import Policy
 from custody.remote.base import RemoteBase, require_topic, topic_path
-from custody.remote.derived import prepared
-from custody.remote.producers import OwnProducers, unknown_publish
+from custody.remote.derived import prepared, special
+from custody.remote.own_producers import OwnProducers, unknown_publish
 from custody.remote.transport import Transport, Tries
-from custody.remote.values import event, outgoing
+from custody.remote.values import outgoing
 from custody.tracing import traced
 from custody.verbs.producer import producer_identity
-from custody.wire.answers import CountOut, ProducerOut
-from custody.wire.fields import LARGEST, MOST
+from custody.wire.fields import MOST
 from custody.wire.messages import MessageOut, ReceiptsOut
-from custody.wire.requests import EventsIn, ProducerIn, PublishIn
-from custody.wire.verb import declared
+from custody.wire.requests import PublishIn
+from custody.wire.verb import Verb
 
-READ = declared(Custody)["read"]
 MAY_BE_CUT = 2**20
-"""Bytes of an answer: a server ends one early for its size too, at 16 MB. So much, and there may be more to read."""
+"""Bytes: a server cuts an answer at 16 MB. A shorter page of at least this size may have been cut, so read on."""
 
 
 class RemotePublishing(RemoteBase):
-    """What is in topics. What is published is sent under a producer, and so arrives once."""
+    """Publishing and reading messages. Publishes are sent under a producer, so that repeats have no effect."""
 
     def __init__(self, transport: Transport, *, defaults: Policy | None = None, worker: str | None = None) -> None:
         super().__init__(transport, defaults=defaults, worker=worker)
         self._own = OwnProducers(self._init_own, self._forget_own)
 
     def close(self) -> None:
-        """Ends the connections, after the server was told to forget this client's producers."""
+        """Removes this client's producers from the server, and closes the connections."""
         self._own.close()
         super().close()
 
     def _init_own(self, producer_id: str) -> int:
-        body = ProducerIn(producer_id=producer_id)
-        return self._call("POST", "/producers/init", ProducerOut, body=body, repeat=True).epoch
+        return self.new_epoch(producer_id).epoch
 
     def _forget_own(self, producer_id: str, **patience: float) -> None:
-        # sent again: nobody else has an id like this, and it is not used again
+        # safe to repeat: the id is unique, and is not used again
         self._call("DELETE", f"/producers/{producer_id}", type(None), repeat=True, **patience)
 
     def publish_many(
@@ -60,10 +57,12 @@ class RemotePublishing(RemoteBase):
         epoch: int | None = None,
         sequence: int | None = None,
     ) -> list[Receipt]:
-        """As the direct connection. One request: what is larger than the server takes is refused (`too_large`)."""
+        """As with a direct connection. It is one request: a batch above the limits of the server is `too_large`."""
         batch = traced(batch_of(messages))
         if any(message.delayed for message in batch):
-            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+            raise InvalidArgument(
+                "a delayed message has no offset to return", "Use publish_delayed for delayed messages."
+            )
         placed = self._publish(topic, batch, producer_id, epoch, sequence, expected_offset)
         return [one for one in placed if isinstance(one, Receipt)]
 
@@ -93,7 +92,7 @@ class RemotePublishing(RemoteBase):
     ) -> list[Receipt | Delayed]:
         identity = producer_identity(producer_id, epoch, sequence)
         if not batch:
-            self._layout_of(topic)  # refuses a topic that is not there
+            self._layout_of(topic)  # refuses a topic that does not exist
             return []
         self._require_offset(topic_path(topic), expected_offset, OffsetConflict)
         body = PublishIn(
@@ -118,41 +117,30 @@ class RemotePublishing(RemoteBase):
             raise
 
     def hint(self, topics: Iterable[str]) -> None:
-        """Nothing: the server hints by itself."""
+        """Does nothing: the server sends wake-ups itself."""
 
-    def receive_events(self, topic: str, events: Sequence[tuple[UUID, int, Outgoing]], *, source: str = "") -> int:
-        """Events of an outbox elsewhere. After a lost answer the count has only those that had not come before."""
-        body = EventsIn(events=[event(*one) for one in events], source=source)
-        return self._call("POST", topic_path(topic) + "/events", CountOut, body=body, repeat=True).count
-
-    def read(
-        self,
-        topic: str,
-        partition: int = 0,
-        *,
-        offset: int | None = None,
-        time: datetime | None = None,
-        max_messages: int = 100,
-    ) -> list[Message]:
+    @special(Custody.read)
+    def read(self, verb: Verb, given: dict[str, Any]) -> list[Message]:
+        """Reads as many pages as needed."""
+        offset, time, most = given["offset"], given["time"], given["max_messages"]
         if time is not None and offset is not None:
-            raise InvalidArgument("read takes an offset or a time, not both")
-        given = {"topic": topic, "partition": partition, "offset": offset, "time": time, "max_messages": max_messages}
-        offset = prepared(self, READ, given)["offset"]
-        path = f"{topic_path(topic)}/partitions/{partition}/messages"
+            raise InvalidArgument("read takes an offset or a time, not both", "Leave one of them out.")
+        offset = prepared(self, verb, given)["offset"]
+        path = f"{topic_path(given['topic'])}/partitions/{given['partition']}/messages"
         found: list[Message] = []
         while True:
-            size = min(MOST, max_messages - len(found))
-            query = READ.query(offset=offset, time=time, max_messages=size)
+            size = min(MOST, most - len(found))
+            query = verb.query(offset=offset, time=time, max_messages=size)
             page = self._call("GET", path, list[msgspec.Raw], query=query)
             found += [msgspec.json.decode(message, type=MessageOut).value() for message in page]
             ended = len(page) < size and sum(map(len, page)) < MAY_BE_CUT
-            if not page or ended or len(found) >= max_messages:
+            if not page or ended or len(found) >= most:
                 return found
             offset, time = found[-1].offset + 1, None
 
 
 def _first(placed: Receipt | Delayed) -> Receipt | Delayed:
-    """A receipt of a publish that was sent twice without the caller's doing: to the caller it is the first one."""
+    """The receipt without `duplicate`: the client itself repeated the publish, so for the caller it is the first."""
     if not placed.duplicate:
         return placed
     if isinstance(placed, Receipt):

@@ -1,4 +1,4 @@
-"""Settling over HTTP, by lease id. A settle whose answer was lost is sent again: the server knows a repeat."""
+"""Settling over HTTP, by lease id. A settle whose answer was lost is repeated: the server recognises repeats."""
 
 from __future__ import annotations
 
@@ -13,75 +13,68 @@ from custody.model.entities import Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, seconds
 from custody.remote.transport import ATTEMPT, Method, Transport
-from custody.remote.values import possible
+from custody.remote.values import is_possible_offset
 from custody.verbs.settle import Settler, lease_lost, storable
 from custody.wire import fields
 from custody.wire.answers import DeadlineOut, SettledOut
-from custody.wire.requests import AckIn, ExtendIn, LaterIn, NackIn, OutcomeIn, SettleIn
+from custody.wire.requests import AckIn, ExtendIn, OffsetOutcomeIn, OutcomeIn, SettleIn
 
 T = TypeVar("T")
+OutcomeT = TypeVar("OutcomeT", bound=OutcomeIn)
 
 SHORTEST = 1.0
-"""So many seconds an answer is waited for at least."""
+"""Shortest timeout of an extension, in seconds."""
 
 
 def _in_time(timeout: Duration | None) -> float:
-    """How long to wait for the answer to an extension: another server must be asked long before the lease is over."""
+    """Timeout of one attempt to extend: there must be time to try another server before the lease expires."""
     return ATTEMPT if timeout is None else min(ATTEMPT, max(SHORTEST, seconds(timeout) / 6))
+
+
+def _sent(shape: type[OutcomeT], outcome: Outcome, **more: int) -> OutcomeT:
+    delay = fields.Duration.of(outcome.delay)
+    return shape(outcome=outcome.kind, error=storable(outcome.error), delay=delay, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteSettler(Settler):
-    """The settle verbs, each a request."""
+    """The settle verbs, as requests."""
 
     transport: Transport = field(repr=False)
+    worker: str = "-"
 
     def __post_init__(self) -> None:
         if self.connection is not None:
             raise NeedsDatabase(
-                "over HTTP a settle cannot join a transaction of yours",
-                "Open Custody with the URL of that database, or record what is processed with custody.once.",
+                "over HTTP a settle cannot be part of your transaction",
+                "Open Custody with the URL of that database, or record processed messages with custody.once.",
             )
 
-    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled:
+        if isinstance(outcomes, Outcome):
+            if outcomes.kind == "ack":
+                return self._send("/messages/ack", AckIn(lease_id=lease_id))
+            return self._send("/messages/settle", SettleIn(lease_id=lease_id, all=_sent(OutcomeIn, outcomes)))
         if not outcomes:
             return Settled(settled=0)
-        held = {offset: outcome for offset, outcome in outcomes.items() if possible(offset)}
+        held = {offset: outcome for offset, outcome in outcomes.items() if is_possible_offset(offset)}
         if len(held) < len(outcomes):
             return self._settle_some(lease_id, held, [offset for offset in outcomes if offset not in held])
         if all(outcome.kind == "ack" for outcome in outcomes.values()):
             return self._send("/messages/ack", AckIn(lease_id=lease_id, offsets=list(outcomes)))
-        given = [
-            OutcomeIn(
-                offset=offset,
-                outcome=outcome.kind,
-                error=storable(outcome.error),
-                delay=fields.Duration.of(outcome.delay),
-            )
-            for offset, outcome in outcomes.items()
-        ]
+        given = [_sent(OffsetOutcomeIn, outcome, offset=offset) for offset, outcome in outcomes.items()]
         return self._send("/messages/settle", SettleIn(lease_id=lease_id, outcomes=given))
 
     def _settle_some(self, lease_id: UUID, held: Mapping[int, Outcome], lost: list[int]) -> NoReturn:
-        """Settles what can be held. The others are lost, and a request would be refused for them."""
+        """Settles the possible offsets. The others are lost, and would have the whole request refused."""
         try:
             self.settle(lease_id, held)
         except LeaseLost as error:
             lost = sorted({*lost, *error.lost})
         raise lease_lost(lease_id, lost)
 
-    def _whole(self, lease_id: UUID, outcome: Outcome) -> Settled:
-        delay = fields.Duration.of(outcome.delay)
-        if outcome.kind in ("ack", "release"):
-            return self._send(f"/messages/{outcome.kind}", AckIn(lease_id=lease_id))
-        if outcome.kind == "later":
-            assert delay is not None
-            return self._send("/messages/later", LaterIn(lease_id=lease_id, after=delay))
-        body = NackIn(lease_id=lease_id, requeue=outcome.kind == "nack", error=storable(outcome.error), delay=delay)
-        return self._send("/messages/nack", body)
-
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
-        if offset is not None and not possible(offset):
+        if offset is not None and not is_possible_offset(offset):
             raise lease_lost(lease_id, [offset])
         body = ExtendIn(lease_id=lease_id, offset=offset, timeout_seconds=fields.Timeout.of(timeout))
         return self._call(
@@ -92,4 +85,4 @@ class RemoteSettler(Settler):
         return self._call("POST", path, SettledOut, body=body, repeat=True).value()
 
     def _call(self, method: Method, path: str, answer: type[T], **given: Any) -> T:
-        return self.transport.call(method, path, answer, worker=self.worker or "-", **given)
+        return self.transport.call(method, path, answer, worker=self.worker, **given)

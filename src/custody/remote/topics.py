@@ -1,81 +1,62 @@
-"""Topics over HTTP, as far as they are written by hand: one that may have been made, and changes by PATCH."""
+"""Topics over HTTP: the creation, which needs a check after an unknown outcome, and changes of cached layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from custody.engine import Custody
 from custody.errors import TopicExists
 from custody.model.entities import Topic
-from custody.model.policy import Duration
-from custody.model.retention import Retention, Size, keep_time, size_in_bytes
-from custody.remote.base import RemoteBase, topic_path
+from custody.model.lanes import LANES
+from custody.model.retention import Retention
+from custody.remote.base import RemoteBase
+from custody.remote.derived import request, special
 from custody.remote.transport import Tries
-from custody.remote.values import fits
-from custody.wire import fields
-from custody.wire.reports import TopicOut
-from custody.wire.requests import JournalPatch, RetentionIn, TopicIn, TopicPatch
+from custody.wire.verb import Verb
 
 
 class RemoteTopics(RemoteBase):
-    """Topics, and how much of the log and of the journal is kept."""
+    """Topics, and the retention of the log."""
 
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        max_depth: int | None = None,
-        priorities: bool = False,
-        starvation_limit: Duration | None = None,
-        retention: Retention | None = None,
-    ) -> Topic:
-        body = TopicIn(
-            name=name,
-            partitions=partitions,
-            max_depth=max_depth,
-            priorities=priorities,
-            starvation_limit=fields.Timeout.of(starvation_limit),
-            retention=None if retention is None else RetentionIn.of(retention),
-        )
+    @special(Custody.create_topic)
+    def create_topic(self, verb: Verb, given: dict[str, Any]) -> Topic:
         tries = Tries()
         try:
-            made = self._call("POST", "/topics", TopicOut, body=body, repeat=True, tries=tries).value()
+            made: Topic = request(self, verb, given, tries)
         except TopicExists:
             if not tries.unknown:
                 raise
-            made = self.topic(name)  # an attempt of ours may have made it
-            if not _as_asked(made, partitions, max_depth, priorities, retention):
+            made = self.topic(given["name"])  # an earlier attempt may have created it
+            if not _as_asked(made, given):
                 raise
-        self._layouts.pop(name, None)
+        self._layouts.pop(given["name"], None)
         return made
 
-    def delete_topic(self, name: str) -> None:
+    @special(Custody.delete_topic)
+    def delete_topic(self, verb: Verb, given: dict[str, Any]) -> None:
         try:
-            # not sent again after a lost answer: by then somebody may have made another topic of that name
-            self._call("DELETE", topic_path(name), type(None))
+            request(self, verb, given)
         finally:
-            self._layouts.pop(name, None)
+            self._layouts.pop(given["name"], None)
 
-    def set_retention(self, topic: str, retention: Retention | None) -> Topic:
-        body = TopicPatch(retention=None if retention is None else RetentionIn.of(retention))
-        return self._call("PATCH", topic_path(topic), TopicOut, body=body, repeat=True).value()
-
-    def grow_topic(self, topic: str, *, partitions: int) -> Topic:
-        grown = self._call("PATCH", topic_path(topic), TopicOut, body=TopicPatch(partitions=partitions)).value()
-        self._layouts.pop(topic, None)
-        return grown
-
-    def set_journal_retention(self, *, time: Duration | None = None, size: Size | None = None) -> None:
-        body = JournalPatch(
-            time=fields.Timeout.of(keep_time("time", time)),
-            size=None if size is None else fields.Size(size_in_bytes(size)),
-        )
-        self._call("PATCH", "/journal", type(None), body=body, repeat=True)
+    @special(Custody.change_topic)
+    def change_topic(self, verb: Verb, given: dict[str, Any]) -> Topic:
+        changed: Topic = request(self, verb, given)
+        self._layouts.pop(given["topic"], None)
+        return changed
 
 
-def _as_asked(
-    made: Topic, partitions: int, max_depth: int | None, priorities: bool, retention: Retention | None
-) -> bool:
-    """Whether a topic is what was asked for. Of the starvation limit only that there is one: it has a default."""
-    asked = partitions * 5 if priorities else partitions
-    return (made.partitions, made.max_depth, made.priorities) == (asked, max_depth, priorities) and fits(
-        made.retention, retention
-    )
+def _as_asked(made: Topic, given: Mapping[str, Any]) -> bool:
+    """Whether a topic has the requested settings. The value of starvation_limit is not compared: it has a default."""
+    partitions = given["partitions"] * LANES if given["priorities"] else given["partitions"]
+    asked = partitions, given["max_depth"], given["priorities"]
+    return (made.partitions, made.max_depth, made.priorities) == asked and _fits(made.retention, given["retention"])
+
+
+def _fits(kept: Retention | None, asked: Retention | None) -> bool:
+    """Whether a topic has the requested retention; fields that were left out have been filled in."""
+    if kept is None or asked is None:
+        return kept is asked
+    found = kept.columns()
+    return all(found[name] == value for name, value in asked.columns().items() if value is not None)

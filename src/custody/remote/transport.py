@@ -1,8 +1,8 @@
-"""Requests to a server: kept connections, answers turned into values, errors into ours, and safe repetition.
+"""Requests to a server: pooled connections, answers decoded into values, errors into ours, and safe retries.
 
-What did not arrive is always sent again. What may have arrived is sent again only where twice is as good as once: the
-caller says so. Both end with the time that a client has for it. A server that hangs does not get all of that time, if
-the call can be sent to another one.
+A request that did not arrive is always retried. A request that may have arrived is retried only if the caller says that
+it may be repeated. Both end after `retry_for`. An attempt of a repeatable call has a shorter timeout, so that a server
+that hangs leaves time to try another one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from custody.errors import (
     ServerStopping,
     by_code,
 )
-from custody.remote.forking import tell_of_forks
+from custody.model.limits import NAME_LENGTH
+from custody.remote.forking import reset_after_fork
 from custody.wire import fields
 from custody.wire.answers import ErrorOut
 from custody.wire.requests import Shape
@@ -38,27 +39,29 @@ T = TypeVar("T")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 KEPT = 1_000
-"""So many connections are kept, if so many threads use this client at once: a new one for each call costs more."""
+"""Most connections in the pool, for as many concurrent threads: a new connection for each call costs more."""
 CONNECT = 5.0
+"""Timeout of connecting, in seconds."""
 ATTEMPT = 10.0
-"""So long the first answer to what can be sent again is waited for, the second twice as long, and so on."""
+"""Timeout of the first attempt of a repeatable call, in seconds; doubles each time."""
 ANSWER = 45.0
-"""So long the last one is waited for, or the only one: longer than a server lets a call of its database take (30 s)."""
+"""Timeout of the last attempt, or of the only one: longer than a server allows for a call of its database (30 s)."""
 FIRST_PAUSE = 0.05
+"""Pause after the first attempt, in seconds; doubles up to LONGEST_PAUSE."""
 LONGEST_PAUSE = 2.0
 
 _ERRORS = by_code()
 _NO_REFUSAL = {408, 499}
-"""Of the statuses below 500: something in between gave up waiting, and the server may have had the call."""
+"""Statuses below 500 by which a proxy gives up waiting: the server may have got the request."""
 _NOT_PASSED_ON = {404, 421, 425, 429}
-"""Without an error of ours: something in between has no server just now, or too many calls; this one did not arrive."""
+"""Statuses of a proxy that has no server at the moment, or too many requests: this one did not arrive."""
 _NOT_SAID = re.compile(r"[^\x21-\x7e]")
 
 
 class Tries:
-    """What became of the attempts of one call. `unknown`: one that got no answer may have taken effect.
+    """The result of the attempts of one call. `unknown`: an attempt without an answer may have taken effect.
 
-    `pause`: so many seconds, said whoever answered last, nothing shall be sent.
+    `pause`: seconds to wait before the next attempt, as the last answer asks.
     """
 
     def __init__(self) -> None:
@@ -78,12 +81,12 @@ class Transport:
         pool_size: int,
         pool: Callable[..., Any] | None = None,
     ) -> None:
-        """`pool` makes another pool of connections than urllib3's `PoolManager` of the same options."""
+        """`pool` replaces urllib3's `PoolManager`, and gets the same options."""
         try:
             import urllib3
         except ImportError as error:  # pragma: no cover - an installation without it
             raise InvalidConfig(
-                "a server is reached with urllib3", "Install it: pip install 'custody[client]'."
+                "the HTTP client needs urllib3", "Install it: pip install 'custody[client]'."
             ) from error
         self.address, self.retry_for = address, retry_for
         self._http = urllib3
@@ -93,10 +96,10 @@ class Transport:
             self._options["ssl_context"] = _trusting(ca)
         self._make_pool = pool or urllib3.PoolManager
         self._pool = self._make_pool(**self._options)
-        tell_of_forks(self)
+        reset_after_fork(self)
 
     def forked(self) -> None:
-        """On a connection that two processes use, each would read the other's answers."""
+        """Replaces the connections: two processes that share one would read each other's answers."""
         closed = self._closed.is_set()
         self._closed = threading.Event()
         if closed:
@@ -121,9 +124,9 @@ class Transport:
         timeout: float | None = None,
         tries: Tries | None = None,
     ) -> T:
-        """One call of the interface. `repeat`: it may be sent again although it may have taken effect; a GET may.
+        """Calls an operation. `repeat`: it may be repeated although it may have taken effect; default for a GET.
 
-        `timeout`: so long the answer to each attempt is waited for, for whoever knows better.
+        `timeout`: replaces the timeout of each attempt.
         """
         tries = tries or Tries()
         repeat = method == "GET" if repeat is None else repeat
@@ -185,7 +188,10 @@ class Transport:
         return self._read(method, response.data, answer, tries)
 
     def _headers(self, worker: str) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "X-Custody-Worker": _NOT_SAID.sub("_", worker)[:200] or "-"}
+        headers = {
+            "Content-Type": "application/json",
+            "X-Custody-Worker": _NOT_SAID.sub("_", worker)[:NAME_LENGTH] or "-",
+        }
         if self.address.key is not None:
             headers["Authorization"] = f"Bearer {self.address.key}"
         return {**headers, **tracing.carrier()}
@@ -198,11 +204,11 @@ class Transport:
                 return None
             return msgspec.json.decode(data, type=answer, strict=False)
         except msgspec.MsgspecError as error:
-            said = f"{self.address.url} answered what this version does not understand: {error}"
-            remedy = "Is it a Custody server, of the same version?"
+            said = f"{self.address.url} sent an answer that this version does not understand: {error}"
+            remedy = "Check that it is a Custody server of the same version."
             if method == "GET" and isinstance(
                 error, msgspec.ValidationError
-            ):  # a server's, and the next one will be too
+            ):  # JSON of a server: a retry would get the same
                 raise CustodyError(said, remedy) from error
             raise self._open(method, said, tries, remedy) from error
 
@@ -214,15 +220,15 @@ class Transport:
             return 0.0
 
     def _refusal(self, method: str, status: int, data: bytes, tries: Tries, pause: float) -> CustodyError:
-        """The error that an answer tells of, as the verb itself would raise it.
+        """The error in an answer, as the verb itself would raise it.
 
-        Only what is known to be a refusal is one: after anything else the call may have taken effect.
+        Only known refusals count as such: after any other answer the call may have taken effect.
         """
         said = f"{self.address.url} answered {status}"
         try:
             problem = msgspec.json.decode(data, type=ErrorOut).error
-        except msgspec.MsgspecError:  # not the server itself: something in between
-            who = "Is it a Custody server?"
+        except msgspec.MsgspecError:  # not from the server: from a proxy
+            who = "Check that it is the address of a Custody server."
             if status in _NOT_PASSED_ON:
                 tries.pause = pause
                 return DatabaseUnavailable(said, who)
@@ -243,7 +249,7 @@ class Transport:
         return kind(problem.message, remedy)
 
     def _open(self, method: str, said: str, tries: Tries, remedy: str = "") -> DatabaseUnavailable:
-        """After an answer that does not tell what became of the call."""
+        """The error for an answer that does not tell whether the call took effect."""
         if method == "GET":
             return DatabaseUnavailable(said, remedy)
         tries.unknown = True
@@ -257,7 +263,7 @@ class Transport:
 
 
 def _give_up(error: CustodyError, tries: Tries) -> NoReturn:
-    """What is raised after the last attempt: if any of them may have taken effect, that it is unknown."""
+    """Raises the error of the last attempt. If any attempt may have taken effect, it says that this is unknown."""
     if tries.unknown and "unknown" not in error.message:
         unknown = DatabaseUnavailable(
             f"{error.message.rstrip('.')}. Whether the call took effect is unknown", error.remedy
@@ -273,4 +279,4 @@ def _trusting(ca: str | Path | None) -> Any:
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise InvalidConfig(f"{ca} is not a file of certificates: {error}", "Give one in PEM form.") from error
+        raise InvalidConfig(f"{ca} is not a file of certificates: {error}", "Give a PEM file.") from error

@@ -1,35 +1,24 @@
-"""Values on their way into a request. What could not be stored is refused here, as the direct connection does."""
+"""Converts values for requests. Values that cannot be stored are refused here, as with a direct connection."""
 
 from __future__ import annotations
 
-import base64
-from uuid import UUID
-
-import msgspec
-from msgspec import UNSET, UnsetType
-
 from custody.errors import PartitionNotFound
-from custody.model.codec import encode_event, encode_message
 from custody.model.entities import Outgoing
-from custody.model.retention import Retention
-from custody.model.routing import ROUTING_KEY
+from custody.model.limits import LARGEST, SMALL
 from custody.verbs.delays import require_time
-from custody.wire.fields import LARGEST, Duration
-from custody.wire.requests import EventIn, MessageIn
+from custody.wire.fields import Duration
+from custody.wire.requests import MessageIn, content_of
 
 
 def outgoing(message: Outgoing, topic: str | None = None) -> MessageIn:
     """A message to publish."""
     if message.delayed:
         require_time(message)
-    payload, payload_base64 = _payload(message)
+    content = content_of(message)
     require_partition(message.partition)
     return MessageIn(
         topic=topic,
-        payload=payload,
-        payload_base64=payload_base64,
-        key=message.key,
-        headers=_headers(message),
+        **content,
         partition=message.partition,
         priority=message.priority,
         delay=Duration.of(message.delay),
@@ -38,49 +27,12 @@ def outgoing(message: Outgoing, topic: str | None = None) -> MessageIn:
     )
 
 
-def event(event_id: UUID, replays: int, message: Outgoing) -> EventIn:
-    """An event of an outbox elsewhere."""
-    encode_event(event_id, replays, message)
-    payload, payload_base64 = _payload(message)
-    return EventIn(
-        event_id=event_id,
-        replays=replays,
-        payload=payload,
-        payload_base64=payload_base64,
-        key=message.key,
-        headers=_headers(message),
-    )
-
-
-def _payload(message: Outgoing) -> tuple[msgspec.Raw | UnsetType, str | UnsetType]:
-    """The payload as JSON, or else in base64."""
-    _, kind, payload, _ = encode_message(message)
-    if kind == b"b":
-        return UNSET, base64.b64encode(payload).decode()
-    return msgspec.Raw(payload if kind == b"j" else msgspec.json.encode(payload.decode())), UNSET
-
-
-def _headers(message: Outgoing) -> dict[str, str] | None:
-    """The headers, the routing key among them."""
-    if message.routing_key is not None:
-        return {**(message.headers or {}), ROUTING_KEY: message.routing_key}
-    return None if message.headers is None else dict(message.headers)
-
-
-def possible(offset: int) -> bool:
-    """Whether a server takes this for an offset at all."""
+def is_possible_offset(offset: int) -> bool:
+    """Whether a request can contain this offset."""
     return 0 <= offset <= LARGEST
 
 
 def require_partition(partition: int | None) -> None:
-    """Refuses what can be no partition: in a path or a body it would be taken for a mistake of the client's."""
-    if partition is not None and not 0 <= partition < 2**31:
+    """Refuses an impossible partition as the verb itself does. The server would refuse it as an invalid field."""
+    if partition is not None and not 0 <= partition <= SMALL:
         raise PartitionNotFound(f"there is no partition {partition}", "Partitions are counted from 0.")
-
-
-def fits(kept: Retention | None, asked: Retention | None) -> bool:
-    """Whether a topic keeps what was asked for; what was left open has been filled in."""
-    if kept is None or asked is None:
-        return kept is asked
-    found = kept.columns()
-    return all(found[name] == value for name, value in asked.columns().items() if value is not None)

@@ -1,4 +1,4 @@
-"""Pipelines on Spark: ordered, exactly-once from topic to topic, and not to be stopped by a bad row."""
+"""Pipelines on Spark: ordered by key, exactly-once from topic to topic, and not stopped by a bad row."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from custody.spark.outside.sinks import Files, Write
     from custody.spark.pipeline import Pipeline
     from custody.spark.tasks.each import To
-    from custody.spark.tasks.frame import fail_when
+    from custody.spark.tasks.frame import fail_when, skip_when
 
-__all__ = ["Batch", "Files", "Pipeline", "PipelineSummary", "To", "Write", "fail_when"]
+__all__ = ["Batch", "Files", "Pipeline", "PipelineSummary", "To", "Write", "fail_when", "skip_when"]
 
 _HOME = {
     "Batch": "figures", "Files": "outside.sinks", "Pipeline": "pipeline", "PipelineSummary": "figures",
-    "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame",
+    "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame", "skip_when": "tasks.frame",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for: looking for Java, or defining a pipeline, does not need Spark."""
+    """Imports lazily: looking for Java, or defining a pipeline, does not need Spark."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

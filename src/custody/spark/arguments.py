@@ -1,21 +1,21 @@
-"""The arguments of a pipeline, checked where it is defined: a wrong one is named before Spark is started for it."""
+"""Checks the arguments of a pipeline when it is defined, before Spark is started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-from custody.engine.grouping import Start, require_start
 from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
 from custody.model.policy import Policy
 from custody.model.routing import Binding, bindings_of
+from custody.model.start import Start, require_start
 from custody.spark.outside.sinks import Outside
 
 _START = ["earliest", "latest"]
 
 
 def refuse_unknown(given: Mapping[str, object], known: Iterable[str], what: str) -> None:
-    """Refuses a keyword that there is not."""
+    """Refuses an unknown keyword argument."""
     for name in given:
         raise InvalidArgument(f"{what} has no argument {name!r}", did_you_mean(name, [*known]))
 
@@ -24,11 +24,11 @@ def name_of(value: object, what: str) -> str:
     """The name of a topic or a group."""
     if isinstance(value, list | tuple | set | frozenset):
         raise InvalidArgument(
-            f"{what} is a {type(value).__name__}, and has to be one name",
-            "A pipeline reads one topic for one group: define a pipeline for each.",
+            f"{what} must be one name, not a {type(value).__name__}",
+            "A pipeline reads one topic with one group: define a pipeline for each.",
         )
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{what} has to be a name, not {value!r}", f"For example {what}='orders'.")
+        raise InvalidArgument(f"{what} must be a name, not {value!r}", f"For example {what}='orders'.")
     return value
 
 
@@ -55,7 +55,7 @@ def _require_sink(one: object, where: str) -> None:
     if isinstance(one, PathLike):
         raise InvalidArgument(f"{where} is a path", f"For files: Files({str(one)!r}).")
     if isinstance(one, type) and issubclass(one, Outside):
-        raise InvalidArgument(f"{where} is the class {one.__name__}", f"Make one: {one.__name__}(…).")
+        raise InvalidArgument(f"{where} is the class {one.__name__}", f"Give an instance: {one.__name__}(…).")
     if callable(one):
         raise InvalidArgument(f"{where} is a function", "Decorate it with @pipeline.write instead.")
     raise InvalidArgument(f"{where} cannot be {one!r}", "A sink is the name of a topic, Files(…), or a list of those.")
@@ -65,20 +65,22 @@ def policy_of(given: object) -> Policy | None:
     if given is None or isinstance(given, Policy):
         return given
     example = ", ".join(f"{name}=…" for name in given) if isinstance(given, dict) else "ordering='key'"
-    raise InvalidPolicy(f"the policy is a {type(given).__name__}", f"Write custody.Policy({example}).")
+    raise InvalidPolicy(
+        f"the policy must be a Policy, not a {type(given).__name__}", f"Write custody.Policy({example})."
+    )
 
 
 def schema_of(given: object, what: str = "schema") -> str | None:
     if given is None or (isinstance(given, str) and given.strip()):
         return given
     raise InvalidArgument(
-        f"the {what} has to be text, not {repr(given) if isinstance(given, str | None) else type(given).__name__}",
+        f"the {what} must be a string, not {repr(given) if isinstance(given, str | None) else type(given).__name__}",
         "Write the fields as in SQL: 'sku string, add int'.",
     )
 
 
 def start_of(given: Start) -> Start:
-    """Where a new group begins."""
+    """The start position of a new group."""
     if isinstance(given, str) and given not in _START:
         raise InvalidArgument(f"start cannot be {given!r}", did_you_mean(given, _START))
     require_start(given)

@@ -1,6 +1,6 @@
-"""Whether all messages of a pipeline fail alike: then it is the code that is wrong, and no message is charged for it.
+"""Detects that all messages of a pipeline fail alike: then the code is wrong, and no failure is counted.
 
-A cause is the type of an exception and the place where it was raised. Tasks name it, the driver compares.
+A cause is the type of an exception and the line that raised it. Tasks report causes, and the driver compares them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 
 from custody.errors import Transient
-from custody.model.outcomes import Dead, Later, Outcome, Retry
-from custody.verbs.pipelines import Work
+from custody.model.outcomes import Decision, Outcome
+from custody.verbs.pipelines import BatchReport
 
 MALFORMED = "malformed"
-"""Of a message that did not fit the schema: the code has not seen it, so it says nothing of the code."""
+"""Cause of a message that did not fit the schema. The code has not seen it, so it says nothing about the code."""
 PAUSED = "paused by its own pipeline: "
-"""How the reason of such a pause begins. The next start of the pipeline ends it."""
+"""Prefix of the reason of such a pause. The next start of the pipeline resumes the group."""
 MANY = 10
-"""Messages that have to fail alike. Fewer are enough for what is hardly ever a message's fault."""
+"""Number of messages that must fail alike. Fewer are enough for errors that a message hardly ever causes."""
 _ENOUGH = {
     **dict.fromkeys(("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError",
                      "IndentationError", "NotImplementedError", "WrongResult", "TopicNotFound"), 1),
@@ -27,12 +27,12 @@ _NAME = re.compile(r"\[([A-Z0-9_.]+)\]|(?:[\w]+\.)*(\w+)(?=:|$)")
 
 
 class WrongResult(TypeError):
-    """The handler returned what cannot be an output."""
+    """The handler returned a value that cannot be an output."""
 
 
 def cause_of(error: BaseException) -> str | None:
     """What a handler raised and where; None if it said what is to be done, or met an outage. Runs in executors."""
-    if isinstance(error, Dead | Later | Retry | ConnectionError | TimeoutError | Transient):
+    if isinstance(error, Decision | ConnectionError | TimeoutError | Transient):
         return None  # for outages there are the backoff and the breaker
     trace, place = error.__traceback__, ""
     while trace is not None:
@@ -41,26 +41,26 @@ def cause_of(error: BaseException) -> str | None:
 
 
 def cause_in(text: str) -> str:
-    """The same of a job that failed, by what Spark says of it; the place is not known."""
+    """The cause of a failed job, from Spark's text. The line is not known."""
     found = _NAME.match(text)
     return text[:60] if found is None else f"{found[1] or found[2]} in the frame"
 
 
 def enough(cause: str) -> int:
-    """How many messages have to fail with a cause before the code is to blame."""
+    """How many messages must fail with this cause before the code is considered wrong."""
     return _ENOUGH.get(cause.split()[0], MANY)
 
 
 class Beginning:
-    """What has become of messages since the pipeline was started, until one of them is done. Used in the driver."""
+    """The outcomes since the start of the pipeline, until one message is done. Used in the driver."""
 
     def __init__(self) -> None:
         self.over = False
-        """The code works: something was done, or it said itself what is to be done with a message."""
+        """The code works: a message was done, or the handler decided what to do with one."""
         self._causes: dict[tuple[int, int], str] = {}
 
-    def wrong(self, work: Work, claimed: int) -> str | None:
-        """Why the code must be wrong, by this batch of so many messages and those before it; None if it need not be."""
+    def wrong(self, work: BatchReport, claimed: int) -> str | None:
+        """The error that shows that the code is wrong, given this batch of `claimed` messages; else None."""
         left = sum(map(len, work.left.values()))
         if self.over or len(work.failed) + left < claimed or _decided(work.failed, work.causes):
             self.over = True

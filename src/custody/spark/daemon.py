@@ -1,7 +1,7 @@
-"""Spark's Python daemon, with what tasks of a pipeline load already loaded: a worker is then forked in no time.
+"""Spark's Python daemon with the modules of a pipeline's tasks preloaded, so that forking a worker is fast.
 
-Spark starts it in place of its own (`spark.python.daemon.module`) where executors run in the driver's installation.
-Otherwise every new worker, and each that replaces one that a handler has killed, spends most of a second on imports.
+Spark starts it instead of its own (`spark.python.daemon.module`) where executors use the driver's installation.
+Otherwise every new worker, also one that replaces a killed one, would spend most of a second on imports.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def worker(*arguments: Any) -> int:
-    """Spark's own, but for the traceback when a failed task has left its pipe: the failure is reported without it.
+    """Spark's worker, without the traceback about a closed pipe after a failed task: the failure is reported anyway.
 
-    It ends with the daemon even if a handler blocks signals: at the end of Spark the daemon sends one, and is gone.
+    It ends with the daemon even if a handler blocks signals: when Spark ends, the daemon only sends one and exits.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -41,7 +41,7 @@ def worker(*arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    # a task makes many short-lived objects and no cycles: the collector would look through them again and again
+    # a task creates many short-lived objects and no cycles, so the garbage collector would scan them in vain
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     daemon.worker = worker  # type: ignore[assignment]  # what the daemon calls in each process that it forks

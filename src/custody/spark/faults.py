@@ -1,7 +1,7 @@
-"""Whose fault a failed Spark job is: a row's, or that of what the job ran on. Only rows are ever charged.
+"""Classifies a failed Spark job: a row, the infrastructure or the pipeline is at fault. Only a row's failure counts.
 
-What a message contains is part of many errors, so texts are only looked at where no message can have written them: at
-the line of an exception's class, and at the words with which Spark begins the reason of a failure.
+Many errors contain text of a message. So only text that no message can influence is matched: the line with the class of
+an exception, and the beginning of Spark's reason for a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from custody.errors import CustodyError, by_code
 
 Fault = Literal["row", "infrastructure", "pipeline"]
 GONE = (Py4JNetworkError, ConnectionError)
-"""What a call raises when Spark's JVM has died."""
+"""Exceptions of a call when Spark's JVM has died."""
 
 _OF_A_ROW = (
     ArithmeticException,
@@ -35,7 +35,7 @@ _OF_A_ROW = (
     NumberFormatException,
     SparkRuntimeException,
 )
-# how Spark begins when the fault is not the rows': a lost executor or context, memory, disk, shuffle files
+# beginnings of Spark's reasons that are no row's fault: a lost executor or context, memory, disk, shuffle files
 _INFRASTRUCTURE = re.compile(
     r"ExecutorLostFailure|[Ee]xecutor \S+ exited|Executor heartbeat timed out|FetchFailed|Could not obtain block"
     r"|java\.io\.IOException: No space left|java\.lang\.OutOfMemoryError"
@@ -44,9 +44,9 @@ _INFRASTRUCTURE = re.compile(
     r"|Could not find CoarseGrainedScheduler|is bigger than spark\.driver\.maxResultSize|Failed to connect to"
 )
 _REASON = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID \d+\)[^:]*: ?")
-# code that an executor cannot import or unpickle: a function kept in __main__, a module that is only on the driver
+# code that an executor cannot import or unpickle: a function of __main__, a module that only the driver has
 _UNREACHED = ("AttributeError: Can't get attribute", "ModuleNotFoundError: No module named")
-# what the JVM says of it: the second kind if it was just about to send the worker something
+# how the JVM reports a dead Python worker; all but the first if it was writing to the worker at that moment
 _ENDED = (
     "org.apache.spark.SparkException: Python worker exited unexpectedly",
     "java.net.SocketException: ",
@@ -62,23 +62,23 @@ _CONTEXT = re.compile(r"\n== (DataFrame|SQL.*?) ==.*", re.DOTALL)
 
 
 class NotTheRows(Exception):
-    """The frame fails whatever the messages are."""
+    """The frame fails even without messages."""
 
 
 class TookTooLong(Exception):
-    """A job over messages was cancelled, because it took longer than they may take."""
+    """A job was cancelled because it took longer than its messages may take."""
 
 
 class TaskFailed(Exception):
-    """Why an attempt of a task failed, in Spark's words."""
+    """Spark's reason why an attempt of a task failed."""
 
 
 class SecondTry(Exception):
-    """A task that failed is tried again by Spark; the batch is run in parts instead, which finds the row sooner."""
+    """Refuses Spark's retry of a failed task. The batch is run in parts instead, which finds the row sooner."""
 
 
 def fault(error: BaseException) -> Fault:
-    """Whose fault it is that this job failed."""
+    """What is at fault for the failure of this job."""
     if isinstance(error, AnalysisException | ParseException):
         return "pipeline"
     if isinstance(error, TookTooLong):
@@ -94,7 +94,7 @@ def fault(error: BaseException) -> Fault:
 
 
 def ours(error: BaseException) -> CustodyError | None:
-    """The error of Custody that a task raised, from the text that Spark made of it."""
+    """Custody's own error that a task raised, recovered from Spark's text."""
     if isinstance(error, CustodyError):
         return error
     name, _, text = (_raised(error) or "").partition(": ")
@@ -102,24 +102,26 @@ def ours(error: BaseException) -> CustodyError | None:
 
 
 def is_second_try(error: BaseException) -> bool:
-    """Whether the job failed because a task was not tried again: an earlier attempt says why it had to be."""
+    """Whether the job failed because a retry was refused. The reason is in an earlier attempt."""
     return (_raised(error) or "").startswith(f"{SecondTry.__module__}.{SecondTry.__qualname__}")
 
 
 def decisive(attempts: Sequence[TaskFailed]) -> TaskFailed | None:
-    """Of the failed attempts of a job, in their order, the one that says whose fault it is: one that was nobody's, for
-    its job proves nothing of any row; else the first."""
+    """The attempt that decides what is at fault, of a job's failed attempts in their order.
+
+    It is the first that is not a row's fault, because such a job proves nothing about any row; else the first.
+    """
     told = [one for one in attempts if not is_second_try(one)]
     return next((one for one in told if fault(one) != "row"), next(iter(told), None))
 
 
 def worker_died(error: BaseException) -> bool:
-    """Whether a Python worker ended in the middle of its task."""
+    """Whether a Python worker died during its task."""
     return _raised(error) is None and _reason(error).startswith(_ENDED)
 
 
 def described(error: BaseException) -> str:
-    """What a person wants to know of a failed job: the last error of the row's code, without Spark's own frames."""
+    """The error of a failed job for people: the last error of the user's code, without Spark's stack frames."""
     if isinstance(error, TookTooLong):
         return str(error)
     raised = _raised(error)
@@ -128,7 +130,7 @@ def described(error: BaseException) -> str:
     if raised is not None:
         return raised[:2000]
     if worker_died(error):
-        return "the code ended the Python process it ran in (an exit, a crash, or out of memory)"
+        return "the code ended its Python process (an exit, a crash, or out of memory)"
     text = _CONTEXT.sub("", _text(error))
     condition = re.search(r"\[[A-Z0-9_.]+\] .*", text)
     if condition:
@@ -141,7 +143,7 @@ def described(error: BaseException) -> str:
 
 
 def _cancelled(error: BaseException) -> bool:
-    """Whether somebody has cancelled the job: we ourselves, or a person on Spark's page."""
+    """Whether the job was cancelled, by us or by a user of Spark's web UI."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while java is not None:
         if java.toString().startswith(_CANCELLED):
@@ -151,7 +153,7 @@ def _cancelled(error: BaseException) -> bool:
 
 
 def _raised(error: BaseException) -> str | None:
-    """The line with the class and the text of what Python raised in a task: the first after the last frames."""
+    """The class and text of the exception that Python raised in a task: the first line after the last stack frames."""
     text = _text(error)
     if _TRACEBACK not in text:
         return None
@@ -162,7 +164,7 @@ def _raised(error: BaseException) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Where Spark begins to say why a task failed."""
+    """Spark's reason why a task failed, and what follows it."""
     text = _text(error)
     found = _REASON.search(text)
     return text[found.end() :] if found else text

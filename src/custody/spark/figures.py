@@ -1,16 +1,17 @@
-"""What a pipeline says of itself: a batch, a whole run, and what still waits."""
+"""Figures of a pipeline: a batch, a run, and the state of its group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from custody.engine import Custody
+from custody.model.outcomes import Counts
 from custody.verbs.pipelines import Committed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One committed claim: what its messages came to, and how long it took from the start of its job."""
+    """One committed claim: the outcomes of its messages, and the time since the start of its job."""
 
     pipeline: str
     claim: int
@@ -24,8 +25,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a group still has: never handed out, to be retried, behind their key, dead; and how many blocked keys. Of a
-    group that is `bound`, lag includes what it has not looked at yet, bound to it or not."""
+    """What a group has left: messages never delivered, to retry, behind their key, and dead; and its blocked keys.
+
+    If the group is `bound`, `lag` includes messages that were not matched with its bindings yet.
+    """
 
     lag: int
     bound: bool
@@ -37,28 +40,22 @@ class Outlook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineSummary:
+class PipelineSummary(Counts):
     """What a pipeline did in this run, and what still waits."""
 
     pipeline: str
     batches: int
     messages: int
-    done: int
-    failed: int
-    dead: int
-    later: int
-    released: int
-    lost: int
     outputs: int
     restarts: int
     seconds: float
     left: Outlook
     error: str | None = None
-    """What it failed of, if it did."""
+    """The error with which it failed, if it did."""
 
 
 def outlook(c: Custody, topic: str, group: str) -> Outlook:
-    """What waits for the pipeline of a group now."""
+    """What a group has left now."""
     figures = c.figures(topic, group)
     return Outlook(
         lag=figures.lag,

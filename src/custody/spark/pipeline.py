@@ -1,4 +1,4 @@
-"""A pipeline: what it reads, what it does with each message, and where its results go. Define, then run."""
+"""A pipeline: its source, its handler or frame, and its sinks. Define it, then run it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ARGUMENTS = ("source", "group", "sink", "policy", "schema", "start", "bindings")
 
 
 class Pipeline:
-    """One streaming query over a group: every message ends done or dead, and what it publishes is committed with it.
+    """One streaming query over a group: every message ends done or dead, and its outputs are committed with it.
 
-    `sink` is the topic that results go to, or several (the first is the default), or `Files`; what goes to the first
-    topic goes to sinks outside of the database as well. `schema` ("sku string, add int") gives typed fields; a payload
-    that does not fit is dead. The group is made with the policy and the bindings if it is not there; if it is, what is
-    given of them replaces its own.
+    `sink` is the topic for results, or several (the first is the default), or `Files`. Sinks outside of the database
+    get the results of the first topic too. `schema` ("sku string, add int") gives typed fields; a message whose payload
+    does not fit is dead. If there is no such group, it is created with the policy and the bindings; if there is, the
+    given ones replace its own.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class Pipeline:
         return f"{self.source}/{self.group}"
 
     def each(self, handler: H) -> H:
-        """Handles one message: returns None, a payload, an `Outgoing`, or a list of those, or yields; raises to fail.
+        """Decorates a handler of one message. It returns or yields payloads or `Outgoing`s, or None, and raises to
+        fail.
 
-        It runs in executors, in the order of the log for each key. `Dead`, `Retry` and `Later` say more than an error.
+        It runs in executors, in the order of the log for each key. Exceptions such as `custody.Dead` say more.
         """
         self._only_one()
         require_handler(handler, generators=True, coroutines=False)
@@ -84,9 +85,9 @@ class Pipeline:
         return handler
 
     def frame(self, transform: D) -> D:
-        """A function of a DataFrame that returns a DataFrame: the schema's columns in, the payload's columns out.
+        """Decorates a function from DataFrame to DataFrame: the schema's columns in, the payload's columns out.
 
-        `_partition` and `_offset` have to stay, so that each row has its message; `fail_when` marks rows as failed.
+        `_partition` and `_offset` have to stay, so that each row has a message. `fail_when` and `skip_when` mark rows.
         """
         self._only_one()
         require_callable(transform, "the frame", ("messages",))
@@ -101,10 +102,10 @@ class Pipeline:
     def write(self, function: None = None, /, *, schema: str | None = None) -> Callable[[W], W]: ...
 
     def write(self, function: W | None = None, /, *, schema: str | None = None) -> W | Callable[[W], W]:
-        """A sink of one's own: a function of a DataFrame and a `Write`, called in the driver before each commit.
+        """Decorates a sink: a function of a DataFrame and a `Write`, called in the driver before each commit.
 
-        It is called again with the same claim when a batch is run again: with that number it can write each claim
-        once. The rows are as for `Files`.
+        If a batch is run again, it is called again with the same claim number, so it can write each claim once. The
+        rows are the same as for `Files`.
         """
 
         def add(sink: W) -> W:
@@ -117,20 +118,23 @@ class Pipeline:
 
     def _only_one(self) -> None:
         if self.handler is not None or self.transform is not None:
-            raise InvalidArgument(f"{self!r} has what it does already", "A pipeline has one `each` or one `frame`.")
+            raise InvalidArgument(
+                f"{self!r} already has an `each` or a `frame`", "A pipeline has one of them: define another pipeline."
+            )
 
     def require_complete(self) -> None:
-        """Refuses a pipeline that does nothing, or whose handler cannot leave this process."""
+        """Refuses a pipeline without a handler or frame, or whose function cannot be sent to executors."""
         if self.handler is None and self.transform is None:
             raise PipelineRefused(
-                f"{self!r} does nothing yet", "Decorate a function with @pipeline.each or @pipeline.frame."
+                f"{self!r} has neither `each` nor `frame`",
+                "Decorate a function with @pipeline.each or @pipeline.frame.",
             )
         paths = [sink.path for sink in self.outside if isinstance(sink, Files)]
         if len({*paths}) < len(paths):
-            raise PipelineRefused(f"{self!r} has a directory twice", "Results are written once to each: name it once.")
+            raise PipelineRefused(f"{self!r} has two sinks with one directory", "Give each directory once.")
         if self.transform is not None and any(sink.schema is not None for sink in self.outside):
             raise PipelineRefused(
-                f"{self!r} has a schema for a sink, and a frame has one already", "Leave it out: it is for `each`."
+                f"{self!r} has a frame, and a schema for a sink", "Leave the sink's schema out: it is for `each`."
             )
         if self.handler is not None:
             from custody.spark.tasks.each import require_portable
@@ -154,13 +158,14 @@ class Pipeline:
         on_trouble: Callable[[str], None] | None = None,
         stop: Event | None = None,
     ) -> PipelineSummary:
-        """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`), or with `available_now` once over what is due now.
+        """Runs until it is stopped (Ctrl-C, SIGTERM or `stop`); with `available_now` one pass over the messages due
+        now.
 
-        `drain` makes it one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`
-        messages, and fewer if so many would take longer than `batch_time`. A stop waits for the batch that runs for
-        `grace`, and cancels it then. A failed query is started again; a newer driver of the same pipeline ends this
-        one with `pipeline_fenced`. No checkpoint has to be kept. If every message fails alike from the start on, the
-        code is wrong: the group is paused and nobody is charged (`pause_if_all_fail`).
+        `drain` makes one pass that also waits for retries, up to that long. A batch has at most `max_per_batch`
+        messages, and fewer if they would take longer than `batch_time`. A stop waits up to `grace` for the running
+        batch, then cancels it. A failed query is started again. A newer driver of the same pipeline ends this one with
+        `pipeline_fenced`. No checkpoint has to be kept. If every message fails alike from the start, the code is wrong:
+        the group is paused, and no failure is counted (`pause_if_all_fail`).
         """
         from custody.spark.running import run
 
@@ -186,7 +191,7 @@ class Pipeline:
         spark: SparkSession | None = None,
         master: str | None = None,
     ) -> list[Trial]:
-        """What the pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
+        """Runs the pipeline on the next messages of its group. Nothing is claimed, settled or published."""
         from custody.spark.trial import try_out
 
         return try_out(self, custody, limit=limit, spark=spark, master=master)

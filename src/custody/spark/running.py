@@ -1,4 +1,4 @@
-"""Running pipelines: side by side in one Spark session, until they are stopped or a pass is over."""
+"""Runs pipelines concurrently in one Spark session, until they are stopped or their pass is over."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run(
     spark: SparkSession | None = None,
     master: str | None = None,
 ) -> list[PipelineSummary]:
-    """Runs pipelines side by side in one Spark session, and raises the error of the first that failed. One that fails
-    does not end the others. See `Pipeline.run`."""
+    """Runs pipelines concurrently in one Spark session. One that fails does not end the others; at the end the first
+    error is raised. See `Pipeline.run`."""
     summaries, errors = run_all(pipelines, database, settings, spark=spark, master=master)
     if errors:
         raise errors[0]
@@ -50,10 +50,12 @@ def run_all(
     spark: SparkSession | None = None,
     master: str | None = None,
 ) -> tuple[list[PipelineSummary], list[Exception]]:
-    """As `run`: what each did, and the errors of those that failed."""
+    """As `run`, but returns the summaries and the errors of those that failed."""
     settings = settings or RunSettings()
     if settings.checkpoint is not None and len(pipelines) > 1:
-        raise InvalidArgument("a checkpoint is for one pipeline", "Leave it out: none has to be kept.")
+        raise InvalidArgument(
+            "a checkpoint is for one pipeline, not for several", "Leave it out: no checkpoint has to be kept."
+        )
     for pipeline in pipelines:
         pipeline.require_complete()
     with opened(database) as c, started(pipelines, c, spark, master) as shared:
@@ -67,28 +69,28 @@ def run_all(
         with stopped_by_signals(settings.stop.set):
             try:
                 _side_by_side(runs)
-            except KeyboardInterrupt:  # a second one: nothing is waited for any more
+            except KeyboardInterrupt:  # the second one, after which nothing is awaited
                 for one in runs:
                     one.abandon()
                 raise
         errors = [one.error for one in runs if one.error is not None]
         try:
             return [one.summary() for one in runs], errors
-        except Transient:  # what still waits cannot be asked for, perhaps for the reason that made them fail
+        except Transient:  # the database cannot be asked what is left, perhaps for the reason that made them fail
             if errors:
                 raise errors[0] from None
             raise
 
 
 def _side_by_side(runs: Sequence[Driving]) -> None:
-    """Each in a thread of its own. One that fails keeps its error and lets the others go on."""
+    """Runs each in its own thread. One that fails keeps its error, and the others go on."""
 
     def guarded(one: Driving) -> None:
         try:
             one.run()
         except Exception as error:
             if len(runs) > 1:
-                one.trouble(f"it has failed, and the other pipelines go on: {described(error)}")
+                one.trouble(f"failed; the other pipelines go on: {described(error)}")
 
     threads = [
         threading.Thread(target=guarded, args=[one], name=f"custody {one.pipeline.name}", daemon=True) for one in runs
@@ -96,13 +98,13 @@ def _side_by_side(runs: Sequence[Driving]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive():  # a join without a time-out would keep the signal's handler from running
+        while thread.is_alive():  # a join without a timeout would keep the signal handler from running
             thread.join(0.2)
 
 
 @contextmanager
 def opened(database: Custody | str | None) -> Iterator[Custody]:
-    """Custody as it was given, or opened for as long as it is needed."""
+    """The given Custody, or one that is opened and closed here."""
     if isinstance(database, Custody):
         yield database
         return
@@ -114,7 +116,7 @@ def opened(database: Custody | str | None) -> Iterator[Custody]:
 def started(
     pipelines: Sequence[Pipeline], c: Custody, spark: SparkSession | None, master: str | None
 ) -> Iterator[SparkSession]:
-    """A session for these pipelines; a topic that is missing is refused before Spark is started for it."""
+    """A session for these pipelines. A missing topic is refused before Spark is started."""
     for pipeline in pipelines:
         for topic in (pipeline.source, *pipeline.sinks):
             c.topic(topic)
@@ -124,7 +126,7 @@ def started(
 
 @contextmanager
 def session_for(spark: SparkSession | None, master: str | None) -> Iterator[SparkSession]:
-    """The session that was given or is there; else one of our own, stopped at the end."""
+    """The given or the active session; else a new one, which is stopped at the end."""
     from pyspark import SparkContext
 
     if spark is not None:
@@ -139,7 +141,7 @@ def session_for(spark: SparkSession | None, master: str | None) -> Iterator[Spar
             require_fit(made)
         ship(made)
         yield made
-    except KeyboardInterrupt:  # a second one: nothing is finished any more, and Java need not say so
+    except KeyboardInterrupt:  # the second one: nothing is finished, and Java's messages about that are not wanted
         made.sparkContext.setLogLevel("OFF")
         raise
     finally:
@@ -148,7 +150,7 @@ def session_for(spark: SparkSession | None, master: str | None) -> Iterator[Spar
 
 
 def prepare(pipeline: Pipeline, c: Custody) -> None:
-    """Makes the group if it is not there, or gives it the pipeline's policy and bindings."""
+    """Creates the group, or gives the existing one the pipeline's policy and bindings."""
     try:
         group = c.group(pipeline.source, pipeline.group)
     except GroupNotFound:
@@ -157,7 +159,7 @@ def prepare(pipeline: Pipeline, c: Custody) -> None:
         )
         return
     if (group.paused_reason or "").startswith(PAUSED):
-        c.resume(pipeline.source, pipeline.group)  # it was its code that was wrong, and this may be another one
+        c.resume(pipeline.source, pipeline.group)  # it was paused because the code was wrong; this may be new code
     if pipeline.policy is not None and group.policy != pipeline.policy:
         c.update_group(pipeline.source, pipeline.group, pipeline.policy)
     if pipeline.bindings is not None and group.bindings != pipeline.bindings:

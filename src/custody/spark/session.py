@@ -1,4 +1,4 @@
-"""The Spark session of this process: the one that is there, or a new one that is quiet and fit for pipelines."""
+"""The Spark session of this process: the active one, or a new one with little logging and settings for pipelines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from custody.errors import InvalidArgument, InvalidConfig, did_you_mean
 from custody.spark.environment import java
 from custody.spark.environment.own_session import require_classic
 
-MASTER = "local[*,4]"  # with plain local[*] Spark never tries a task again
+MASTER = "local[*,4]"  # with plain local[*] Spark does not retry tasks
 LOG_LEVELS = ["off", "fatal", "error", "warn", "info", "debug", "trace", "all"]
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"
@@ -26,9 +26,9 @@ _LOOPBACK = "127.0.0.1"
 def session(
     *, master: str | None = None, app_name: str = "custody", config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Runs on the driver. `app_name` and `config` are for a new session; one that is there is returned as it is.
+    """Runs on the driver. `app_name` and `config` are for a new session; an active one is returned unchanged.
 
-    Under spark-submit, what that was told comes before the defaults here, and the arguments come before it.
+    Under spark-submit, its settings override the defaults here, and the arguments override both.
     """
     require_classic()
     context = SparkContext._active_spark_context
@@ -51,7 +51,7 @@ def session(
         settings[_JVM_OPTIONS] = f"{_quiet()} {settings.get(_JVM_OPTIONS, '')}".strip()
         if SparkContext._gateway is None:
             os.environ["JAVA_HOME"] = str(java.find().home)
-    # otherwise workers are whatever `python3` is on their PATH, without this environment's packages
+    # otherwise workers run the `python3` of their PATH, without this environment's packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     with _on_loopback() if _is_local(chosen) else contextlib.nullcontext():
@@ -82,7 +82,7 @@ def _is_local(master: str) -> bool:
 
 
 def _cores(master: str) -> int:
-    """How many tasks a local master runs at once."""
+    """Number of tasks that a local master runs at once."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
     if cluster is not None:
@@ -94,12 +94,12 @@ def _cores(master: str) -> int:
 
 
 def _quiet() -> str:
-    """The JVM option that names the log configuration. As a URL it has no blanks, which Spark would split at."""
+    """The JVM option with the path of the log configuration, as a URL: Spark would split a path at blanks."""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
 def _quiet_python() -> None:
-    """PySpark writes every failed query to stderr, with all of Java's stack, before it raises it."""
+    """Silences PySpark, which logs every failed query with its Java stack to stderr and raises it as well."""
     if not os.environ.get("CUSTODY_SPARK_LOG"):
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             logging.getLogger(name).disabled = True
@@ -109,20 +109,20 @@ def _check_log_level() -> None:
     level = os.environ.get("CUSTODY_SPARK_LOG", "")
     if level and level.lower() not in LOG_LEVELS:
         known = did_you_mean(level.lower(), LOG_LEVELS)
-        raise InvalidConfig(f"CUSTODY_SPARK_LOG is {level!r}, which is not a level of logging", known)
+        raise InvalidConfig(f"CUSTODY_SPARK_LOG is {level!r}, which is not a log level", known)
 
 
 def _told_to_submit() -> dict[str, str]:
-    """What spark-submit got as flags, or from its defaults file; its JVM runs already."""
+    """Settings that spark-submit got as flags or from its defaults file; its JVM runs already."""
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Spark's web page would be open to the network otherwise: only this variable says where that listens.
+    """Binds Spark's web UI to the loopback; only this variable does. Otherwise it is open to the network.
 
-    Taken back when the JVM has it, since a later child process may be the driver of a real cluster.
+    The variable is restored once the JVM has it, because a later child process may be the driver of a real cluster.
     """
     given = os.environ.get("SPARK_LOCAL_IP")
     os.environ["SPARK_LOCAL_IP"] = given or _LOOPBACK

@@ -1,4 +1,4 @@
-"""How pipelines are run: for ever or once, in what batches, and who is told of it."""
+"""Settings of a run: endless or one pass, size of batches, callbacks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 MAX_PER_BATCH = 100_000
 BATCH_TIME: Duration = "10s"
 GRACE: Duration = "20s"
-"""Less than the 30 s that Kubernetes gives a container: Spark needs some of them to end."""
+"""Less than the 30 s that Kubernetes gives a container, because Spark needs some of them to shut down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The same for all pipelines of a run. What each means is said by `Pipeline.run`."""
+    """Settings for all pipelines of a run. `Pipeline.run` explains them."""
 
     available_now: bool = False
     drain: Duration | None = None
@@ -43,15 +43,20 @@ class RunSettings:
         require("max_per_batch", self.max_per_batch)
         for name in ("on_batch", "on_trouble"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise InvalidArgument(f"{name} is of type {type(getattr(self, name)).__name__}", "Give it a function.")
+                raise InvalidArgument(
+                    f"{name} must be a function, not a {type(getattr(self, name)).__name__}",
+                    "Give a function, or leave it out.",
+                )
         if self.batch_seconds <= 0:
-            raise InvalidArgument("batch_time must be more than nothing")
+            raise InvalidArgument(
+                f"batch_time is {self.batch_time!r} and must be more than 0", 'For example batch_time="10s".'
+            )
         if self.grace_seconds < 0:
-            raise InvalidArgument("grace cannot be less than nothing")
-        _ = self.drain_seconds  # a duration that is none is refused before anything is started
+            raise InvalidArgument(f"grace is {self.grace!r} and cannot be negative", 'For example grace="20s".')
+        _ = self.drain_seconds  # refuses what is not a duration before anything is started
 
     def tell(self, listener: Callable[[T], None] | None, what: T) -> None:
-        """Calls `on_batch` or `on_trouble`. What it raises is logged: it must not end what it only listens to."""
+        """Calls `on_batch` or `on_trouble`. An exception is logged, because a listener must not end the run."""
         try:
             if listener is not None:
                 listener(what)
@@ -64,12 +69,12 @@ class RunSettings:
 
     @property
     def drain_seconds(self) -> float | None:
-        """How long a pass waits for retries; None if it does not."""
+        """How long a pass waits for retries; None if not at all."""
         return seconds_or_none(self.drain)
 
     @property
     def grace_seconds(self) -> float:
-        """How long a stop waits for the batch that runs."""
+        """How long a stop waits for the running batch."""
         return seconds(self.grace)
 
     @property

@@ -1,4 +1,4 @@
-"""Trying a pipeline out: what it would do with the next messages of its group. Nothing is claimed or published."""
+"""Dry run of a pipeline on the next messages of its group. Nothing is claimed or published."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from custody.errors import GroupNotFound, InvalidArgument, InvalidPayload
 from custody.model import codec
 from custody.model.entities import Message
 from custody.model.lanes import priority_of
-from custody.model.outcomes import outcome_of
+from custody.model.outcomes import Kind, outcome_of
 from custody.model.policy import Policy, seconds_or_none
 from custody.spark.driver import frame_check
 from custody.spark.driver.batch_jobs import parsed
@@ -36,7 +36,7 @@ from custody.verbs.pipelines import Sink
 
 logger = logging.getLogger(__name__)
 
-_LOOKED = 100_000  # messages of a partition that are looked at for bound ones
+_LOOKED = 100_000  # messages of a partition that are scanned for bound ones
 _RESULT = "partition int, offset bigint, outcome string, error string, topic string, key string, payload binary"
 _ARROW = pa.schema(
     [
@@ -53,7 +53,7 @@ _ARROW = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """`topic` is the name of a sink outside of the database if it goes to no topic."""
+    """One output. `topic` is the name of a sink outside of the database if it goes to no topic."""
 
     topic: str
     key: str | None
@@ -62,10 +62,10 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One message, what would come of it (ack, nack, dead or later), and what it would publish."""
+    """One message, what would come of it, and what it would publish."""
 
     message: Message
-    outcome: str
+    outcome: Kind
     error: str | None
     outputs: tuple[Output, ...]
 
@@ -75,7 +75,7 @@ def try_out(
 ) -> list[Trial]:
     """See `Pipeline.try_out`."""
     if limit < 1:
-        raise InvalidArgument("the limit must be at least 1")
+        raise InvalidArgument(f"the limit is {limit} and must be at least 1")
     pipeline.require_complete()
     with opened(database) as c:
         for topic in (pipeline.source, *pipeline.sinks):
@@ -129,7 +129,7 @@ def try_out(
 
 
 def _timeout(pipeline: Pipeline, c: Custody) -> float | None:
-    """What the policy would allow a handler: the pipeline's, or that of the group that is there."""
+    """The handler timeout of the pipeline's policy, or of the existing group's."""
     policy = pipeline.policy
     if policy is None:
         with suppress(GroupNotFound):
@@ -138,7 +138,7 @@ def _timeout(pipeline: Pipeline, c: Custody) -> float | None:
 
 
 def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
-    """The first messages that the group was never handed, or of the log if there is no group yet; only bound ones."""
+    """The next messages never delivered to the group, or the first of the log without a group; only bound ones."""
     bindings = pipeline.bindings or ()
     try:
         partitions = c.stats(pipeline.source, pipeline.group).partitions
@@ -214,7 +214,7 @@ def _shown(payload: bytes) -> Any:
 
 
 def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
-    """Messages as the columns that a claim's would have."""
+    """Messages with the columns of a claim."""
     rows = []
     for message in messages:
         kind, data = codec.encode(message.payload)
@@ -255,7 +255,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                         topic_uid=job.topic_uid,
                     )
                     outputs = handling.outputs(message)
-                except BaseException as error:  # an exit too, a cancelled coroutine, a panic of code in Rust
+                except BaseException as error:  # also an exit, a cancelled coroutine, a panic of Rust code
                     outcome = outcome_of(error)
                     rows.append({**where, "outcome": outcome.kind, "error": outcome.error})
                     continue
@@ -270,7 +270,7 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
 
 
 def _fitting(spark: SparkSession, rows: list[dict[str, Any]], pipeline: Pipeline) -> list[dict[str, Any]]:
-    """The same; a message fails whose result does not fit the schema of a sink outside."""
+    """The same rows, but a message fails if its result does not fit the schema of a sink outside."""
     schemas = [parsed(sink.schema) for sink in pipeline.outside]
     outside = [row for row in rows if row["topic"] == _first(pipeline) and row["payload"] is not None]
     if not outside or not any(schemas):
@@ -286,7 +286,7 @@ def _fitting(spark: SparkSession, rows: list[dict[str, Any]], pipeline: Pipeline
 
 
 def _first(pipeline: Pipeline) -> str | None:
-    """Where results go that name no topic."""
+    """The sink of results that name no topic."""
     return next(iter([*pipeline.sinks, *(sink.name for sink in pipeline.outside)]), None)
 
 

@@ -1,1 +1,1 @@
-"""Where messages and their lifecycle are kept: PostgreSQL, reached by URL or embedded."""
+"""PostgreSQL, by URL or embedded: connections, calls of SQL functions, COPY, Arrow, migrations."""

@@ -7,7 +7,7 @@ the thread behind: only the thread uses the connection, and it closes it when it
 The thread fetches a batch only when it is asked to. So it holds no batch in memory that nobody wants yet, and it is
 idle when a reader forks.
 
-To open a connection costs twenty times what psycopg needs, so a process keeps one for each database.
+Opening a connection costs twenty times as much as with psycopg, so a process keeps one for each database.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from adbc_driver_postgresql import dbapi
 
 OPENING = 120.0
-"""Seconds for the driver to open a connection to a server that answers others. It asks for all types, and behind a
+"""Seconds for the driver to open a connection to a server that answers others. The driver reads all types, and behind a
 pooler it may have to wait for a backend."""
 BATCH = {"adbc.postgresql.batch_size_hint_bytes": str(2 << 20)}
-"""Small batches, so that something comes over a slow line too: a server is idle as soon as it has sent its answer."""
+"""Small batches, so that some arrive over a slow line too: a server counts as idle when it has sent its answer."""
 
 
 class _Kept(NamedTuple):
@@ -50,11 +50,12 @@ class _Kept(NamedTuple):
 
 
 class _Ended(Exception):
-    """There is nothing more to read, or nobody who reads it."""
+    """There is nothing more to read, or the reader has stopped."""
 
 
 _Answer: TypeAlias = "pa.RecordBatch | BaseException | Backend | None"
-"""A batch; why there is no more; the backend that the thread waits for next, or None if its waits are bounded."""
+"""A batch; an exception, which ends the read; or the backend that the thread waits for next, None if its waits have
+limits."""
 
 _idle: dict[str, _Kept] = {}
 
@@ -62,13 +63,13 @@ _idle: dict[str, _Kept] = {}
 def fetch(url: str, statements: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The results of these statements, one after the other.
 
-    The process's connection to that database is asked whether it lives, and made anew if it does not, after a fork, and
-    while somebody else in the process has it. After any error, and after a read that was not finished, it is closed.
+    Uses the process's connection to that database after a check. Opens a new one if that is broken, after a fork, or if
+    another read of the process uses it. After any error, and after an unfinished read, the connection is closed.
     """
     process = os.getpid()
     wanted: SimpleQueue[bool] = SimpleQueue()
     answers: SimpleQueue[_Answer] = SimpleQueue()
-    # a daemon: one that was left behind must not keep the process alive
+    # a daemon, because a thread that was left behind must not keep the process alive
     threading.Thread(target=_drive, args=(url, statements, wanted, answers), name="custody-arrow", daemon=True).start()
     backend: Backend | None = None
     try:
@@ -80,7 +81,7 @@ def fetch(url: str, statements: Sequence[str]) -> Iterator[pa.RecordBatch]:
             else:
                 yield answer
                 if os.getpid() != process:
-                    raise CustodyError("a read cannot go on in a forked process", "Begin a new one there.")
+                    raise CustodyError("a read cannot continue in a forked process", "Begin a new one there.")
                 wanted.put(True)
     finally:
         wanted.put(False)
@@ -100,7 +101,7 @@ def _wait(answers: SimpleQueue[_Answer], backend: Backend | None) -> _Answer:
 
 
 def _drive(url: str, statements: Sequence[str], wanted: SimpleQueue[bool], answers: SimpleQueue[_Answer]) -> None:
-    """The thread: nobody else touches the connection meanwhile."""
+    """The body of the thread. Only this thread uses the connection."""
     try:
         with _connected(url, answers.put) as connection:
             for statement in statements:
@@ -129,7 +130,7 @@ def _connected(url: str, tell: Callable[[Backend | None], None]) -> Iterator[dba
     except BaseException:
         _close(kept)
         raise
-    if _idle.setdefault(url, kept) is not kept:  # another read has given its own back
+    if _idle.setdefault(url, kept) is not kept:  # another read has returned its own
         _close(kept)
 
 
@@ -145,7 +146,7 @@ def _borrow(url: str, tell: Callable[[Backend | None], None]) -> _Kept:
 
 
 def _open(url: str, tell: Callable[[Backend | None], None]) -> _Kept:
-    # it loads all of pandas: Spark starts many processes that only plan, and never read
+    # imported late, as it loads pandas: Spark starts many processes that only plan, and never read
     from adbc_driver_postgresql import dbapi
 
     with BoundedConnection.connect(url, application_name="custody-probe") as first:
@@ -180,20 +181,20 @@ def _lives(kept: _Kept) -> bool:
 
 
 def _close(kept: _Kept) -> None:
-    with suppress(Exception):  # it may be broken; there is nothing to save
+    with suppress(Exception):  # it may be broken
         kept.connection.close()
 
 
 @atexit.register
 def close_all() -> None:
-    """Closes the connections that this process keeps."""
+    """Closes the idle connections of this process."""
     while _idle:
         _close(_idle.popitem()[1])
 
 
 def _forget() -> None:
-    """In a forked process. The connections are the parent's: their objects would end its sessions when they go, so they
-    stay for as long as the process."""
+    """Runs in a forked process. The connections belong to the parent, and freeing their objects would end its sessions,
+    so they are never freed."""
     for kept in _idle.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     _idle.clear()
@@ -203,7 +204,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """Raises what the thread met, as an error of ours if it is one of the database."""
+    """Raises the exception of the thread; an error of the database as one of ours."""
     if isinstance(error, psycopg.Error):
         raise translate(error) from error
     if isinstance(error, adbc.Error | pa.ArrowException | OSError):
@@ -212,12 +213,12 @@ def _fail(error: BaseException) -> NoReturn:
 
 
 def _translate(error: Exception) -> CustodyError:
-    # While rows are fetched every error is an OSError with a text and nothing else.
+    # while rows are fetched, every error is an OSError that has only a text
     text = str(error).partition("\n\nQuery was:")[0].strip()
     state = getattr(error, "sqlstate", None) or ""
     if state == "42P01" and "custody.log_" in text:
         return OffsetOutOfRange(
-            "the segment of the log that was to be read was dropped meanwhile", "Run the query again from its start."
+            "a segment of the log was dropped while it was read", "Run the query again from its start."
         )
     unreachable = getattr(error, "status_code", None) == adbc.AdbcStatusCode.IO or isinstance(error, OSError)
     if state.startswith(("08", "57P")) or (unreachable and not state and "ERROR:" not in text):

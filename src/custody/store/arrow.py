@@ -1,7 +1,7 @@
-"""Statements for reading straight into Arrow.
+"""Statements for reading into Arrow.
 
-The driver that does it uses COPY only for a statement without parameters, so the values stand in the text: as literals
-that psycopg quotes.
+The ADBC driver uses COPY only for a statement without parameters, so the values are in its text, as literals that
+psycopg quotes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from custody.store.migrate import check
 from custody.store.postgres import translated
 
 Condition = tuple[str, str, Any]
-"""A column, an operator of OPERATORS, and a value (a sequence of them for "in", anything for "is null")."""
+"""A column, an operator of OPERATORS, and a value (a sequence for "in", ignored for "is null")."""
 
 OPERATORS = ("=", "<", "<=", ">", ">=", "in", "is null", "is not null")
 
@@ -26,7 +26,7 @@ _SOURCE = re.compile(r"custody\.(log_\d+|kept_events) WHERE (topic_id = \d+ AND 
 _ONE_RANGE = re.compile(r"\{\[(\d+),(\d+)\)\}")
 _COLUMNS = sql.SQL('partition, "offset", published_at, key, kind::text AS kind, payload, headers::text AS headers')
 _OFFSET = sql.SQL('"offset"')
-# the driver does not know these types, or has a type for them that nobody else knows
+# the driver does not know these types, or maps them to a type of its own
 _AS_TEXT = frozenset({"offsets", "detail", "headers", "lease_id"})
 
 
@@ -38,17 +38,17 @@ def select_events(
     *,
     offsets_only: bool = False,
 ) -> str:
-    """The events of a source (what `custody.segments_over` names so) in a multirange of offsets, by offset.
+    """Selects the events of a source (as `custody.segments_over` returns it) in a multirange of offsets, by offset.
 
-    `share` (k, m) is the k-th of m parts, from 0 on. A key is in one part with all its messages.
+    `share` (k, m) is the k-th of m parts, starting at 0. All messages of a key are in the same part.
     """
     if not _SOURCE.fullmatch(source):
         raise InvalidArgument(f"{source!r} is not a table of the log")
     columns = _OFFSET if offsets_only else _COLUMNS
-    table = sql.SQL(source)  # it has the form of a name and a number
+    table = sql.SQL(source)  # checked above
     where = [_condition(*condition) for condition in conditions]
     if share is not None:
-        # the remainder comes first: the smallest bigint has no absolute value
+        # the remainder first, because the smallest bigint has no absolute value
         part = sql.SQL('abs(hashtextextended(coalesce(key, "offset"::text), 0) % {}) = {}')
         where.append(part.format(sql.Literal(share[1]), sql.Literal(share[0])))
     more = sql.SQL("").join(sql.SQL(" AND {}").format(condition) for condition in where)
@@ -56,7 +56,7 @@ def select_events(
     if one is not None:
         plain = sql.SQL('SELECT {} FROM {} AND "offset" >= {} AND "offset" < {}{} ORDER BY "offset"')
         return _text(plain.format(columns, table, sql.Literal(int(one[1])), sql.Literal(int(one[2])), more))
-    # ORDER BY keeps the lateral a lateral: flattened into a join it scans the whole table
+    # ORDER BY prevents the planner from flattening the lateral into a join, which would scan the whole table
     lateral = sql.SQL(
         "SELECT e.* FROM unnest({}::int8multirange) r, "
         'LATERAL (SELECT {} FROM {} AND "offset" >= lower(r) AND "offset" < upper(r){} ORDER BY "offset") e'
@@ -65,7 +65,7 @@ def select_events(
 
 
 def select_view(view: str, columns: Sequence[str], conditions: Sequence[Condition] = ()) -> str:
-    """Columns of one of Custody's views."""
+    """Selects columns of one of Custody's views."""
     return _text(
         sql.SQL("SELECT {} FROM {} WHERE {}").format(
             sql.SQL(", ").join(_column(name) for name in columns),
@@ -76,7 +76,7 @@ def select_view(view: str, columns: Sequence[str], conditions: Sequence[Conditio
 
 
 def check_schema(url: str) -> None:
-    """Refuses a database whose schema is not the one of this code."""
+    """Refuses a database whose schema is not that of this code."""
     with translated(), BoundedConnection.connect(url) as connection:
         check(connection)
 
@@ -88,7 +88,7 @@ def _column(name: str) -> sql.Composable:
 
 def _condition(column: str, operator: str, value: Any) -> sql.Composable:
     if operator not in OPERATORS:
-        raise InvalidArgument(f"{operator!r} is not an operator", f"Known are: {', '.join(OPERATORS)}.")
+        raise InvalidArgument(f"{operator!r} is not an operator", f"Use one of: {', '.join(OPERATORS)}.")
     parts: list[sql.Composable] = [sql.Identifier(column), sql.SQL(operator)]
     if operator == "in":
         parts.append(sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, value)) if value else sql.SQL("NULL")))

@@ -1,4 +1,4 @@
-"""Making what an embedded server runs on: its programs, its data directory, its settings, its socket directory."""
+"""Prepares an embedded server: finds its programs, makes its data directory, settings and socket directory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ INITDB = (
     "--locale=C",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
-    "--auth-local=trust",  # the socket lies in a directory that only its owner can enter
-    "--auth-host=scram-sha-256",  # so that a setting which opens TCP does not let everybody in
+    "--auth-local=trust",  # only its owner can enter the directory of the socket
+    "--auth-host=scram-sha-256",  # in case a setting opens TCP
     "--no-instructions",
 )
 SETTINGS: Mapping[str, str] = {
@@ -115,10 +115,10 @@ def _check_version(data_dir: Path) -> None:
     try:
         version = (data_dir / "PG_VERSION").read_text().strip()
     except FileNotFoundError:
-        raise EmbeddedError(f"{data_dir} is no PostgreSQL data directory. Choose another home.") from None
+        raise EmbeddedError(f"{data_dir} is not a PostgreSQL data directory. Choose another home.") from None
     if version != MAJOR:
         raise EmbeddedError(
-            f"{data_dir} was made by PostgreSQL {version}, and the embedded one is {MAJOR}. Dump it with the "
+            f"{data_dir} was made by PostgreSQL {version}, but the embedded one is {MAJOR}. Dump it with the "
             f"old version and restore it into a new home, or run PostgreSQL {version} and give its URL."
         )
 

@@ -1,8 +1,8 @@
-"""How every connection to PostgreSQL is opened: each wait on it ends, its transactions name their isolation level, and
-behind a connection pooler it keeps nothing in the session.
+"""The class of all connections to PostgreSQL: every wait has a limit, every transaction names its isolation level, and
+behind a connection pooler nothing is kept in the session.
 
-A pooler (PgBouncer in transaction mode) gives each transaction another backend. A prepared statement, a SET or a LISTEN
-would stay with a backend that the next client gets.
+A pooler (PgBouncer in transaction mode) may give each transaction another backend. A prepared statement, a SET or a
+LISTEN would stay with a backend that the next client gets.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
 
 CONNECT = 10
-"""Seconds for opening a connection."""
+"""Timeout of connecting, in seconds."""
 SILENCE = 10.0
-"""After so many seconds without an answer the server is asked, on another connection, whether it is there at all."""
+"""Seconds without an answer, after which the server is probed on another connection."""
 PROBE = 5
-"""Seconds for that answer."""
+"""Timeout of the probe, in seconds."""
 GRACE = 5.0
-"""So much longer than its statement timeout the answer to a statement is waited for."""
+"""Seconds to wait for an answer beyond the statement timeout."""
 POOLER_SILENCE = 120.0
-"""Behind a pooler that answer may take so many seconds: while all backends are at work, the question waits as well.
-PgBouncer itself gives up a client that has waited for a backend as long (query_wait_timeout)."""
+"""Timeout of the probe behind a pooler: while all backends are busy, the probe waits too. PgBouncer's own limit for a
+client that waits for a backend is the same (query_wait_timeout)."""
 PREPARED_AFTER = 2
-"""A statement is prepared when it was run so often on a connection, unless a pooler is in between."""
+"""A statement is prepared when it has run this often on a connection, unless there is a pooler."""
 TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
-"""A host that is gone closes no connection: it is given up after half a minute."""
+"""Keepalives: a host that disappears closes no connection, so it is detected after half a minute."""
 
 GONE = "gone"
 
@@ -47,11 +47,11 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Silent(psycopg.OperationalError):
-    """The server does not answer. Its connection is closed."""
+    """The server does not answer. The connection is closed."""
 
 
 class Waiting:
-    """One wait for an answer, from when nothing came for the first time."""
+    """One wait for an answer."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
@@ -64,14 +64,14 @@ class Waiting:
         return time.monotonic() - self.since
 
     def something_came(self) -> None:
-        """Whoever sends a long answer over a slow line is not silent."""
+        """Restarts the time until the probe: a long answer over a slow line is not silence."""
         self.look = time.monotonic() + SILENCE
         self._idle = 0
 
     def goes_on(self, backend: Backend) -> bool:
-        """Asks the server about the backend: whether its answer may still come."""
+        """Probes the server. True if the answer of the backend may still come."""
         state = backend.state(self.so_far)
-        # idle: what was sent has not arrived, or its answer was lost; seen once, it may just be on its way
+        # idle: the statement has not arrived, or its answer was lost; seen only once, it may be on its way
         self._idle = self._idle + 1 if state is not None and state.startswith("idle") else 0
         self.look = time.monotonic() + SILENCE
         return state is not None and state != GONE and self._idle < 2
@@ -81,17 +81,17 @@ class Waiting:
 
 
 class Backend(NamedTuple):
-    """Whose answer is waited for."""
+    """The server process that has to answer."""
 
     url: str
-    """Of its very server."""
+    """The URL of its server alone."""
     pid: int | None
-    """None while it is not known."""
+    """None while it is unknown."""
     pooled: bool
 
     def state(self, waited: float) -> str | None:
-        """What it is doing, as another connection sees it; empty if that cannot be told; None if the server answers
-        nobody."""
+        """Its state in pg_stat_activity, read on another connection; empty if unknown; None if the server does not
+        answer."""
         try:
             with _Limited.connect(self.url, connect_timeout=PROBE, autocommit=True) as other:
                 other.answer_within = PROBE
@@ -101,7 +101,7 @@ class Backend(NamedTuple):
         except Silent:
             return "" if self.pooled and waited < POOLER_SILENCE else None
         except psycopg.Error as error:
-            # a refusal (too many connections) is an answer too
+            # a refusal, such as too many connections, is an answer too
             return "" if error.sqlstate is not None or _BY_THE_SERVER.search(str(error)) else None
         if self.pooled or self.pid is None:
             return ""
@@ -109,7 +109,7 @@ class Backend(NamedTuple):
 
 
 class _Limited(psycopg.Connection[Any]):
-    """A connection on which nobody waits longer than `answer_within` seconds for an answer."""
+    """A connection that waits at most `answer_within` seconds for an answer."""
 
     answer_within: float | None = PROBE
 
@@ -117,15 +117,15 @@ class _Limited(psycopg.Connection[Any]):
         try:
             return super().wait(self._bounded(gen), *settings, **more)
         except KeyboardInterrupt:
-            # If it came within our own generator, that one has ended. The driver has cancelled the statement by now,
-            # but could not read the answer, without which the connection would stay in use.
+            # If it was raised in our own generator, that has ended. The driver has cancelled the statement, but could
+            # not read the answer, without which the connection would stay in use.
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 with suppress(psycopg.Error):
                     super().wait(gen, timeout=PROBE)
             raise
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The same waiting; whenever nothing came for a while (a tenth of a second) it may be ended."""
+        """Wraps the driver's wait: whenever nothing arrived for a tenth of a second, it may be ended."""
         try:
             ready = yield next(gen)
             while ready:
@@ -150,20 +150,20 @@ class _Limited(psycopg.Connection[Any]):
 
 
 class BoundedConnection(_Limited):
-    """A connection on which no wait lasts for ever."""
+    """A connection without unlimited waits."""
 
     pooled = False
-    """Another process is in between, and may give each transaction another backend."""
+    """There is a pooler, which may give each transaction another backend."""
     isolation_default = "read committed"
-    """What the database gives a transaction that names no level."""
+    """The database's default isolation level."""
     limit: float | None = None
-    """Seconds that a statement may take."""
+    """The statement timeout, in seconds."""
     answer_within: float | None = None
     _url = ""
 
     @classmethod
     def connect(cls, conninfo: str = "", **settings: Any) -> Self:
-        """As psycopg's, with limits on the time for it. What the URL itself says of them is kept.
+        """psycopg's `connect` with timeouts. Timeouts in the URL take precedence.
 
         `statement_timeout`, in seconds: a statement that takes longer is cancelled.
         """
@@ -171,7 +171,11 @@ class BoundedConnection(_Limited):
         settings.setdefault("client_encoding", "UTF8")
         settings.setdefault("prepare_threshold", PREPARED_AFTER)
         timeout = settings.pop("connect_timeout", None)
-        url = watched(conninfo) if timeout is None else make_conninfo(watched(conninfo), connect_timeout=timeout)
+        url = (
+            with_timeouts(conninfo)
+            if timeout is None
+            else make_conninfo(with_timeouts(conninfo), connect_timeout=timeout)
+        )
         made = super().connect(url, **settings)
         try:
             made._url = url
@@ -182,7 +186,7 @@ class BoundedConnection(_Limited):
         return made
 
     def _look(self, limit: float | None) -> None:
-        """Finds out what is at the other end, and sets what this connection keeps."""
+        """Detects a pooler, and sets up the session."""
         self.limit = limit
         self.answer_within = None if limit is None else limit + GRACE
         milliseconds = None if limit is None else str(round(limit * 1000))
@@ -200,18 +204,18 @@ class BoundedConnection(_Limited):
 
     @property
     def names_level(self) -> bool:
-        """Whether a statement by itself would run at another level than READ COMMITTED: behind a pooler whose database
-        has another default, since nothing can be set for a session there."""
+        """Whether a single statement would not run at READ COMMITTED: behind a pooler, where a session cannot be set
+        up, if the database has another default."""
         return self.pooled and self.isolation_default not in ("read committed", "read uncommitted")
 
     def level(self) -> AbstractContextManager[object]:
-        """Within it statements run at READ COMMITTED, in autocommit mode too."""
+        """A context in which statements run at READ COMMITTED, in autocommit mode too."""
         return self.transaction() if self.names_level else nullcontext()
 
     @property
     def stale(self) -> bool:
-        """Whether something came over an idle connection: a server that closes it says so, or at least ends the stream.
-        To look for that costs no round trip."""
+        """Whether data arrived on an idle connection, which means that the server closes it. The check costs no round
+        trip."""
         if self.pgconn.transaction_status != TransactionStatus.IDLE:  # or it is closed
             return True
         arrived = select.poll()
@@ -220,7 +224,7 @@ class BoundedConnection(_Limited):
 
     @contextmanager
     def answering(self, within: float) -> Iterator[None]:
-        """Within it no answer is waited for longer than that."""
+        """A context with another limit of the wait for answers."""
         usual, self.answer_within = self.answer_within, within
         try:
             yield
@@ -229,8 +233,8 @@ class BoundedConnection(_Limited):
 
     def _nothing_yet(self, waiting: Waiting) -> None:
         if self.pooled and self.limit is not None and waiting.so_far > self.limit and not waiting.cancelled:
-            waiting.cancelled = True  # no session has a statement timeout here
-            with suppress(psycopg.Error):  # then the client gives up a little later
+            waiting.cancelled = True  # behind a pooler no session has a statement timeout
+            with suppress(psycopg.Error):  # the client then gives up a little later
                 self.cancel_safe(timeout=PROBE)
             return
         super()._nothing_yet(waiting)
@@ -239,8 +243,8 @@ class BoundedConnection(_Limited):
 
     @property
     def backend(self) -> Backend:
-        """At the very server of this connection. Several hosts, or a name with several addresses, may lead to another
-        server by now, which knows nothing of the backend."""
+        """The backend, with the URL of exactly its server: the original URL may have several hosts or addresses, and
+        another server does not know the backend."""
         here = make_conninfo(
             self._url,
             host=self.info.host,
@@ -252,7 +256,7 @@ class BoundedConnection(_Limited):
 
 
 class _UtcLoader(Loader):
-    """Times of any session as UTC."""
+    """Loads times as UTC, whatever the time zone of the session."""
 
     format = Format.BINARY
 
@@ -262,12 +266,12 @@ class _UtcLoader(Loader):
 
 @cache
 def _session() -> LiteralString:
-    # a file of our own package is as good as a literal
+    # a file of our own package counts as a literal
     return resources.files("custody.store").joinpath("sql", "session.sql").read_text(encoding="utf-8")
 
 
-def watched(url: str) -> str:
-    """A URL whose connections are opened or given up within a time. What the URL itself says of that is kept."""
+def with_timeouts(url: str) -> str:
+    """Adds timeouts and keepalives to a URL, unless it has its own."""
     given = conninfo_to_dict(url)
     missing: dict[str, int] = {name: value for name, value in TCP.items() if name not in given}
     if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:

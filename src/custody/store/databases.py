@@ -1,4 +1,4 @@
-"""Whole databases of a server: made from a template and dropped again. For tests, which get a fresh one each."""
+"""Creates and drops databases of a server, for tests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def sibling(url: str, database: str) -> str:
 
 
 def create(url: str, database: str, *, template: str | None = None) -> str:
-    """Makes a database, as a copy of the template if one is named. Returns its URL."""
+    """Creates a database, as a copy of the template if one is given. Returns its URL."""
     statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database))
     if template is not None:
-        # copying the files is faster than writing the copy through the log, where nothing has to be durable
+        # copying files is faster than copying through the write-ahead log, and the copy need not be durable
         copy = sql.SQL("{} TEMPLATE {} STRATEGY FILE_COPY")
         statement = copy.format(statement, sql.Identifier(template))
     _execute(url, statement)
@@ -30,7 +30,7 @@ def create(url: str, database: str, *, template: str | None = None) -> str:
 
 
 def drop(url: str, database: str) -> None:
-    """Removes a database, whoever is connected to it."""
+    """Drops a database, and ends its connections."""
     _execute(url, sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
 
 

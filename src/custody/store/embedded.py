@@ -1,9 +1,9 @@
 """An embedded PostgreSQL that starts with its first user and stops with its last one, across threads and processes.
 
-Every process that uses a home's server holds `users.lock` shared. Joining and leaving happen under `start.lock`, so
-the one that leaves and finds no other user can stop the server without anybody joining meanwhile. The kernel drops
-the locks of a killed process: if all users are killed the server goes on, the next `acquire` joins it, and the last
-one to close stops it as usual. A process ended by a signal that Python does not turn into an exit counts as killed.
+Every process that uses a home's server holds `users.lock` shared. Processes join and leave under `start.lock`, so the
+last one to leave can stop the server without another joining meanwhile. The kernel drops the locks of a killed process:
+if all users are killed, the server goes on, the next `acquire` joins it, and the last one to close stops it as usual. A
+process ended by a signal that Python does not turn into an exit counts as killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class EmbeddedServer:
         return None if postmaster is None else postmaster.pid
 
     def close(self) -> None:
-        """Give the claim back, once; the last one of all processes returns when the server has shut down cleanly."""
+        """Give the claim back, once. The last one of all processes stops the server, and returns when it has shut
+        down."""
         with _guard:
             membership = _memberships.get(self.home)
             if membership is None or self not in membership.claims:
@@ -101,7 +102,7 @@ class _Membership:
                 release(self.users_lock)
 
     def stop_if_alone(self) -> None:
-        """Stop the server unless somebody else uses it. The membership has to be released after this."""
+        """Stop the server unless another process uses it. The membership has to be released after this."""
         try:
             # A failed upgrade may lose the shared lock, so there is no way back from here.
             fcntl.flock(self.users_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +135,7 @@ def acquire(home: Path, *, settings: Mapping[str, str] = NO_SETTINGS) -> Embedde
                 postmaster = place.ensure_running(settings)
             except BaseException as error:
                 if joined:
-                    # A server that still recovers from a crash is left to it: stopping it would start that over.
+                    # A server that is recovering from a crash goes on: stopping it would restart the recovery.
                     if not isinstance(error, EmbeddedError):
                         membership.stop_if_alone()
                     release(membership.users_lock)
@@ -151,7 +152,7 @@ def exists(home: Path) -> bool:
 
 
 def stop(home: Path, mode: Literal["fast", "immediate"] = "fast") -> None:
-    """Stop the server of `home` whoever uses it, and return when it is gone; for maintenance and for chaos tests.
+    """Stop the server of `home` even if it is used, and return when it is gone; for maintenance and for chaos tests.
 
     "fast" ends the sessions and writes a checkpoint, "immediate" is a crash. The next `acquire` in any process, also
     one that holds a claim already, starts it again.

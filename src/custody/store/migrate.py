@@ -1,15 +1,13 @@
-"""The schema's versions: tables, numbered migrations of them, and functions and views applied anew with each release.
+"""Migrations of the schema: tables, their numbered migrations, and functions and views, which each release replaces.
 
-A new database gets its tables from `sql/schema`; an older one comes to the same by the migrations that it lacks. The
-ledger `custody.migrations` says which version a database has, and `custody.release` the release and the digest of its
-functions. Whoever opens a database with other code gets a clear error instead of a strange
-one later. Within one release, while it is developed, the digest alone tells one state of the functions from another.
+A new database gets its tables from `sql/schema`; an older one gets the same tables by the migrations that it lacks. The
+ledger `custody.migrations` records the version of a database, and `custody.release` the release and the digest of its
+functions. Code of another version refuses to open the database. During the development of a release only the digest
+distinguishes states of the functions.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -19,35 +17,16 @@ from psycopg import sql
 
 from custody.errors import SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.store.connecting import BoundedConnection
+from custody.store.functions import functions, read_script, script_of
 from custody.store.postgres import Connection, translated
 
-RELEASE = 1  # raised by each release that changes a file of FUNCTIONS: so older code knows that it is older
+RELEASE = 1  # raised by each release that changes a file of FUNCTIONS, so that older code knows that it is older
 
 # In this order: a table refers to earlier ones.
 SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys")
 OUTBOX = "outbox"
-"""The part of the schema, and the beginning of the names of migrations, that an outbox alone has, too."""
+"""The part of the schema, and the prefix of the migrations, that a standalone outbox has too."""
 
-# In this order: a type or a view needs what it is made of.
-FUNCTIONS = (
-    "base/refuse", "base/guards", "base/ranges",
-    "log/topics", "log/priorities", "log/read", "log/bulk_reads",
-    "insights/stats",
-    "log/delays", "log/publish", "log/producers",
-    "lifecycle/groups", "lifecycle/bare", "lifecycle/failures", "lifecycle/dead_letter", "lifecycle/breaker",
-    "claim/expire", "claim/order", "claim/take", "claim/fairness", "claim/routing", "claim/turns",
-    "claim/claim_partition", "claim/claim", "claim/leased",
-    "lifecycle/lease_record", "lifecycle/settle_steps", "lifecycle/settle", "lifecycle/redrive", "lifecycle/replay",
-    "lifecycle/rewind", "lifecycle/blocked",
-    "pipelines/stage", "pipelines/pipelines", "pipelines/commit", "pipelines/pipeline_writes",
-    "log/transactions",
-    "upkeep/segments", "upkeep/drop_unresolved", "upkeep/upkeep", "upkeep/journal",
-    "log/growth",
-    "insights/views", "insights/doctor",
-    "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
-    "server/coalesced", "server/apikeys",
-    "insights/figures",
-)  # fmt: skip
 _LOCK = 0x6375_7374  # any number, the same in every version
 
 
@@ -58,45 +37,15 @@ class Migration:
     script: LiteralString
 
 
-def _script(*path: str) -> LiteralString:
-    # a file of our own package is as good as a literal
-    return resources.files("custody.store").joinpath("sql", *path).read_text(encoding="utf-8")
-
-
 @cache
 def migrations() -> tuple[Migration, ...]:
     """The numbered scripts, in order. The first is 2: version 1 is the schema of the first release."""
     files = sorted(entry.name for entry in resources.files("custody.store").joinpath("sql", "migrations").iterdir())
     return tuple(
-        Migration(version=int(name[:4]), name=name[5:-4], script=_script("migrations", name))
+        Migration(version=int(name[:4]), name=name[5:-4], script=read_script("migrations", name))
         for name in files
         if name.endswith(".sql")
     )
-
-
-def script_of(*names: str) -> LiteralString:
-    """Files of functions and views as one script."""
-    return "\n".join(_script(f"{name}.sql") for name in names)
-
-
-@cache
-def functions() -> tuple[LiteralString, str]:
-    """All functions and views as one script, and its digest."""
-    script = script_of(*FUNCTIONS)
-    return script, hashlib.sha256(script.encode()).hexdigest()[:16]
-
-
-_FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION custody\.(\w+)\((.*?)\)\s+(?:RETURNS|LANGUAGE)", re.DOTALL)
-
-
-@cache
-def _parameters() -> dict[str, tuple[str, ...]]:
-    return {name: tuple(re.findall(r"\bp_(\w+)", given)) for name, given in _FUNCTION.findall(functions()[0])}
-
-
-def parameters_of(function: str) -> tuple[str, ...]:
-    """What a SQL function of ours takes, by name."""
-    return _parameters()[function]
 
 
 def latest() -> int:
@@ -109,7 +58,7 @@ def outbox_version() -> int:
 
 
 class SchemaState(NamedTuple):
-    """What a database has, or what this code brings."""
+    """The state of a database's schema, or of that of this code."""
 
     version: int
     release: int
@@ -135,7 +84,7 @@ def state(connection: Connection) -> SchemaState | None:
 
 
 def outbox_state(connection: Connection) -> SchemaState | None:
-    """The state of an outbox that was installed alone, or None if there is none."""
+    """The state of a standalone outbox, or None if there is none."""
     if connection.execute("SELECT to_regclass('custody.outbox_installed')").fetchone() == (None,):
         return None
     row = connection.execute("SELECT version, release, digest FROM custody.outbox_installed").fetchone()
@@ -143,7 +92,7 @@ def outbox_state(connection: Connection) -> SchemaState | None:
 
 
 def refuse_newer(found: SchemaState) -> None:
-    """Refuses a database, or an outbox alone, of code that is newer than this."""
+    """Refuses a database, or a standalone outbox, of newer code."""
     if found.version > latest() or found.release > RELEASE:
         raise SchemaNewer(
             f"the database is at {found}, this code at {wanted()}", "Upgrade this installation of Custody."
@@ -151,9 +100,9 @@ def refuse_newer(found: SchemaState) -> None:
 
 
 def check(connection: Connection) -> None:
-    """Refuses a database whose schema is not the one of this code."""
+    """Refuses a database whose schema is not that of this code."""
     found = state(connection)
-    remedy = "Run `custody migrate` once, with no older version of Custody still at work."
+    remedy = "Run `custody migrate` once, while no older version of Custody is running."
     if found is None:
         raise SchemaMissing("the database has no Custody schema", remedy)
     refuse_newer(found)
@@ -162,16 +111,16 @@ def check(connection: Connection) -> None:
 
 
 def lock(connection: Connection) -> None:
-    """One at a time may change the schema, until the transaction ends. No timeout of the database's cuts it off."""
-    connection.execute("SET LOCAL statement_timeout = 0")  # the default is for traffic; waiting may take longer
+    """Locks the schema against other migrations until the transaction ends, without a statement timeout."""
+    connection.execute("SET LOCAL statement_timeout = 0")  # a default of the database may be too short for waiting
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
 def migrate(url: str) -> list[int]:
-    """Brings a database to this code's schema; does nothing if it is there. Safe to run by several at once.
+    """Migrates a database to the schema of this code; does nothing if it has that. Several may run it at once.
 
-    Returns the versions that were applied. All of it is one transaction: it happens whole or not at all. Refuses a
-    database that is newer, and one in which objects of a user hang on what has to be made anew.
+    Returns the applied versions. All of it is one transaction. Refuses a newer database, and one in which a user's
+    objects depend on views or functions that have to be replaced.
     """
     with translated(), BoundedConnection.connect(url) as connection:
         lock(connection)
@@ -199,7 +148,7 @@ def migrate(url: str) -> list[int]:
 
 
 def make_outbox(connection: Connection, found: SchemaState | None) -> None:
-    """The tables of the outbox: new ones, or those of an outbox that was installed alone, brought to this version."""
+    """Creates the tables of the outbox, or migrates those of a standalone outbox."""
     if found is None:
         connection.execute(script_of(f"schema/{OUTBOX}"))
     else:
@@ -213,17 +162,17 @@ def _run(pending: list[Migration], connection: Connection) -> list[tuple[int, st
 
 
 def drop_functions(connection: Connection) -> None:
-    """Removes every view, routine and composite type of the schema: they hold nothing, and all come back.
+    """Drops every view, routine and composite type of the schema: they hold no data, and are created again.
 
-    What a user has built on them would not come back, so that is refused; and nothing is dropped with CASCADE.
+    Objects of a user that depend on them would be lost, so that is refused; nothing is dropped with CASCADE.
     """
-    dependents = [name for (name,) in connection.execute(_script("dependents.sql")).fetchall()]
+    dependents = [name for (name,) in connection.execute(read_script("dependents.sql")).fetchall()]
     if dependents:
         raise SchemaInUse(
-            f"objects of yours hang on views or functions that have to be made anew: {', '.join(dependents)}",
+            f"objects of yours depend on views or functions that have to be replaced: {', '.join(dependents)}",
             "Drop them, migrate, and create them again. Nothing was changed.",
         )
-    # triggers of our own tables that call our functions come back with them; those of a user stay
+    # triggers of our tables that call our functions are created again with them; those of a user stay
     for name, table in connection.execute(
         "SELECT tgname, tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
         "JOIN pg_proc f ON f.oid = t.tgfoid WHERE c.relnamespace = 'custody'::regnamespace AND c.relkind = 'r' "
@@ -237,6 +186,6 @@ def drop_functions(connection: Connection) -> None:
     ):
         rows = connection.execute(sql.SQL("{} = 'custody'::regnamespace").format(sql.SQL(names))).fetchall()
         if rows:
-            # all of a kind at once: those that hang on one another are no obstacle then
+            # all of a kind at once, because they may depend on each other
             every = sql.SQL(", ").join(sql.SQL(name) for (name,) in rows)
             connection.execute(sql.SQL("DROP {} {}").format(sql.SQL(kind), every))

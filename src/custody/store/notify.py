@@ -1,12 +1,14 @@
-"""Wake-ups: hints that a topic has news. They only save waiting; whoever misses one finds out by polling.
+"""Wake-ups: hints that something was published in a topic. They only save time: who misses one finds out by polling.
 
-A hint is sent by a thread of its own after the producer's commit: NOTIFY inside the producer's transaction would make
-all committers queue for one lock. Hints that come faster than `INTERVAL` are sent as one.
+A thread sends hints after the producer's commit: NOTIFY inside the producer's transaction would make all commits queue
+for one lock. Hints within `INTERVAL` seconds are sent as one.
 """
 
 from __future__ import annotations
 
 import logging
+import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ HEARD_WITHIN = 2.0
 
 
 class Hints:
-    """Sends hints; starts its thread and connection with the first one."""
+    """Sends hints. Starts its thread and connection with the first one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -45,7 +47,7 @@ class Hints:
         self._some.set()
 
     def close(self) -> None:
-        """What was sent before is still on its way when this begins, and sent when it returns, if it can be."""
+        """Sends the pending hints, for at most 5 s, and ends the thread."""
         self._closed.set()
         self._some.set()
         if self._thread is not None:
@@ -60,12 +62,12 @@ class Hints:
                     self._send_all(connection)
                     return
             except psycopg.Error as error:
-                logger.debug("no hints can be sent, consumers will poll: %s", error)
+                logger.debug("wake-ups cannot be sent, consumers will poll: %s", error)
                 if self._closed.wait(RECONNECT):
                     return
 
     def _send_all(self, connection: BoundedConnection) -> None:
-        """Until it is closed; what came before that is sent."""
+        """Sends hints until it is closed, including those that came before that."""
         while True:
             self._some.wait()
             self._some.clear()
@@ -78,10 +80,10 @@ class Hints:
 
 
 class Listener:
-    """Calls `wake` with the topic of each hint for it (for any topic, if none is named), from a thread of its own; with
-    None after a time in which nobody listened.
+    """Calls `wake`, from a thread of its own, with the topic of each hint (only of `topic`, if given), and with None
+    after a time in which it could not listen.
 
-    Behind a pooler there is no session that could listen: nothing is heard, and whoever waits polls.
+    Behind a pooler there is no session that could listen, so consumers poll.
     """
 
     def __init__(self, url: str, topic: str | None, wake: Callable[[str | None], None]) -> None:
@@ -89,35 +91,46 @@ class Listener:
         self._topic = topic
         self._wake = wake
         self._closed = threading.Event()
+        self._closer, self._closing = socket.socketpair()  # the second is readable when the first is closed
         self._thread = threading.Thread(target=self._run, name="custody-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
+        self._closer.close()
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._closed.is_set():
-            try:
-                with BoundedConnection.connect(
-                    self._url, autocommit=True, application_name="custody listener"
-                ) as connection:
-                    if connection.pooled:
-                        logger.info("a connection pooler is in between: polling instead of listening (see listen_url)")
-                        return
-                    connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
-                    self._wake(None)  # what came while nobody listened
-                    while not self._closed.is_set():
-                        for hint in connection.notifies(timeout=0.1, stop_after=1):
-                            if self._topic is None or hint.payload == self._topic:
-                                self._wake(hint.payload)
-            except psycopg.Error as error:
-                logger.debug("no hints can be heard, polling instead: %s", error)
-                self._closed.wait(RECONNECT)
+        with self._closing:
+            while not self._closed.is_set():
+                try:
+                    with BoundedConnection.connect(
+                        self._url, autocommit=True, application_name="custody listener"
+                    ) as connection:
+                        if connection.pooled:
+                            logger.info("there is a connection pooler: polling instead of listening (see listen_url)")
+                            return
+                        connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CHANNEL)))
+                        self._wake(None)  # something may have come before it listened
+                        self._listen(connection)
+                except psycopg.Error as error:
+                    logger.debug("wake-ups cannot be received, polling instead: %s", error)
+                    self._closed.wait(RECONNECT)
+
+    def _listen(self, connection: BoundedConnection) -> None:
+        """Reads hints until it is closed. Nothing is done while there are none."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            selector.register(self._closing, selectors.EVENT_READ)
+            while not self._closed.is_set():
+                for hint in connection.notifies(timeout=0):
+                    if self._topic is None or hint.payload == self._topic:
+                        self._wake(hint.payload)
+                selector.select()
 
 
-def hears(db: Database, listen_url: str) -> bool:
-    """Whether a notification of this database arrives at whoever listens on that URL."""
+def can_listen(db: Database, listen_url: str) -> bool:
+    """Whether a notification of this database arrives at a listener on that URL."""
     sent = uuid4().hex
     with translated(), BoundedConnection.connect(listen_url, autocommit=True, application_name="custody") as listening:
         if listening.pooled:

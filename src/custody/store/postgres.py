@@ -1,14 +1,16 @@
-"""The one place that talks to PostgreSQL: a pool, calls of SQL functions, and errors turned into ours.
+"""Access to PostgreSQL: a pool, calls of SQL functions, and translation of errors.
 
 Verbs are SQL functions; Python only calls them. No SQL text is built from values here or anywhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -28,6 +30,7 @@ from custody.errors import (
     key_too_long,
 )
 from custody.store.connecting import BoundedConnection
+from custody.store.functions import parameters_of
 
 PING = 5.0
 Connection = psycopg.Connection[Any]
@@ -39,7 +42,7 @@ _ERRORS = by_code()
 
 @lru_cache(maxsize=512)
 def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -> bytes:
-    """`SELECT * FROM custody.function(p_a => %s, …)`, once for each shape of a call."""
+    """`SELECT * FROM custody.function(p_a => %s, …)`, cached for each set of arguments."""
     call = sql.SQL("SELECT * FROM {}({})").format(
         sql.Identifier("custody", function),
         sql.SQL(", ").join(
@@ -60,13 +63,19 @@ def _select(view: str, conditions: tuple[str, ...], order: tuple[str, ...], limi
     )
 
 
+@lru_cache(maxsize=512)
+def _injected(function: str) -> tuple[str, ...]:
+    """Which of the parameters that every call has a function takes."""
+    return tuple(name for name in parameters_of(function) if name in ("now", "worker", "actor"))
+
+
 def _is_binary(value: object) -> bool:
     return isinstance(value, list)
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns the driver's errors into ours: a refusal by its code, a lost connection as transient."""
+    """Translates the driver's errors into ours: a refusal by its code, a lost connection as transient."""
     try:
         yield
     except PoolTimeout as error:
@@ -89,20 +98,20 @@ def translate(error: psycopg.Error) -> CustodyError:
         return key_too_long()
     if isinstance(
         error, pg_errors.ProgramLimitExceeded
-    ):  # an operational error for the driver, but it would be one again
+    ):  # the driver calls it operational, but a retry would fail again
         return InvalidArgument(_said(error))
     refused_by_driver = isinstance(error, pg_errors.ProgrammingError) and error.sqlstate is None
     if isinstance(error, pg_errors.IntegrityError):
-        return InvalidArgument(_said(error)).showing("the database does not take it")
+        return InvalidArgument(_said(error)).showing("the database refuses the value")
     if refused_by_driver or isinstance(error, pg_errors.DataError):
         return InvalidArgument(_said(error))
     if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
-        return Busy("the segment of the log that was to be read was dropped meanwhile", "Try again.")
+        return Busy("a segment of the log was dropped while it was read", "Try again.")
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
-        said = "the database gave up waiting"
+        said = "the database cancelled a wait"
         return Busy(f"{said}: {_said(error)}", "Try again.").showing(said)
     if isinstance(error, pg_errors.ReadOnlySqlTransaction):
-        said = "the database takes no changes"
+        said = "the database is read-only"
         remedy = "After a failover it is a standby: try again. It may also have default_transaction_read_only set."
         return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
     if "unsupported startup parameter" in str(error):
@@ -113,7 +122,7 @@ def translate(error: psycopg.Error) -> CustodyError:
         )
     if "statement pooling mode" in str(error):
         return InvalidConfig(
-            f"the connection pooler takes no transactions: {str(error).strip()}",
+            f"the connection pooler does not support transactions: {str(error).strip()}",
             "Set pool_mode = transaction (or session) for this database in the pooler.",
         )
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
@@ -129,26 +138,32 @@ def translate(error: psycopg.Error) -> CustodyError:
 
 
 def _said(error: psycopg.Error) -> str:
-    """The server's message, without the statements of our functions in which it happened; or the driver's."""
+    """The server's message, without the context of our functions; otherwise the driver's."""
     return error.diag.message_primary or str(error).strip()
 
 
 def without_own_passwords(url: str) -> str:
-    """A URL for a server that somebody else names: it gets the password in the URL, if there is one, and none that
-    libpq would find by itself (PGPASSWORD, a password file)."""
+    """Restricts a URL that somebody else gave to the password in it, so that libpq does not send one that it finds
+    itself (PGPASSWORD, a password file)."""
     with translated():
         given = conninfo_to_dict(url)
         return make_conninfo(url, password=given.get("password", ""), passfile="/nonexistent/passwords")
 
 
 class Database:
-    """A pool of connections to one database. Safe for use by many threads."""
+    """A pool of connections to one database. Safe for use by many threads.
+
+    A call gets the name of whoever acts (`worker`, `actor`) and the time (`now`) if its function takes them. Without a
+    clock the time is PostgreSQL's.
+    """
 
     def __init__(
         self, url: str, *, pool_size: int = 10, timeout: float = 10.0, statement_timeout: float | None = None
     ) -> None:
-        """`statement_timeout`, in seconds: a call that takes longer is given up, and is `Busy`."""
+        """`statement_timeout`, in seconds: a call that takes longer is cancelled, and raises `Busy`."""
         self.url = url
+        self.worker: str | None = None
+        self.clock: Callable[[], datetime] | None = None
         settings = {"autocommit": True, "application_name": "custody", "statement_timeout": statement_timeout}
         self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
             url,
@@ -159,11 +174,11 @@ class Database:
             kwargs=settings,
             connection_class=BoundedConnection,
             check=self._require_open,
-            # after that it waits for somebody to ask: its pauses between two attempts only get longer
+            # then it stops, and reconnects on the next request: its pauses between attempts only get longer
             reconnect_timeout=timeout,
         )
         with translated():
-            # the pool would try for long and say little
+            # a first connection without the pool, which would retry for long and report little
             with BoundedConnection.connect(url, **settings) as first:
                 self.pooled, self.isolation_default = first.pooled, first.isolation_default
                 if first.pooled:
@@ -172,27 +187,33 @@ class Database:
             self._pool.open(wait=True, timeout=timeout)
 
     def _require_open(self, connection: BoundedConnection) -> None:
-        """Refuses a connection that the server has closed while nobody used it (a restart, idle_session_timeout). The
-        others in the pool go with it, so that the next one is new."""
+        """Refuses a connection that the server has closed while it was idle (a restart, idle_session_timeout). Drains
+        the pool too, so that the next connection is new."""
         if connection.stale:
             connection.close()
             self._pool.drain()
             raise psycopg.OperationalError("the server has closed it")
 
+    def acting(self, worker: str | None, clock: Callable[[], datetime] | None) -> Self:
+        """The same pool, for calls under this name and with this clock."""
+        other = copy.copy(self)
+        other.worker, other.clock = worker, clock
+        return other
+
     def close(self) -> None:
         self._pool.close()
 
     def connections(self) -> tuple[int, int, int, int]:
-        """Connections in use, idle, and at most; and how many calls wait for one."""
+        """Connections in use, idle, the limit, and how many calls wait for one."""
         stats = self._pool.get_stats()
         idle = stats["pool_available"]
         return stats["pool_size"] - idle, idle, stats["pool_max"], stats.get("requests_waiting", 0)
 
     @contextmanager
     def connection(self, *, within: float | None = None) -> Iterator[Connection]:
-        """A connection of the pool, in autocommit mode. After a lost connection the pool is cleared of its like.
+        """A connection of the pool, in autocommit mode. After a lost connection the pool is drained.
 
-        `within`: so many seconds are waited for it, and for each answer."""
+        `within`: the timeout in seconds for the connection, and for each answer."""
         with translated(), self._pool.connection(timeout=within) as connection:
             try:
                 if within is not None:
@@ -204,7 +225,7 @@ class Database:
                 else:
                     yield connection
             except pg_errors.ReadOnlySqlTransaction:
-                connection.close()  # to a standby: the next one may be to its primary
+                connection.close()  # it leads to a standby; a new one may lead to the primary
                 raise
             except (pg_errors.OperationalError, pg_errors.InterfaceError):
                 if connection.closed:
@@ -222,34 +243,38 @@ class Database:
             yield connection
 
     def call(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[Row]:
-        """One SQL function, one round trip: its rows."""
-        if on is not None:
-            with translated():
-                return _execute(on, tuple_row, function, arguments)
-        with self.connection() as connection:
-            return _execute(connection, tuple_row, function, arguments)
+        """Calls an SQL function in one round trip; returns its rows."""
+        return self._run(function, tuple_row, on, arguments)
 
     def call_dicts(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[dict[str, Any]]:
-        """The same, each row as a mapping."""
+        """As `call`, with each row as a mapping."""
+        return self._run(function, dict_row, on, arguments)
+
+    def _run(self, function: str, factory: RowFactory[T], on: Connection | None, arguments: dict[str, Any]) -> list[T]:
+        for name in _injected(function):
+            if name != "now":
+                arguments.setdefault(name, self.worker)
+            elif self.clock is not None:
+                arguments.setdefault(name, self.clock())
         if on is not None:
             with translated():
-                return _execute(on, dict_row, function, arguments)
+                return _execute(on, factory, function, arguments)
         with self.connection() as connection:
-            return _execute(connection, dict_row, function, arguments)
+            return _execute(connection, factory, function, arguments)
 
     def select(
         self, view: str, /, *, order: Sequence[str], limit: int | None = None, **conditions: Any
     ) -> list[dict[str, Any]]:
         """Rows of a view or table whose columns equal the conditions."""
         values = [*conditions.values(), *([limit] if limit is not None else [])]
-        # in binary: text has the styles of the session
+        # in binary format, because text depends on the settings of the session
         with self.connection() as connection, connection.cursor(binary=True, row_factory=dict_row) as cursor:
             cursor.execute(_select(view, tuple(conditions), tuple(order), limit is not None), values)
             return cursor.fetchall()
 
 
 def run_function(connection: Connection, function: str, arguments: dict[str, Any]) -> list[Row]:
-    """One SQL function on a connection: its rows."""
+    """Calls an SQL function on a connection; returns its rows."""
     return _execute(connection, tuple_row, function, arguments)
 
 
@@ -260,6 +285,8 @@ def _execute(connection: Connection, factory: RowFactory[T], function: str, argu
         cursor.execute(query, values)
         try:
             return cursor.fetchall()
-        except pg_errors.DataError as error:  # the driver's: the call itself has been done, and must not be repeated
-            said = "it was done, but what it returned cannot be read"
+        except (
+            pg_errors.DataError
+        ) as error:  # raised by the driver: the call has taken effect, and must not be repeated
+            said = "the call took effect, but its result cannot be read"
             raise DatabaseUnavailable(f"{said}: {error}").showing(said) from error

@@ -1,12 +1,12 @@
-"""One home of an embedded PostgreSQL: its locks, and starting its server, asking how it is, stopping it.
+"""The home of an embedded PostgreSQL: its locks, and starting, checking and stopping its server.
 
-What lies in a home: `data` (the data directory), `run` (the socket, if its path is short enough), `server.conf`
-(written anew at each start), `server.log`, and three lock files:
+A home contains `data` (the data directory), `run` (the socket, if its path is short enough), `server.conf` (written at
+each start), `server.log`, and three lock files:
 
 - `start.lock` is held exclusively by whoever starts, joins or stops the server;
 - `users.lock` is held shared by every process that uses the server (see `custody.store.embedded`);
 - `server.lock` is held by the server's own processes, which inherit it. It tells a crashed server from a live one
-  without trusting process ids, which a container that restarts with the same volume hands out again.
+  without trusting process ids, which are reused when a container restarts with the same volume.
 
 The kernel drops all three with the processes that hold them, so a kill -9 leaves nothing to clean up.
 """
@@ -42,7 +42,7 @@ held: set[int] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Postmaster:
-    """What a server says of itself in `postmaster.pid`; it may be stale."""
+    """The content of `postmaster.pid`, which may be stale."""
 
     pid: int
     port: str
@@ -68,7 +68,7 @@ class Home:
 
     @classmethod
     def at(cls, path: Path) -> Home:
-        """The home at `path`, whatever links lead there; it need not exist."""
+        """The home at `path`, with links resolved; it need not exist."""
         path = Path(os.path.realpath(path.expanduser()))
         try:
             return cls(path=path, user=choose(path / "data"))
@@ -99,13 +99,13 @@ class Home:
             release(descriptor)
 
     def open_lock(self, name: str) -> int:
-        """A descriptor of a lock file, not locked yet; to be given back to `release`."""
+        """A descriptor of a lock file, not locked yet. Close it with `release`."""
         descriptor = open_private(self.path / name, self.user)
         held.add(descriptor)
         return descriptor
 
     def postmaster(self) -> Postmaster | None:
-        """What `postmaster.pid` says, without asking whether it is still true."""
+        """Reads `postmaster.pid`, without checking whether it is stale."""
         try:
             lines = os.fsdecode((self.data_dir / "postmaster.pid").read_bytes()).split("\n")
             pid, port, socket_dir, status = int(lines[0]), lines[3], lines[4], "".join(lines[7:8]).strip()
@@ -138,7 +138,7 @@ class Home:
                 raise EmbeddedError(f"PostgreSQL did not start. The end of {self.path / 'server.log'}:\n{self._log()}")
             if time.monotonic() > deadline:
                 raise EmbeddedError(
-                    f"PostgreSQL in {self.path} runs but takes no connections after {TIMEOUT:.0f} s; if it recovers "
+                    f"PostgreSQL in {self.path} runs but accepts no connections after {TIMEOUT:.0f} s; if it recovers "
                     f"from a crash, retry later. The end of {self.path / 'server.log'}:\n{self._log()}"
                 )
             time.sleep(POLL)
@@ -166,7 +166,7 @@ class Home:
             return False
         try:
             if PROC:
-                # Neither a zombie nor a stranger that was given the same process id works in this directory.
+                # A zombie, or another process with a reused id, has another working directory.
                 return Path(f"/proc/{found.pid}/cwd").samefile(self.data_dir)
             os.kill(found.pid, 0)
         except OSError:

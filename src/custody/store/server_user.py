@@ -1,8 +1,7 @@
-"""Whom the embedded server runs as, and the files and directories it must be able to reach.
+"""The user of the embedded server, and its access to files and directories.
 
-PostgreSQL refuses to run as root. A root process therefore runs it as an unprivileged user that already exists, and
-everything the server touches has to belong to that user or be reachable by it. For any other process all of this is
-its own user and nothing changes.
+PostgreSQL refuses to run as root. A root process therefore runs it as an existing unprivileged user, and everything
+that the server uses has to belong to that user or be accessible to it. Any other process runs it as its own user.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CANDIDATES = ("custody", "postgres", "nobody")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerUser:
-    """The account of the server's processes; `switched` says that it is not the account of this process."""
+    """The account of the server's processes; `switched`: it is not the account of this process."""
 
     name: str
     uid: int

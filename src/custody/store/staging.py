@@ -1,4 +1,4 @@
-"""Rows for a stage in PostgreSQL's binary COPY format, and the one connection that a task keeps for its process."""
+"""Writes rows to a stage table in PostgreSQL's binary COPY format, on the one connection of a task's process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from custody.store.append import SIGNATURE, TRAILER
 from custody.store.connecting import BoundedConnection
+from custody.store.log_copy import SIGNATURE, TRAILER
 from custody.store.postgres import Connection, Row, run_function, translated
 
 _COLUMNS = (
@@ -25,7 +25,7 @@ _connections: dict[tuple[int, str], BoundedConnection] = {}
 def stage_row(
     attempt: int, topic_id: int, partition: int, n: int, source_partition: int, source_offset: int, tail: bytes
 ) -> bytes:
-    """One row; `tail` is what `append.row_tail` makes of key, kind, payload and headers."""
+    """One row; `tail` comes from `log_copy.row_tail`."""
     return (
         _FIXED(10, 8, attempt, 4, topic_id, 4, partition, 4, n, 4, source_partition, 8, source_offset)
         + tail
@@ -34,7 +34,7 @@ def stage_row(
 
 @contextmanager
 def connection(url: str) -> Iterator[Connection]:
-    """The connection of this process, in autocommit mode; made anew when it was lost, or after a fork."""
+    """The connection of this process, in autocommit mode. A new one is opened after a loss or a fork."""
     mine = (os.getpid(), url)
     with translated():
         held = _connections.get(mine)
@@ -54,13 +54,13 @@ def connection(url: str) -> Iterator[Connection]:
 
 
 def call(url: str, function: str, /, **arguments: object) -> list[Row]:
-    """One SQL function on the connection of this process."""
+    """Calls an SQL function on the connection of this process."""
     with connection(url) as held:
         return run_function(held, function, arguments)
 
 
 def copy_staged(url: str, stage: str, rows: list[bytes]) -> None:
-    """Writes the rows of an attempt, in one transaction."""
+    """Writes the rows of a task attempt in one transaction."""
     target = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
         sql.Identifier("custody", stage), sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
     )

@@ -1,7 +1,7 @@
-"""For your own tests: a fresh database in milliseconds, a clock to move, and `drain`, which works until nothing is due.
+"""For your own tests: a fresh database in milliseconds, a movable clock, and `drain`, which handles all messages.
 
-In pytest write `pytest_plugins = ["custody.testing.fixtures"]` in conftest.py and ask for the fixture `custody`.
-Anywhere else use `server()`, as the fixtures do.
+In pytest, write `pytest_plugins = ["custody.testing.fixtures"]` in conftest.py and use the fixture `custody`. Elsewhere
+use `server()`, as the fixtures do.
 """
 
 from custody.testing.clock import Clock

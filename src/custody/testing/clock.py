@@ -10,11 +10,11 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """The time as Custody sees it: for due times, deadlines and everything that is recorded."""
+    """Custody's clock for due times, deadlines and all recorded times."""
 
     def __init__(self, start: datetime = START) -> None:
         if start.tzinfo is None:
-            raise ValueError("the clock needs a time with a zone, such as datetime(2030, 1, 1, tzinfo=UTC)")
+            raise ValueError("the clock needs a time with a time zone, such as datetime(2030, 1, 1, tzinfo=UTC)")
         self.time = start
 
     def __call__(self) -> datetime:

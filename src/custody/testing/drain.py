@@ -1,4 +1,4 @@
-"""Drain: handle everything that a group has, over all retries and backoffs, in no real time."""
+"""Drain: handles all messages of a group, including retries, without waiting for backoffs in real time."""
 
 from __future__ import annotations
 
@@ -12,32 +12,27 @@ from datetime import timedelta
 from typing import Any
 
 from custody.errors import LeaseLost
+from custody.handlers import require_finished
 from custody.model.entities import Message
-from custody.model.outcomes import Outcome, outcome_of
+from custody.model.outcomes import OUTCOMES, Counts, outcome_of
 from custody.testing.server import TestCustody
 
-BUSY = 20  # answers `busy` in a row, with nothing parked, after which somebody else's lease is what it waits for
-AHEAD = 0.001  # a moment past the due time: a number of seconds does not carry every microsecond
+BUSY = 20  # `busy` answers in a row, with nothing parked, after which another client must hold the partition
+AHEAD = 0.001  # seconds past the due time, because a float of seconds is not exact to the microsecond
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drained:
+class Drained(Counts):
     """What a drain did. `left` messages are not resolved, and `reason` says why: nothing will move them by itself.
 
-    failed: deliveries that are to be tried again · dead: messages that became dead · later: put off by the handler ·
-    lost: outcomes that came after their lease had expired · moved: how far the clock was moved.
+    failed: deliveries that are to be tried again · dead: messages that became dead · moved: how far the clock was moved
     """
 
-    done: int
-    failed: int
-    dead: int
-    later: int
-    lost: int
     moved: timedelta
     left: int
     reason: str | None
     messages: tuple[Message, ...] = field(repr=False)
-    """Every message that the handler was called with, in that order."""
+    """Every message that the handler was called with, in order."""
 
     @property
     def resolved(self) -> bool:
@@ -54,10 +49,11 @@ def drain(
     max_messages: int = 100,
     max_deliveries: int = 100_000,
 ) -> Drained:
-    """Claims, calls the handler, settles as a worker does, and moves the clock on to what is due next, until the end.
+    """Claims, calls the handler, settles as a worker does, and moves the clock to the next due time, until the end.
 
-    The end is when everything is resolved, when nothing will become due (a held key, a pause, a cap), or after
-    `max_deliveries`: a handler that always raises Later never ends. Leases that somebody else holds expire on the way.
+    It ends when everything is resolved, when nothing will become due (a held key, a pause, a limit), or after
+    `max_deliveries`, because a handler that always raises Later would never end. Leases of other clients expire as the
+    clock moves.
     """
     run = _Run(c, topic, group, handler)
     try:
@@ -66,11 +62,7 @@ def drain(
         run.close()
     left = c.stats(topic, group).depth
     return Drained(
-        done=run.counts["ack"],
-        failed=run.counts["nack"],
-        dead=run.counts["dead"],
-        later=run.counts["later"],
-        lost=run.counts["lost"],
+        **run.counts,
         moved=run.moved,
         left=left,
         reason=(reason or "held") if left else None,
@@ -91,7 +83,7 @@ class _Run:
             self._loop.close()
 
     def until_the_end(self, max_messages: int, max_deliveries: int) -> str | None:
-        """Why it ended with something left, if it did: the answer to the last claim, or the limit."""
+        """Why messages are left, if any are: the reason of the last claim, or the limit."""
         waited, lag, stalled = False, math.inf, 0
         while len(self.messages) < max_deliveries:
             lease = self._c.claim(
@@ -102,7 +94,7 @@ class _Run:
                 waited, stalled = False, 0
                 continue
             if lease.reason == "busy":
-                # with messages parked or passed over there is more to find; else somebody holds the partition
+                # if messages were parked or skipped there is more to find; otherwise another client holds the partition
                 stats = self._c.stats(self._topic, self._group)
                 before, lag = lag, stats.lag + stats.waiting
                 stalled = stalled + 1 if lag >= before else 0
@@ -128,19 +120,16 @@ class _Run:
             except LeaseLost:
                 self.counts["lost"] += 1
                 continue
-            self._count(outcome, died=bool(settled.dead))
+            self.counts["dead" if settled.dead else OUTCOMES[outcome.kind].counted] += 1
             gone.update(settled.released)
-
-    def _count(self, outcome: Outcome, *, died: bool) -> None:
-        self.counts["dead" if died else outcome.kind] += 1
 
     def _call(self, message: Message) -> BaseException | None:
         self.messages.append(message)
         try:
             if self._loop is not None:
-                self._loop.run_until_complete(self._handler(message))
+                require_finished(self._loop.run_until_complete(self._handler(message)))
             else:
-                self._handler(message)
+                require_finished(self._handler(message))
         except Exception as error:
             return error
         return None

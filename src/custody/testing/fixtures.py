@@ -13,13 +13,13 @@ from custody.testing.server import TestCustody, TestServer, server
 
 @pytest.fixture(scope="session")
 def custody_server() -> Iterator[TestServer]:
-    """One server for each test process: the one that CUSTODY_TEST_DATABASE names, or an embedded one."""
+    """One server for each test process: that of CUSTODY_TEST_DATABASE, or an embedded one."""
     with server(os.environ.get("CUSTODY_TEST_DATABASE")) as running:
         yield running
 
 
 @pytest.fixture
 def custody(custody_server: TestServer) -> Iterator[TestCustody]:
-    """Custody on a fresh database, with a clock to move: `custody.clock.move("5s")`."""
+    """Custody on a fresh database, with a movable clock: `custody.clock.move("5s")`."""
     with custody_server.custody(clock=Clock()) as opened:
         yield opened

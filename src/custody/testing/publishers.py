@@ -1,8 +1,8 @@
-"""What every publisher has to do, as tests: subclass the contract in a test module of yours and say how to look.
+"""The contract of a publisher as tests: subclass it in your test module and provide a `Destination`.
 
 class TestMine(PublisherContract):
     @pytest.fixture
-    def destination(self): ...   # a Destination: makes publishers, and shows what has arrived
+    def destination(self): ...   # a Destination: creates publishers, and shows what has arrived
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from custody.relay import ClaimedEvent, Publisher
 
 @dataclass(frozen=True)
 class Arrived:
-    """One event at its destination. There may be more headers than the event's own; names in any case."""
+    """One event at its destination. It may have more headers than the event; their names are case-insensitive."""
 
     event_id: str
     data: bytes
@@ -31,29 +31,29 @@ class Arrived:
 
 
 class Destination(Protocol):
-    """Where a publisher publishes to, as the test sees it."""
+    """The destination of a publisher, for the test."""
 
     def publisher(self) -> Publisher:
-        """A publisher that reaches it."""
+        """A publisher for this destination."""
 
     def name(self) -> str:
-        """The destination that events have."""
+        """The value of `destination` in events."""
 
     def arrived(self) -> Sequence[Arrived]:
         """What has arrived so far, in order."""
 
     def refuse(self, times: int) -> None:
-        """Makes it fail that often from now on, and not be down."""
+        """Makes the next `times` requests fail, without being down."""
 
     def attempts(self) -> int:
-        """How many requests have come in all, failed ones included."""
+        """The number of requests so far, including failed ones."""
 
     def unreachable(self) -> Publisher | None:
-        """A publisher whose destination is down; None if there is no such thing."""
+        """A publisher whose destination is down; None if that cannot happen."""
 
 
 def event(destination: str, payload: Any, **given: Any) -> ClaimedEvent:
-    """An event as a relay would hand it over."""
+    """An event as a relay passes it to a publisher."""
     kind, data = encode(payload)
     values: dict[str, Any] = {"id": 1, "event_id": uuid4(), "event_type": "tested", "destination": destination}
     values |= {"kind": kind.decode(), "data": data, "created_at": datetime.now(UTC)}
@@ -64,7 +64,7 @@ PAYLOADS = ({"n": 1, "text": "Grüße"}, [1, 2.5, None], "plain text, ünïcode"
 
 
 class PublisherContract:
-    """The promises of a publisher (requirement O9)."""
+    """The contract of a publisher (requirement O9)."""
 
     @pytest.mark.parametrize("payload", PAYLOADS, ids=repr)
     def test_payload_and_headers_arrive_as_they_are(self, destination: Destination, payload: Any) -> None:
@@ -87,7 +87,7 @@ class PublisherContract:
         publisher.close()
 
     def test_a_call_is_one_attempt(self, destination: Destination) -> None:
-        """A failure is raised, not repeated: how often and when is the relay's business."""
+        """A failure is raised and not retried, because the relay does the retries."""
         publisher = destination.publisher()
         sent = event(destination.name(), 1)
         destination.refuse(1)

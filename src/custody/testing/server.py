@@ -1,4 +1,4 @@
-"""A server for tests: an embedded PostgreSQL that writes nothing durably, and copies of one template database."""
+"""A server for tests: an embedded PostgreSQL without durability, and copies of one template database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from custody.store.postgres import Database
 from custody.testing.clock import Clock
 
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-ROOM = 2 * 2**30  # free memory from which on the database may live there
+ROOM = 2 * 2**30  # bytes of free memory that are needed to put the database there
 
 _numbers = itertools.count()
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 class TestCustody(Custody):
     """Custody on a database of its own, with a clock that stands still until `clock.move("5s")`."""
 
-    __test__ = False  # not a class of tests, whatever pytest thinks of its name
+    __test__ = False  # not a class of tests, although pytest collects such names
 
     def __init__(self, db: Database, *, clock: Clock, **settings: Any) -> None:
         super().__init__(db, clock=clock, **settings)
@@ -33,7 +33,7 @@ class TestCustody(Custody):
 
 
 class TestServer:
-    """A running server and, once it is needed, a template database with Custody's schema."""
+    """A running server with a template database of Custody's schema, created when it is first needed."""
 
     __test__ = False
 
@@ -72,7 +72,7 @@ class TestServer:
 
 @contextmanager
 def server(url: str | None = None) -> Iterator[TestServer]:
-    """A server for tests: the one of the URL (its user has to be able to create databases), or an embedded one."""
+    """A server for tests: that of the URL (whose user must be able to create databases), or an embedded one."""
     if url is not None:
         given = TestServer(url)
         try:
@@ -81,7 +81,7 @@ def server(url: str | None = None) -> Iterator[TestServer]:
             given.close()
         return
     home = Path(tempfile.mkdtemp(prefix="custody-testing-", dir=_in_memory()))
-    home.chmod(0o711)  # run by root the server has another user, who has to get there
+    home.chmod(0o711)  # if we are root, the server runs as another user, who must be able to enter
     try:
         with embedded.acquire(home, settings=NOT_DURABLE) as running:
             yield TestServer(running.url)
@@ -90,6 +90,6 @@ def server(url: str | None = None) -> Iterator[TestServer]:
 
 
 def _in_memory() -> Path | None:
-    """A file system without a disk, if there is one with room: a database is copied several times faster there."""
+    """A file system in memory, if there is one with room: copying a database is several times faster there."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM else None

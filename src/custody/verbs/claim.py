@@ -1,4 +1,4 @@
-"""Claim: messages of one partition under one lease."""
+"""Claim: leases messages of one partition."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import msgspec
 from custody.errors import LeaseLost
 from custody.model.codec import decode
 from custody.model.entities import Message, Settled
+from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, interval
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
-from custody.verbs.settle import Settler
+from custody.verbs.settle import Settler, for_each
 
 MESSAGE = 7
-"""The first column of a message in the answer of a claim: those before it describe the lease."""
+"""Index of the first column of a message in the rows of a claim; the columns before it describe the lease."""
 
 Which = Message | Iterable[Message]
-"""One message, or several: an empty list is none, while no argument at all means every message of the lease."""
+"""One message, or several. An empty list means none; no argument at all means every message of the lease."""
 
 
 class Lease:
-    """What a worker holds until the deadline: its messages, to be settled one by one or all at once.
+    """Messages that a worker holds until the deadline, to be settled one by one or all at once.
 
-    Without messages it is false, and `reason` says why: `empty`, `busy`, `paused`, `breaker_open`, or the
-    cap that was reached.
+    Without messages it is falsy, and `reason` is `empty`, `busy`, `paused`, `breaker_open`, or the limit that was
+    reached.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class Lease:
             raise LeaseLost(f"there is no lease: the claim was answered {self.reason!r}", "Check `if lease:` first.")
         return self._deadline
 
-    # Without messages a verb means all that were handed out and are not settled yet. If some of these are lost, the
+    # Without messages a verb settles all that were delivered and are not settled yet. If some of these are lost, the
     # others are settled, and LeaseLost names the lost ones.
-    # `connection`: the caller's own, of psycopg or SQLAlchemy, to the same database. What is said joins its transaction
-    # and counts when that is committed. There it is all or nothing: after a LeaseLost the transaction can only be
-    # rolled back, to a savepoint or as a whole.
+    # `connection`: the caller's own, of psycopg or SQLAlchemy, to the same database. The settle is then part of its
+    # transaction, all or nothing: after a LeaseLost the transaction can only be rolled back, to a savepoint or as a
+    # whole.
 
     def ack(self, *messages: Which, connection: Any = None) -> Settled:
-        """Done: these messages, or all that are not settled."""
-        return self._settling(connection).ack(self.lease_id, offsets_of(messages))
+        """Marks messages as done: these, or all that are not settled."""
+        return self._settle(messages, Outcome("ack"), connection)
 
     def nack(
         self,
@@ -91,25 +92,32 @@ class Lease:
         requeue: bool = True,
         connection: Any = None,
     ) -> Settled:
-        """Failed: tried again by the policy (or after `delay`), dead at its limit or at once with `requeue=False`."""
-        settler = self._settling(connection)
-        return settler.nack(self.lease_id, offsets_of(messages), error=error, delay=delay, requeue=requeue)
+        """Marks messages as failed. They are retried by the policy, or after `delay`. They are dead at the limit of the
+        policy, or at once with `requeue=False`."""
+        return self._settle(messages, Outcome("nack" if requeue else "reject", error=error, delay=delay), connection)
 
     def release(self, *messages: Which, connection: Any = None) -> Settled:
-        """Given back untouched: ready at once, and the delivery does not count."""
-        return self._settling(connection).release(self.lease_id, offsets_of(messages))
+        """Gives messages back: they are ready at once, and the delivery does not count as an attempt."""
+        return self._settle(messages, Outcome("release"), connection)
 
     def later(self, *messages: Which, after: Duration, connection: Any = None) -> Settled:
-        """Not now: ready again after that time, and the delivery does not count."""
-        return self._settling(connection).later(self.lease_id, offsets_of(messages), after=after)
+        """Postpones messages: they are ready again after that time, and the delivery does not count as an attempt."""
+        return self._settle(messages, Outcome("later", delay=after), connection)
 
-    def _settling(self, connection: Any) -> Settler:
-        return self._settler if connection is None else replace(self._settler, connection=driver_connection(connection))
+    def skip(self, *messages: Which, reason: str | None = None, connection: Any = None) -> Settled:
+        """Skips messages that are not needed: they count as done, and the journal has the reason."""
+        return self._settle(messages, Outcome("skip", error=reason), connection)
+
+    def _settle(self, messages: Sequence[Which], outcome: Outcome, connection: Any) -> Settled:
+        settler = self._settler
+        if connection is not None:
+            settler = replace(settler, connection=driver_connection(connection))
+        return settler.settle(self.lease_id, for_each(offsets_of(messages), outcome))
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.
 
-        In an ordered group the other messages of that one's key in the lease are extended with it.
+        In an ordered group the other messages of its key in the lease are extended too.
         """
         deadline = self._settler.extend(self.lease_id, timeout, None if message is None else message.offset)
         if message is None:
@@ -118,7 +126,7 @@ class Lease:
 
 
 def offsets_of(which: Sequence[Which]) -> list[int] | None:
-    """The offsets of the messages; None, for all of a lease, if none is named."""
+    """The offsets of the messages; None, which means the whole lease, without arguments."""
     if not which:
         return None
     return [message.offset for some in which for message in ((some,) if isinstance(some, Message) else some)]
@@ -133,8 +141,6 @@ def claim(
     max_messages: int,
     visibility_timeout: Duration | None,
     partition: int | None,
-    worker: str | None,
-    now: datetime | None,
 ) -> Lease:
     rows = db.call(
         "claim",
@@ -142,15 +148,13 @@ def claim(
         group=group,
         max=max_messages,
         visibility=interval(visibility_timeout),
-        worker=worker,
         partition=partition,
-        now=now,
     )
     return lease_of(settler, topic, rows)
 
 
 def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable[[str, bytes], Any] = decode) -> Lease:
-    """The lease that the rows of a claim describe, or why there is none. `decode` makes payloads of kinds and bytes."""
+    """Makes a lease of the rows of a claim. `decode` makes a payload of its kind and bytes."""
     lease_id, partition, deadline, priority, topic_uid, reason, detail = rows[0][:MESSAGE]
     if lease_id is None:
         return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=detail)
@@ -169,7 +173,8 @@ def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable
 def _messages(
     topic: str, uid: UUID, partition: int, rows: Sequence[Row], decode: Callable[[str, bytes], Any]
 ) -> list[Message]:
-    """The messages of a claim's rows after the first. One loop without calls: this is where a consumer's time goes."""
+    """The messages in the rows of a claim after the first. One loop without calls, because consumers spend most of
+    their time here."""
     return [
         Message(
             topic=topic,
@@ -189,7 +194,7 @@ def _messages(
 def redelivery_headers(
     headers: dict[str, str] | None, attempt: int, first_delivery: datetime | None, last_error: str | None
 ) -> dict[str, str]:
-    """The headers of a message that was delivered before."""
+    """Adds headers about earlier deliveries to those of a redelivered message."""
     found = {**(headers or {}), "x-custody-delivery-count": str(attempt)}
     if first_delivery is not None:
         found["x-custody-first-delivery"] = first_delivery.isoformat()

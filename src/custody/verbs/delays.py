@@ -1,9 +1,9 @@
-"""Delayed messages: stored beside the log until they are due, listed and cancelled meanwhile."""
+"""Delayed messages: they are stored outside of the log until they are due, and can be listed and cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 
 from custody.errors import InvalidArgument
 from custody.model.codec import arrays, encode_message
@@ -14,9 +14,9 @@ from custody.store.postgres import Database
 
 
 def require_time(message: Outgoing) -> None:
-    """Refuses a delayed message without one clear time."""
+    """Refuses a delayed message unless it has exactly one valid time."""
     if message.delay is not None and message.deliver_at is not None:
-        raise InvalidArgument("a message has a delay or a time of delivery, not both")
+        raise InvalidArgument("a message has delay or deliver_at, not both", "Leave one of them out.")
     if not message.delayed:
         raise InvalidArgument("the message has no delay", "Give delay or deliver_at, or publish it at once.")
     if message.delay is not None:
@@ -27,15 +27,15 @@ def require_time(message: Outgoing) -> None:
             message.deliver_at.astimezone(UTC)
         except OverflowError:
             raise InvalidArgument(
-                f"deliver_at cannot be {message.deliver_at}", "In UTC it lies within the years 1 to 9999."
+                f"deliver_at cannot be {message.deliver_at}", "Give a time that is within the years 1 to 9999 in UTC."
             ) from None
 
 
 DELIVER_AT = "x-custody-deliver-at"
 
 
-def marked(message: Outgoing) -> Mapping[str, str] | None:
-    """The headers of an output that is staged: one that waits says there until when, or how long from the commit on."""
+def staged_headers(message: Outgoing) -> Mapping[str, str] | None:
+    """The headers of a staged output. A delayed one has there its time, or its delay from the commit on."""
     if not message.delayed:
         return message.headers
     require_time(message)
@@ -50,9 +50,8 @@ def publish(
     *,
     layout: Layout,
     producer: tuple[str, int, int] | None = None,
-    now: datetime | None = None,
 ) -> list[Delayed]:
-    """Stores the messages in one transaction. All of them or none."""
+    """Stores the messages in one transaction: all or none."""
     if not messages:
         return []
     for message in messages:
@@ -69,7 +68,6 @@ def publish(
         producer=producer_id,
         epoch=epoch,
         sequence=sequence,
-        now=now,
         of=layout.partitions,
     )
     return [

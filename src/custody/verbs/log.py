@@ -1,4 +1,4 @@
-"""The log: publishing, reading by offset or time. What the lifecycle needs of it is append, read and tail."""
+"""The log: publish, and read by offset or time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from custody.model.codec import Decoding, arrays, decode, encode_message
 from custody.model.entities import Message, Outgoing, Receipt
 from custody.model.placement import Layout, place
 from custody.model.policy import require_zone
-from custody.store.append import copy_rows, row_tail
+from custody.store.log_copy import copy_rows, row_tail
 from custody.store.postgres import Database
 
 COPY_FROM = 64
-"""From this many messages on a batch goes in by COPY: three more round trips, but cheaper for each row."""
+"""Batches of at least this many messages are written by COPY: three more round trips, but less cost for each row."""
 
 
 def publish(
@@ -25,13 +25,12 @@ def publish(
     layout: Layout,
     producer: tuple[str, int, int] | None = None,
     expected_offset: int | None = None,
-    now: datetime | None = None,
 ) -> list[Receipt]:
-    """Appends the messages in one transaction, in the order given for each partition. All of them or none."""
+    """Appends the messages in one transaction, in this order within each partition: all or none."""
     if not messages:
         return []
     if producer is None and len(messages) >= COPY_FROM:
-        return _copy(db, topic, messages, layout=layout, expected_offset=expected_offset, now=now)
+        return _copy(db, topic, messages, layout=layout, expected_offset=expected_offset)
     encoded = [encode_message(message) for message in messages]
     placed = place(messages, layout)
     producer_id, epoch, sequence = producer or (None, None, None)
@@ -44,7 +43,6 @@ def publish(
         epoch=epoch,
         sequence=sequence,
         expected=expected_offset,
-        now=now,
         of=layout.partitions,
         priorities=layout.priorities,
     )
@@ -58,9 +56,8 @@ def _copy(
     *,
     layout: Layout,
     expected_offset: int | None,
-    now: datetime | None,
 ) -> list[Receipt]:
-    # encoded before the partitions are taken: they are held for as short a time as possible
+    # encoded before the partitions are locked, to hold the locks for a short time
     tails = [row_tail(*encode_message(message)) for message in messages]
     placed = place(messages, layout)
     wanted = sorted(set(placed))
@@ -72,7 +69,6 @@ def _copy(
             partitions=wanted,
             counts=[placed.count(partition) for partition in wanted],
             expected=expected_offset,
-            now=now,
             of=layout.partitions,
             priorities=layout.priorities,
         )
@@ -84,7 +80,7 @@ def _copy(
 
 
 def _number(placed: Sequence[int], firsts: Mapping[int, int]) -> Sequence[int]:
-    """An offset for each message: from the first one reserved of its partition on, without a gap."""
+    """The offset of each message, counted from the first reserved one of its partition."""
     if len(firsts) == 1:
         first = firsts[placed[0]]
         return range(first, first + len(placed))
@@ -106,8 +102,8 @@ def read(
     max_bytes: int | None = None,
     decoding: Decoding = decode,
 ) -> list[Message]:
-    """Messages of a partition from an offset on, as they are in the log; the last is the one that reaches `max_bytes`
-    of payload."""
+    """Reads messages of a partition from an offset on. The list ends with the message that reaches `max_bytes` of
+    payload."""
     bounds: dict[str, Any] = {"from": offset, "max": max_messages, "bytes": max_bytes}
     rows = db.call("read", topic=topic, partition=partition, **bounds)
     return [
@@ -128,6 +124,6 @@ def read(
 
 
 def offset_at(db: Database, topic: str, partition: int, time: datetime) -> int:
-    """The first offset of a partition that was published at that time or later."""
+    """The first offset of a partition that was published at or after that time."""
     require_zone(time)
     return int(db.call("offset_for_time", topic=topic, partition=partition, time=time)[0][0])

@@ -1,6 +1,7 @@
-"""Once: a consumer's record of what it has processed, in its own database and its own transaction.
+"""Once: a consumer's record of processed messages, in its own database and its own transaction.
 
-For consumers whose results are in another database than Custody's, where an ack cannot join their transaction.
+It is for consumers whose results are in another database than Custody's, where an ack cannot be part of the
+transaction.
 """
 
 from __future__ import annotations
@@ -26,16 +27,14 @@ CREATE TABLE IF NOT EXISTS custody_once (
 
 
 def once(connection: Any, group: str, message: Message) -> bool:
-    """True if the message was not processed for this group before; that it is now, is recorded in the transaction.
+    """Records in the transaction that this group processes the message. False if it had processed it before.
 
-    Somebody else who is processing it in an open transaction is waited for. The record is the table `custody_once` of
-    the connection's database; it is made if it is not there. A topic that was deleted and made anew is another one,
-    with messages of its own. A group is its name: one that was made anew, or rewound, has processed what it had.
+    Waits for another open transaction that is processing the same message. The record is the table `custody_once` in
+    the connection's database, which is created if it is missing. A topic that was deleted and created again has new
+    messages. A group is identified by its name: if it was created again, or rewound, its records still count.
     """
     if message.topic_uid is None:
-        raise InvalidArgument(
-            "the message does not say of which topic it is (topic_uid)", "Pass a message that Custody has delivered."
-        )
+        raise InvalidArgument("the message has no topic_uid", "Pass a message that Custody has delivered.")
     on = driver_connection(connection)
     with translated():
         _require_table(on)
@@ -48,7 +47,7 @@ def once(connection: Any, group: str, message: Message) -> bool:
 
 
 def forget_once(connection: Any, *, older_than: Duration, group: str | None = None) -> int:
-    """Removes old records, of one group or of all, and says how many. A message that is redelivered later counts as
+    """Removes old records of one group or of all. Returns how many. A message that is redelivered later counts as
     new."""
     on = driver_connection(connection)
     with translated():
@@ -63,17 +62,17 @@ def _require_table(on: Connection) -> None:
     found = on.execute("SELECT to_regclass('custody_once') IS NOT NULL").fetchone()
     if found is not None and all(_values(found)):
         return
-    # two that make it at once would fail: IF NOT EXISTS does not see one that is not committed
+    # without the lock two concurrent calls could fail: IF NOT EXISTS does not see a table that is not committed
     on.execute("SELECT pg_advisory_xact_lock(hashtext('custody_once'))")
     try:
         on.execute(_TABLE)
     except pg_errors.InsufficientPrivilege as error:
         raise InvalidArgument(
-            "the table custody_once is not there and cannot be made by this user",
-            f"Have it made once: {' '.join(_TABLE.split())}",
+            "the table custody_once is missing, and this user may not create it",
+            f"Have it created once: {' '.join(_TABLE.split())}",
         ) from error
 
 
 def _values(row: Any) -> Any:
-    """A row as its caller's connection makes them: a tuple, or a mapping."""
+    """The values of a row, which is a tuple or a mapping, depending on the caller's connection."""
     return row.values() if hasattr(row, "values") else row

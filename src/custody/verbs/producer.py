@@ -13,19 +13,20 @@ from custody.verbs.transactions import Transaction, Transactions
 
 
 def producer_identity(producer_id: str | None, epoch: int | None, sequence: int | None) -> tuple[str, int, int] | None:
-    """What makes a publish idempotent: all three, or none."""
+    """The identity that makes a publish idempotent; None without one. All three values, or none, must be given."""
     if producer_id is None and epoch is None and sequence is None:
         return None
     if producer_id is None or epoch is None or sequence is None:
-        raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence")
+        raise InvalidArgument("an idempotent publish needs producer_id, epoch and sequence", "Give all three, or none.")
     return producer_id, epoch, sequence
 
 
 class IdempotentProducer:
-    """Publishes under one producer id and epoch, and counts the sequence by itself.
+    """Publishes under one producer id and epoch, and counts the sequence itself.
 
-    After a publish whose outcome is unknown (the connection was lost) publish the same again, or call `repeat`: what
-    had arrived comes back with `duplicate=True`, the rest is published. Publishing something else repeats it first.
+    After a publish with unknown outcome (the connection was lost), publish the same again, or call `repeat`: messages
+    that had arrived come back with `duplicate=True`, the others are published. Publishing something else repeats it
+    first.
     """
 
     def __init__(
@@ -49,31 +50,33 @@ class IdempotentProducer:
         return self._next
 
     def transaction(self, *, timeout: Duration | None = None) -> Transaction:
-        """Begins a transaction: what it publishes, to any topics, and acknowledges is seen whole or not at all.
+        """Begins a transaction: its publishes, to any topics, and its acks become visible together or not at all.
 
-        It is aborted after `timeout` (60 s if none is given), and when a newer instance of this producer takes over.
+        It is aborted after `timeout` (default: 60 s), and when a newer instance of this producer takes over.
         """
         return Transaction(self._transactions, self.producer_id, self.epoch, timeout)
 
     def publish(self, topic: str, payload: Payload, **rest: Any) -> Receipt:
-        """One message, with what `Outgoing` takes: key, headers, partition, routing_key."""
+        """Publishes one message. Takes the arguments of `Outgoing`: key, headers, partition, routing_key."""
         return self.publish_many(topic, [Outgoing(payload, **rest)])[0]
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> list[Receipt]:
         batch = batch_of(messages)
         if any(message.delayed for message in batch):
-            raise InvalidArgument("a delayed message has no offset to return", "Use publish_delayed for those.")
+            raise InvalidArgument(
+                "a delayed message has no offset to return", "Use publish_delayed for delayed messages."
+            )
         return self._in_turn(topic, batch)
 
     def publish_delayed(self, topic: str, messages: Iterable[Outgoing]) -> list[Delayed]:
-        """Messages that have a `delay` or `deliver_at`; a repeat returns their first ids."""
+        """Publishes messages with a `delay` or `deliver_at`; a repeat returns their first ids."""
         batch = list(messages)
         if not all(message.delayed for message in batch):
-            raise InvalidArgument("each of the messages needs a delay or a time of delivery")
+            raise InvalidArgument("each of the messages needs delay or deliver_at", "Use publish_many for the others.")
         return self._in_turn(topic, batch)
 
     def repeat(self) -> list[Any]:
-        """Sends the publish of unknown outcome again; nothing if there is none."""
+        """Repeats the publish with unknown outcome; does nothing if there is none."""
         with self._lock:
             return [] if self._unknown is None else self._send(*self._unknown)
 
@@ -85,14 +88,14 @@ class IdempotentProducer:
 
     def _send(self, topic: str, batch: list[Outgoing]) -> list[Any]:
         repeated = self._unknown is not None
-        self._unknown = (topic, batch)  # an interrupt, too, leaves it open whether the messages arrived
+        self._unknown = (topic, batch)  # after an interrupt, too, it is unknown whether the messages arrived
         publish = self._publish_delayed if batch and batch[0].delayed else self._publish
         try:
             receipts = publish(topic, batch, producer_id=self.producer_id, epoch=self.epoch, sequence=self._next)
         except DatabaseUnavailable:
             raise
         except Exception as error:
-            # a topic that has grown refuses a repeat before anybody looks whether the first attempt arrived
+            # a topic that has grown refuses a repeat before it is checked whether the first attempt arrived
             if not (repeated and isinstance(error, KeySplit)):
                 self._unknown = None
             raise

@@ -1,9 +1,10 @@
-"""Settle: what a worker says of the messages of its lease. Every verb is fenced: what is not held is LeaseLost."""
+"""Settle: reports the outcomes of the messages of a lease. Every verb is fenced: LeaseLost names messages that the
+lease no longer holds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,34 +18,25 @@ from custody.model.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
 
 LONGEST_ERROR = 8_000
-"""So many characters of an error are kept; `custody.kept_error` has the same number."""
-REMEDY = "Somebody else may have the message now: do not act on it. Use a longer visibility timeout, or extend in time."
+"""Characters of an error that are stored; `custody.kept_error` has the same number."""
+REMEDY = "Another worker may have the message: do not act on it. Use a longer visibility timeout, or extend earlier."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settler(Bounded, ABC):
-    """The settle verbs by lease id, for whoever has the ids: a lease, or another process."""
+class SettleVerbs(Bounded):
+    """The settle verbs by lease id, for these offsets or for all messages of the lease that are not settled."""
 
-    worker: str | None = None
-    connection: Connection | None = None
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled:
+        """Settles messages, each with its own outcome, by offset, or all that are not settled with one.
 
-    @abstractmethod
-    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
-        """Many outcomes at once, by offset: one statement, one commit.
-
-        Settles what the lease still holds; if it no longer holds all of them, raises LeaseLost with the rest. What the
-        same lease has settled so before is no loss. In a transaction of the caller it is all or nothing.
+        It is one statement and one commit. It settles what the lease still holds; if it no longer holds all of them,
+        it raises LeaseLost with the rest. A repeat of the same settle is a success. In a transaction of the caller it
+        is all or nothing.
         """
-
-    @abstractmethod
-    def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime: ...
-
-    @abstractmethod
-    def _whole(self, lease_id: UUID, outcome: Outcome) -> Settled:
-        """The same outcome for all of the lease that are not settled."""
+        raise NotImplementedError
 
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
-        return self._all(lease_id, offsets, Outcome("ack"))
+        """Marks messages as done."""
+        return self.settle(lease_id, for_each(offsets, Outcome("ack")))
 
     def nack(
         self,
@@ -55,31 +47,46 @@ class Settler(Bounded, ABC):
         delay: Duration | None = None,
         requeue: bool = True,
     ) -> Settled:
-        return self._all(lease_id, offsets, Outcome("nack" if requeue else "reject", error=error, delay=delay))
+        """Marks messages as failed: the policy decides on a retry. With `requeue=False` they are dead at once."""
+        outcome = Outcome("nack" if requeue else "reject", error=error, delay=delay)
+        return self.settle(lease_id, for_each(offsets, outcome))
 
     def release(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
-        return self._all(lease_id, offsets, Outcome("release"))
+        """Gives messages back: they are ready at once, and the delivery does not count as an attempt."""
+        return self.settle(lease_id, for_each(offsets, Outcome("release")))
 
     def later(self, lease_id: UUID, offsets: Sequence[int] | None = None, *, after: Duration) -> Settled:
-        return self._all(lease_id, offsets, Outcome("later", delay=after))
+        """Postpones messages: they are ready again after that time, and the delivery does not count as an attempt."""
+        return self.settle(lease_id, for_each(offsets, Outcome("later", delay=after)))
 
-    def _all(self, lease_id: UUID, offsets: Sequence[int] | None, outcome: Outcome) -> Settled:
-        if offsets is not None:
-            return self.settle(lease_id, dict.fromkeys(offsets, outcome))
-        return self._whole(lease_id, outcome)
+
+def for_each(offsets: Sequence[int] | None, outcome: Outcome) -> dict[int, Outcome] | Outcome:
+    """One outcome for these offsets; None means all of the lease that are not settled."""
+    return outcome if offsets is None else dict.fromkeys(offsets, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settler(SettleVerbs, ABC):
+    """The settle verbs in the database, or over HTTP. Used by `Lease`."""
+
+    connection: Connection | None = None
+
+    @abstractmethod
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled: ...
+
+    @abstractmethod
+    def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirectSettler(Settler):
-    """The settle verbs in the database, or in a transaction of the caller's there."""
+    """The settle verbs as calls of SQL functions, optionally in the caller's transaction."""
 
     db: Database
-    clock: Callable[[], datetime] | None = None
 
-    def _now(self) -> datetime | None:
-        return None if self.clock is None else self.clock()
-
-    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome]) -> Settled:
+    def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled:
+        if isinstance(outcomes, Outcome):
+            return self._whole(lease_id, outcomes)
         if not outcomes:
             return Settled(settled=0)
         others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
@@ -100,7 +107,6 @@ class DirectSettler(Settler):
             lease_id=lease_id,
             timeout=interval(timeout),
             offset=offset,
-            now=self._now(),
             exact=self.connection is not None,
         )[0]
         if deadline is None or lost:
@@ -124,8 +130,6 @@ class DirectSettler(Settler):
             function,
             on=self.connection,
             lease_id=lease_id,
-            worker=self.worker,
-            now=self._now(),
             exact=self.connection is not None,
             **arguments,
         )[0]
@@ -140,7 +144,7 @@ def lease_lost(lease_id: UUID | None, lost: Sequence[int]) -> LeaseLost:
 
 
 def storable(error: object) -> str | None:
-    """What PostgreSQL can keep of an error: it must never be the text of an error that loses an outcome."""
+    """The text of an error as PostgreSQL can store it, so that an outcome is never lost because of its text."""
     if error is None:
         return None
     return str(error).replace("\0", "\ufffd").encode(errors="replace").decode()[:LONGEST_ERROR]
@@ -152,7 +156,7 @@ def listed(offsets: Sequence[int]) -> str:
 
 
 def offset_set(offsets: Iterable[int]) -> str:
-    """A set of offsets as PostgreSQL writes a multirange."""
+    """A set of offsets as the text of a multirange."""
     ranges: list[list[int]] = []
     for offset in sorted(offsets):
         if ranges and ranges[-1][1] == offset:

@@ -1,4 +1,4 @@
-"""Transactions of a producer: messages to several topics, and acks, that are seen together or not at all."""
+"""Transactions of a producer: messages to several topics, and acks, that become visible together or not at all."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from custody.tracing import traced
 from custody.verbs.claim import Lease, Which, offsets_of
 from custody.verbs.delays import require_time
 from custody.wire.answers import AbortedOut, BegunOut, CommittedOut
-from custody.wire.fields import GivenTimeout, Name, Positive, Reason
+from custody.wire.fields import GivenTimeout, Name, Offset, Positive, Reason
 from custody.wire.verb import verb
 
 FLUSH_AT = 500
-"""So many messages are collected before they are sent: nobody sees them before the commit anyway."""
+"""Messages that are collected before they are sent: they are not visible before the commit anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transactions(Bounded, ABC):
-    """The verbs by id, for whoever has the ids: a `Transaction`, or another process."""
+    """The verbs of transactions by id. Used by `Transaction`, and by other processes that know the id."""
 
     layout_of: Callable[[str], Layout]
     forget: Callable[[str], object]
-    worker: str | None = None
 
     @verb(
         "POST",
@@ -42,7 +41,7 @@ class Transactions(Bounded, ABC):
         tag="producers",
         right="produce",
         answer=BegunOut,
-        repeat=True,  # the one that nobody knows of times out, and nothing is in it
+        repeat=True,  # a transaction whose id was lost times out empty
         thread="quick",
         example={"producer_id": "order-service-1"},
     )
@@ -50,24 +49,40 @@ class Transactions(Bounded, ABC):
     def begin(
         self, producer_id: Name, *, epoch: Positive | None = None, timeout: GivenTimeout | None = None
     ) -> tuple[UUID, datetime]:
-        """Begins a transaction, and says until when it lasts.
+        """Begins a transaction. Returns its id and the time of its end.
 
-        It is aborted after its timeout (60 s), and when a newer instance of the producer takes over. Without an epoch
-        it is begun in the present one of the producer.
+        It is aborted after its timeout (default: 60 s), and when a newer instance of the producer takes over. The epoch
+        is by default the current one of the producer.
         """
 
     @abstractmethod
     def add_all(
         self, transaction_id: UUID, messages: Sequence[tuple[str, Outgoing]], *, first: int | None = None
     ) -> int:
-        """Adds messages of several topics, all of them or none, in this order, and says how many there are now.
+        """Adds messages of several topics, all or none, in this order. Returns the number of messages in the
+        transaction.
 
-        `first` numbers them, so that a repeat adds nothing.
+        `first` is the number of the first one, so that a repeat adds nothing.
         """
 
+    @verb(
+        "POST",
+        "/transactions/ack",
+        tag="producers",
+        right="consume",
+        answer=None,
+        repeat=True,
+        operation="ack_in_transaction",
+        example={
+            "transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e",
+            "lease_id": "0b6f5a52-8a3e-4a5b-9a54-5d1f3d8f0c11",
+            "offsets": [42, 43],
+        },
+    )
     @abstractmethod
-    def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[int] | None = None) -> None:
-        """These offsets of a lease, or all that are not settled, are done by the commit, or it is refused."""
+    def ack(self, transaction_id: UUID, lease_id: UUID, offsets: Sequence[Offset] | None = None) -> None:
+        """Acks these offsets of a lease, or all that are not settled, with the commit. If they are lost, the commit is
+        refused."""
 
     @verb(
         "POST",
@@ -80,7 +95,7 @@ class Transactions(Bounded, ABC):
     )
     @abstractmethod
     def commit(self, transaction_id: UUID) -> list[Receipt | Delayed]:
-        """All of it becomes visible at once. A repeat returns the same receipts."""
+        """Makes all of it visible at once. A repeat returns the same receipts."""
 
     @verb(
         "POST",
@@ -88,13 +103,13 @@ class Transactions(Bounded, ABC):
         tag="producers",
         right="produce",
         answer=AbortedOut,
-        repeat=True,  # then False may mean that the first attempt did it
+        repeat=True,  # False may then mean that the first attempt did it
         thread="quick",
         example={"transaction_id": "3f0c6f4e-6d7b-4f2c-9a63-0c8a5d2f1b7e"},
     )
     @abstractmethod
     def abort(self, transaction_id: UUID, *, reason: Reason = None) -> bool:
-        """Nothing of it will ever be seen. False if that was so already."""
+        """Drops the transaction: nothing of it becomes visible. False if it was already aborted."""
 
     @verb(
         "GET",
@@ -111,7 +126,7 @@ class Transactions(Bounded, ABC):
         """Transactions that are neither committed nor aborted."""
 
     def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
-        """Refuses a topic that is not there, and messages that cannot go where they say."""
+        """Refuses a topic that does not exist, and messages with an invalid partition or priority."""
         layout = self.layout_of(topic)
         named = [message for message in messages if message.partition is not None or message.priority is not None]
         try:
@@ -121,7 +136,7 @@ class Transactions(Bounded, ABC):
             place(named, self.layout_of(topic))
 
     def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
-        """As `add_all`, to one topic."""
+        """`add_all` for one topic."""
         return self.add_all(transaction_id, [(topic, message) for message in messages], first=first)
 
 
@@ -132,10 +147,10 @@ def encoded(message: Outgoing) -> Encoded:
 
 
 class Transaction:
-    """What one producer publishes to any topics, and acknowledges, all or nothing.
+    """Publishes to any topics and acks of one producer, all or nothing.
 
-    As a context manager it is committed at the end of the block, and aborted if the block raises. `receipts` are there
-    after the commit, in the order of publishing. Use it from one thread.
+    As a context manager it commits at the end of the block, and aborts if the block raises. `receipts` are set by the
+    commit, in the order of publishing. Use it from one thread.
     """
 
     def __init__(self, verbs: Transactions, producer_id: str, epoch: int, timeout: Duration | None) -> None:
@@ -156,7 +171,7 @@ class Transaction:
             return
         try:
             self.abort(reason=f"{kind.__name__ if kind else 'error'}: {error}"[:500])
-        except CustodyError as failed:  # it times out by itself; what went wrong first is what counts
+        except CustodyError as failed:  # it will time out; the first error is the one to raise
             error.add_note(f"the transaction could not be aborted either: {failed}")
 
     def publish(
@@ -173,7 +188,7 @@ class Transaction:
         deliver_at: datetime | None = None,
         allow_split: bool = False,
     ) -> None:
-        """Adds one message. Bad input is refused now; where the message went is known after the commit."""
+        """Adds one message. Invalid input is refused now; its receipt is known after the commit."""
         message = Outgoing(
             payload,
             key=key,
@@ -188,7 +203,7 @@ class Transaction:
         self.publish_many(topic, [message])
 
     def publish_many(self, topic: str, messages: Iterable[Outgoing | Payload]) -> None:
-        # now, not when they are sent: that may be after the span has ended
+        # traced now, because the span may have ended when they are sent
         batch = traced(batch_of(messages))
         for message in batch:
             encoded(message)
@@ -198,12 +213,12 @@ class Transaction:
             self._flush()
 
     def ack(self, lease: Lease, *messages: Which) -> None:
-        """Done with the commit: these messages of the lease, or all that are not settled. All of it, or LeaseLost."""
+        """Acks these messages of the lease, or all that are not settled, with the commit: all of them, or LeaseLost."""
         self._verbs.ack(self.transaction_id, lease.lease_id, offsets_of(messages))
 
     def commit(self) -> list[Receipt | Delayed]:
-        """Shows everything at once. After a lost connection it is tried once more, and can be called again: it happens
-        once."""
+        """Makes everything visible at once. After a lost connection it is tried once more. It can be called again: a
+        repeat returns the same receipts."""
         try:
             self._flush()
             self.receipts = self._verbs.commit(self.transaction_id)
@@ -213,7 +228,7 @@ class Transaction:
         return self.receipts
 
     def abort(self, *, reason: str | None = None) -> None:
-        """Drops everything; harmless if it was aborted before."""
+        """Drops everything. Does nothing if it was already aborted."""
         self._pending = []
         self._verbs.abort(self.transaction_id, reason=reason)
 
@@ -222,6 +237,6 @@ class Transaction:
             topic = self._pending[0][0]
             count = next((n for n, (other, _) in enumerate(self._pending) if other != topic), len(self._pending))
             batch = [message for _, message in self._pending[:count]]
-            # numbered: if the answer was lost, the same again adds nothing
+            # numbered, so that a repeat after a lost answer adds nothing
             self._added = self._verbs.add(self.transaction_id, topic, batch, first=self._added)
             del self._pending[:count]

@@ -1,4 +1,4 @@
-"""What answers contain beside messages, and the values of the model that they stand for."""
+"""Answers without messages, and their conversion to values of the model."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class AddedOut(Struct):
 
 
 class SettledOut(Struct):
-    """How many messages are settled, which offsets are dead by it, which later ones of a key left the lease.
+    """How many messages were settled, which offsets are dead now, and which later ones of a key left the lease.
 
-    `already` is there, and true, if the same lease had settled some of them so before.
+    `already` is true if the same lease had already settled some of them in this way; otherwise it is left out.
     """
 
     settled: int
@@ -85,7 +85,7 @@ class InFlightOut(Struct):
 
 
 class ProducerOut(Struct, kw_only=True):
-    """`last_sequence` is -1 before the first message; `last_receipt` tells where the last one went."""
+    """`last_sequence` is -1 before the first message; `last_receipt` is that of the last one."""
 
     producer_id: str
     epoch: int
@@ -137,7 +137,7 @@ class CommittedOut(Struct):
 
 
 class AbortedOut(Struct):
-    """`aborted`: false if it was so already."""
+    """`aborted`: false if it was already aborted."""
 
     transaction_id: UUID
     aborted: bool
@@ -156,7 +156,7 @@ class PlaceOut(Struct):
 
 
 class RedrivenOut(Struct):
-    """The dead letters that were meant; with `dry_run` nothing has changed."""
+    """The selected dead letters; with `dry_run` nothing has changed."""
 
     count: int
     dry_run: bool
@@ -189,7 +189,7 @@ class RewindOut(Struct):
 
 
 class Single(Struct):
-    """An answer with one value in it."""
+    """An answer with one field."""
 
     @classmethod
     def of(cls, found: Any) -> Self:
@@ -210,16 +210,16 @@ class CountOut(Single):
 
 
 class DueOut(Single):
-    """Seconds until something is due by itself; null if nothing is."""
+    """Seconds until the next timed event; null if there is none."""
 
     due: float | None
 
 
-class NewsOut(Struct):
-    """`token` goes into the next question. `news`: something may have come since the one that was given."""
+class WakeupOut(Struct):
+    """`token` is sent with the next request. `woken`: something may have been published since the given token."""
 
     token: str
-    news: bool
+    woken: bool
 
 
 class HealthOut(Struct):

@@ -1,7 +1,9 @@
-"""The kinds of fields that requests have. What does not fit is refused while the body is read, with its path."""
+"""Types of fields in requests, with bounds. An invalid value is refused with its path while the body is decoded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Any, Self
@@ -9,30 +11,38 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from custody.errors import InvalidArgument
-from custody.model import policy
-from custody.model.bounds import SMALL
+from custody.model import policy, retention
 from custody.model.entities import NAME
-from custody.model.retention import size_in_bytes
+from custody.model.limits import LARGEST, NAME_LENGTH, SMALL
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 """PostgreSQL stores every character but NUL."""
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
-"""A name that is looked for: one that cannot exist is not found, like any other."""
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH, pattern=r"^[^\u0000]*$")]
+"""A name to look up. It may be one that cannot exist, which is not found like any other."""
 NewName = Annotated[str, Meta(pattern=NAME)]
-LARGEST = 2**62
-"""No offset that a request takes is larger: what is added to one stays in the range of a bigint."""
 MOST = 10_000
-"""So many messages an answer has at most."""
+"""Most messages of one answer."""
 LISTED = 100_000
-"""So many are listed by one answer at most."""
+"""Most entries of one list."""
 
 
 class Help(str):
-    """What a parameter of a verb is for. It is a type of its own, so that no other annotation is taken for it."""
+    """The description of a verb's parameter. It has its own type, so that no other annotation is mistaken for it."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Marks a parameter of a verb that has another type in a request: `of` converts the verb's value, `value` converts
+    it back. An error of `value` has its path within the field (`[2].payload`)."""
+
+    kind: Any
+    of: Callable[[Any], Any]
+    value: Callable[[Any], Any] = lambda value: value
 
 
 class Range(Enum):
-    """Numbers of which a verb takes more than a request. The client makes one fit, or answers as the verb would."""
+    """Numbers that have a wider range in a verb than in a request. The client clamps them, or answers as the verb
+    does."""
 
     PARTITION = "partition"
     OFFSET = "offset"
@@ -42,20 +52,21 @@ class Range(Enum):
 Small = Annotated[int, Meta(ge=0, le=SMALL)]
 Partition = Annotated[int, Meta(ge=0, le=SMALL), Range.PARTITION]
 Offset = Annotated[int, Meta(ge=0, le=LARGEST), Range.OFFSET]
-Page = Annotated[int, Meta(ge=1, le=LISTED), Range.PAGE, Help("The most that are listed.")]
-Batch = Annotated[int, Meta(ge=1, le=MOST), Range.PAGE, Help("The most messages of one answer.")]
+Page = Annotated[int, Meta(ge=1, le=LISTED), Range.PAGE, Help("Most entries to list.")]
+Batch = Annotated[int, Meta(ge=1, le=MOST), Range.PAGE, Help("Most messages to return.")]
 Positive = Annotated[int, Meta(ge=1, le=SMALL)]
-Large = Annotated[int, Meta(ge=1, le=2**62)]
+Large = Annotated[int, Meta(ge=1, le=LARGEST)]
+Partitions = Annotated[int, Meta(ge=1, le=4096)]
 When = Annotated[datetime, Meta(tz=True)]
 Reason = Text | None
 
 
 class Duration(float):
-    """Seconds; written as `"30s"`, `"100ms"`, or a number of seconds."""
+    """A duration such as `"30s"` or `"100ms"`, or a number of seconds."""
 
     @classmethod
     def of(cls, given: policy.Duration | None) -> Self | None:
-        """For a request; whether it is long enough is the server's to say."""
+        """Converts a duration for a request. The server checks its bounds."""
         return None if given is None else cls(policy.seconds(given))
 
 
@@ -63,31 +74,35 @@ class Timeout(Duration):
     """A duration of at least a millisecond."""
 
 
-GivenTimeout = Annotated[policy.Duration, Timeout]
-"""A parameter of a verb that a request has as a `Timeout`."""
-
-
 class Size(int):
-    """Bytes; written as `"512MB"`, or a number of them."""
+    """A size such as `"512MB"`, or a number of bytes."""
+
+    @classmethod
+    def of(cls, given: retention.Size) -> Self:
+        return cls(retention.size_in_bytes(given))
+
+
+GivenTimeout = Annotated[policy.Duration, Sent(Timeout, Timeout.of)]
+GivenSize = Annotated[retention.Size, Sent(Size, Size.of)]
 
 
 def read(kind: type, value: Any) -> Any:
-    """Makes a field of one of the kinds above, for msgspec, which adds the path to what is refused."""
+    """Decodes a field of one of the types above, as msgspec's `dec_hook`. msgspec adds the path to an error."""
     try:
         if issubclass(kind, Duration):
             made = kind(policy.seconds(value))
             if kind is Timeout and made < 0.001:
-                raise ValueError("it is at least a millisecond")
+                raise ValueError("it must be at least a millisecond")
             return made
         if kind is Size:
-            return Size(size_in_bytes(value))
+            return Size.of(value)
     except InvalidArgument as error:
         raise ValueError(str(error)) from error
     raise NotImplementedError(f"fields cannot be of the kind {kind}")
 
 
 def write(value: Any) -> Any:
-    """Makes JSON of a field of one of the kinds above, for msgspec."""
+    """Encodes a field of one of the types above, as msgspec's `enc_hook`."""
     if isinstance(value, Duration):
         return float(value)
     if isinstance(value, Size):
@@ -96,14 +111,14 @@ def write(value: Any) -> Any:
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """How one of the kinds above is described."""
+    """The JSON schema of one of the types above."""
     if issubclass(kind, Duration):
         least = {"minimum": 0.001} if kind is Timeout else {"minimum": 0}
         return {
             "description": kind.__doc__,
             "anyOf": [
                 {"type": "string", "pattern": r"^[0-9]{1,5}(\.[0-9]{1,3})?(ms|s|m|h|d)?$", "examples": ["30s"]},
-                {"type": "number", **least, "maximum": 3_153_600_000},
+                {"type": "number", **least, "maximum": int(policy.LONGEST)},
             ],
         }
     if kind is Size:
@@ -111,7 +126,7 @@ def schema(kind: type) -> dict[str, Any]:
             "description": kind.__doc__,
             "anyOf": [
                 {"type": "string", "pattern": r"^[0-9]{1,5}(\.[0-9]{1,3})?(B|KB|MB|GB|TB)?$", "examples": ["512MB"]},
-                {"type": "integer", "minimum": 1, "maximum": 2**62},
+                {"type": "integer", "minimum": 1, "maximum": LARGEST},
             ],
         }
     raise NotImplementedError(f"there is no description of {kind}")

@@ -1,4 +1,4 @@
-"""Messages as they are answered, and where they went."""
+"""Messages and receipts in answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from custody.model.lanes import Priority
 
 
 class PlacedOut(Struct, kw_only=True):
-    """Where a message went: a delayed one has `delay_id` and `deliver_at` in place of an offset. `duplicate`: it was
-    published before."""
+    """The place of a published message. A delayed one has `delay_id` and `deliver_at` instead of an offset.
+    `duplicate`: it had been published before."""
 
     topic: str
     partition: int
@@ -51,13 +51,13 @@ class PlacedOut(Struct, kw_only=True):
 
 
 class ReceiptsOut(Struct):
-    """For each message where it went."""
+    """The receipts of several messages, in their order."""
 
     receipts: list[PlacedOut]
 
 
 class MessageFields(Struct, kw_only=True, omit_defaults=True):
-    """What every message has."""
+    """The fields of every message."""
 
     topic: str
     partition: int
@@ -73,8 +73,8 @@ class MessageFields(Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageOut(MessageFields, kw_only=True):
-    """A message: its payload is `payload`, or `payload_base64` if it is bytes. `topic_uid` is another one when the
-    topic is deleted and made anew: it belongs to the key of what a consumer has processed."""
+    """A message. Its payload is in `payload`, or in `payload_base64` if it is bytes. `topic_uid` changes when a topic
+    is deleted and created again: a consumer that records processed messages needs it in its key."""
 
     receipt: str | UnsetType = UNSET
 
@@ -113,7 +113,7 @@ class MessageOut(MessageFields, kw_only=True):
 
 
 class DeadOut(MessageFields, kw_only=True):
-    """A message that a group has given up; `held`: later ones of its key wait for it."""
+    """A dead message; `held`: later messages of its key wait for it."""
 
     attempts: int
     reason: str
@@ -176,7 +176,7 @@ def _payload(of: MessageFields | DelayedOut) -> Payload:
 
 
 class LeaseOut(Struct, kw_only=True):
-    """Messages under one lease. Without any there is no lease, and `reason` says why: empty, or busy."""
+    """Messages under one lease. Without messages there is no lease, and `reason` is empty or busy."""
 
     lease_id: UUID | None
     deadline: datetime | None

@@ -1,39 +1,41 @@
-"""Groups and their policies: as they are sent, and policies as they are answered."""
+"""Policies, retentions and bindings in requests, and policies in answers."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Self
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
-from custody.errors import InvalidPolicy
+from custody.errors import InvalidArgument, OffsetOutOfRange
+from custody.model.limits import LARGEST
 from custody.model.policy import Policy
-from custody.model.routing import Binding
-from custody.wire import fields
-from custody.wire.fields import NewName, Offset, Text
+from custody.model.retention import Retention
+from custody.model.routing import Binding, bindings_of
+from custody.model.start import Start, require_start
+from custody.wire.fields import Offset, Sent, Text, When
 from custody.wire.requests import Shape
 from custody.wire.settings import answered, given
 
 
-class PolicyIn(given(Policy), Shape):  # type: ignore[misc]  # its fields are those of the policy
-    """The rules of a group; what is left out has its default, or stays as it is. Null is no limit."""
+class PolicyIn(given(Policy)):  # type: ignore[misc]  # its fields are those of the policy
+    """The policy of a group. A field that is left out has its default, or stays unchanged. Null means no limit."""
 
-    @classmethod
-    def of(cls, policy: Policy) -> Self:
-        return msgspec.convert(policy.plain(), cls, dec_hook=fields.read)
 
-    def value(self, before: Policy | None = None) -> Policy:
-        """The policy, with what is not given as before, or as by default."""
-        found = msgspec.to_builtins(self, enc_hook=fields.write)
-        try:
-            return Policy.from_mapping({**({} if before is None else before.plain()), **found})
-        except InvalidPolicy as error:  # fields that do not fit together
-            raise InvalidPolicy(error.message, error.remedy, path="$.policy") from error
+class PolicyOut(answered(Policy)):  # type: ignore[misc]  # its fields are those of the policy
+    """The policy of a group, with durations in seconds. Null means no limit."""
+
+
+RetentionIn = given(Retention)
+GivenPolicy = Annotated[Policy, Sent(PolicyIn, PolicyIn.of, PolicyIn.value)]
+GivenSettings = Annotated[Mapping[str, Any], Sent(PolicyIn, PolicyIn.of, PolicyIn.given)]
+"""Settings of a policy by name."""
+GivenRetention = Annotated[Retention, Sent(RetentionIn, RetentionIn.of, RetentionIn.value)]
 
 
 class BindingIn(Shape):
-    """What a group gets: routing keys that fit the pattern, headers with all of these values."""
+    """Selects messages for a group: those whose routing key matches the pattern and that have all of these headers."""
 
     pattern: Text | None = None
     headers: dict[Text, Text] | None = None
@@ -46,28 +48,44 @@ class BindingIn(Shape):
         return Binding(self.pattern, headers=self.headers)
 
 
-Bindings = list[BindingIn | Text]
+def _sent_bindings(given: Iterable[Binding | str]) -> list[BindingIn]:
+    return [BindingIn.of(one) for one in bindings_of(given)]
 
 
-class GroupIn(Shape):
-    """A group to make. `start` is earliest, latest, an offset, or a time."""
-
-    name: NewName
-    policy: PolicyIn | None = None
-    start: Text | Offset = "earliest"
-    bare: bool = False
-    bindings: Bindings | None = None
-
-
-class GroupPatch(Shape):
-    """Fields of `policy` that are given replace those of the group; `bindings` all of its bindings."""
-
-    policy: PolicyIn | UnsetType = UNSET
-    bindings: Bindings | UnsetType | None = UNSET
+def _bindings(sent: Sequence[BindingIn | str]) -> list[Binding]:
+    found: list[Binding] = []
+    for number, one in enumerate(sent):
+        try:
+            found.append(Binding(one) if isinstance(one, str) else one.value())
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, error.remedy, path=f"[{number}]") from error
+    return found
 
 
-class PolicyOut(answered(Policy), Struct):  # type: ignore[misc]  # its fields are those of the policy
-    """The rules of a group, with durations in seconds. Null is no limit."""
+GivenBindings = Annotated[Iterable[Binding | str], Sent(list[BindingIn | Text], _sent_bindings, _bindings)]
 
-    def value(self) -> Policy:
-        return Policy.from_mapping(msgspec.to_builtins(self))
+
+def _sent_start(start: Start) -> str | int:
+    require_start(start)
+    if isinstance(start, datetime):
+        return start.isoformat()
+    if isinstance(start, int):
+        if start < 0:
+            raise OffsetOutOfRange(f"there is nothing at {start}", "Offsets begin with 0.")
+        return min(start, LARGEST)
+    return start
+
+
+def _start(sent: str | int) -> Start:
+    if isinstance(sent, int) or sent in ("earliest", "latest"):
+        return sent  # type: ignore[return-value]  # a text that is one of the two words
+    try:
+        return msgspec.convert(sent, When)
+    except msgspec.ValidationError:
+        raise InvalidArgument(
+            f"start cannot be {sent!r}",
+            'Give "earliest", "latest", an offset, or a time such as 2026-01-31T12:00:00Z.',
+        ) from None
+
+
+GivenStart = Annotated[Start, Sent(Text | Offset, _sent_start, _start)]

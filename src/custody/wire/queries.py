@@ -1,4 +1,4 @@
-"""What can be asked for behind the question mark of an address."""
+"""Query strings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class NoQuery(Shape):
 
 
 class ReceiveQuery(Shape):
-    group: Annotated[Name, Meta(description="The group that receives; `default` is made when it is missing.")] = (
+    group: Annotated[Name, Meta(description="The group that receives; `default` is created if it is missing.")] = (
         DEFAULT_GROUP
     )
-    max: Annotated[int, Meta(ge=1, le=MOST, description="The most messages of one lease.")] = 1
+    max: Annotated[int, Meta(ge=1, le=MOST, description="Most messages of the lease.")] = 1
     visibility_timeout: Annotated[
-        Timeout | None, Meta(description="How long they are leased; without it, as long as the group says.")
+        Timeout | None, Meta(description="Time until the lease expires; by default that of the group.")
     ] = None
     wait: Annotated[Duration | None, Meta(description="How long to wait for a message if there is none.")] = None
-    create: Annotated[bool, Meta(description="Whether a missing group `default` is made.")] = True
-    auto_ack: Annotated[bool, Meta(description="Done as soon as they are sent: at most once.")] = False
+    create: Annotated[bool, Meta(description="Whether to create the group `default` if it is missing.")] = True
+    auto_ack: Annotated[bool, Meta(description="Ack messages before they are sent: delivery at most once.")] = False
 
 
-class NewsQuery(Shape):
+class WakeupQuery(Shape):
     since: Annotated[
-        Text | None, Meta(description="The token of the last answer; without one the answer comes at once.")
+        Text | None, Meta(description="The token of the last answer; without it the answer comes at once.")
     ] = None
-    wait: Annotated[Duration | None, Meta(description="How long to wait for news.")] = None
+    wait: Annotated[Duration | None, Meta(description="How long to wait for something to be published.")] = None

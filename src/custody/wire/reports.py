@@ -1,4 +1,4 @@
-"""What is told of topics, groups, the journal and handling times."""
+"""Answers about topics, groups, the journal and handling times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Self
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from custody.model.entities import Group, Journal, JournalPart, Topic
@@ -18,16 +17,13 @@ from custody.wire.policies import PolicyOut
 from custody.wire.settings import answered
 
 
-class RetentionOut(answered(Retention), Struct):  # type: ignore[misc]  # its fields are those of the retention
-    """What a topic keeps: the last so many seconds, and no more than so many bytes."""
-
-    def value(self) -> Retention:
-        return Retention(**msgspec.to_builtins(self))
+class RetentionOut(answered(Retention)):  # type: ignore[misc]  # its fields are those of the retention
+    """The retention of a topic, in seconds and bytes."""
 
 
 class TopicOut(Struct, kw_only=True):
-    """`partitions` are those of the log, `tails` their next offsets. A topic that is deleted and made anew has another
-    `uid`."""
+    """`partitions` are those of the log, `tails` their next offsets. A topic that is deleted and created again has
+    another `uid`."""
 
     name: str
     uid: UUID
@@ -101,7 +97,7 @@ class JournalPartOut(Struct, kw_only=True):
 
 
 class JournalOut(Struct, kw_only=True):
-    """What the journal keeps, in seconds and bytes (null: everything), and its parts."""
+    """The retention of the journal in seconds and bytes (null: everything), and its parts."""
 
     keep_time: float | None
     keep_size: int | None
@@ -118,7 +114,8 @@ class JournalOut(Struct, kw_only=True):
 
 
 class HandlingOut(Struct, kw_only=True):
-    """How long the last leases of a group took, in seconds; `expired_alive` of them were too short."""
+    """How long the last leases of a group took, in seconds; `expired_alive` counts those whose timeout was too
+    short."""
 
     topic: str
     group: str

@@ -1,48 +1,36 @@
-"""What requests contain. A field that is not here is refused with its path, so that no typing error goes unnoticed."""
+"""Bodies of requests. An unknown field is refused with its path, so that misspelt names are found."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Self
+from typing import Annotated, Any, ClassVar, Self
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from custody.errors import TooLarge
-from custody.model.entities import DEFAULT_GROUP
+from custody.errors import InvalidArgument, TooLarge
+from custody.model.codec import encode_event, encode_message
+from custody.model.entities import DEFAULT_GROUP, Outgoing
 from custody.model.lanes import Priority
-from custody.model.outcomes import Kind
-from custody.model.plain import plain
-from custody.model.retention import Retention
-from custody.wire.fields import (
-    Duration,
-    Large,
-    Name,
-    NewName,
-    Offset,
-    Partition,
-    Positive,
-    Size,
-    Small,
-    Text,
-    Timeout,
-    When,
-)
+from custody.model.outcomes import Kind, Outcome
+from custody.model.routing import LONGEST, ROUTING_KEY
+from custody.wire.fields import Duration, Name, Offset, Partition, Positive, Sent, Small, Text, Timeout, When
 
-ROUTING_KEY = r"^[^.*>\u0000]+(\.[^.*>\u0000]+)*$"
-Partitions = Annotated[int, Meta(ge=1, le=4096)]
+ROUTING_KEY_PATTERN = r"^[^.*>\u0000]+(\.[^.*>\u0000]+)*$"
 
 
 class Shape(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A body, or a part of one. A field that is as by default is not sent."""
+    """A body, or a part of one. Fields with their default are not sent."""
 
 
 class _Room(threading.local):
-    """How many elements the body that a thread reads may still have."""
+    """How many more elements the body may have that this thread decodes."""
 
     left: float = math.inf
 
@@ -52,7 +40,7 @@ _room = _Room()
 
 @contextmanager
 def at_most(elements: int) -> Iterator[None]:
-    """Refuses a body with more elements while it is read: msgspec looks at the length of a list only at its end."""
+    """Refuses a body with more elements while it is decoded: msgspec checks the length of a list only at its end."""
     _room.left = elements
     try:
         yield
@@ -61,37 +49,73 @@ def at_most(elements: int) -> Iterator[None]:
 
 
 class Element(Shape):
-    """A part of which a body may have many."""
+    """A part of a body that may occur many times; counted by `at_most`."""
 
     def __post_init__(self) -> None:
         _room.left -= 1
         if _room.left < 0:
-            raise TooLarge("the body names more messages than one request may have", "Send several.")
+            raise TooLarge("the body names more messages than one request may have", "Send several requests.")
 
 
-class MessageIn(Element):
-    """A message to publish: `payload` is any JSON value, `payload_base64` bytes.
+class Content(Element):
+    """The content of a message: `payload` is any JSON value, `payload_base64` bytes."""
 
-    A `partition` beside a `key` has to be the key's own, unless `allow_split` gives up the key's order."""
-
-    topic: Name | None = None
     payload: msgspec.Raw | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
     key: Text | None = None
     headers: dict[Text, Text] | None = None
+
+    def decoded(self, path: str) -> msgspec.Raw | bytes:
+        """The payload. `path` is the prefix of the path in an error."""
+        if (self.payload is UNSET) == (self.payload_base64 is UNSET):
+            said = "a message needs a payload or a payload_base64, and not both"
+            raise InvalidArgument(said, "Give one of them.", path=f"{path}.payload")
+        if self.payload_base64 is UNSET:
+            return self.payload  # type: ignore[return-value]  # one of them is given
+        try:
+            return base64.b64decode(self.payload_base64, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidArgument(
+                f"payload_base64 is not base64: {error}",
+                "Encode the payload with padding.",
+                path=f"{path}.payload_base64",
+            ) from error
+
+
+def content_of(message: Outgoing) -> dict[str, Any]:
+    """The fields of a message's content. The routing key is one of its headers."""
+    _, kind, payload, _ = encode_message(message)
+    if kind == b"b":
+        said: dict[str, Any] = {"payload_base64": base64.b64encode(payload).decode()}
+    else:
+        said = {"payload": msgspec.Raw(payload if kind == b"j" else msgspec.json.encode(payload.decode()))}
+    headers = None if message.headers is None else dict(message.headers)
+    if message.routing_key is not None:
+        headers = {**(headers or {}), ROUTING_KEY: message.routing_key}
+    return {**said, "key": message.key, "headers": headers}
+
+
+class MessageIn(Content):
+    """A message to publish: `payload` is any JSON value, `payload_base64` bytes.
+
+    If both `key` and `partition` are given, the partition must be the key's own, unless `allow_split` gives up the
+    key's order."""
+
+    topic: Name | None = None
     partition: Partition | None = None
     priority: Priority | None = None
-    routing_key: Annotated[str, Meta(max_length=1000, pattern=ROUTING_KEY)] | None = None
+    routing_key: Annotated[str, Meta(max_length=LONGEST, pattern=ROUTING_KEY_PATTERN)] | None = None
     delay: Duration | None = None
     deliver_at: When | None = None
     allow_split: bool = False
 
 
 class PublishIn(MessageIn):
-    """One message, or many as `messages`; `topic` is then the one of those that name none.
+    """One message, or many as `messages`; `topic` is then the default for those without a topic.
 
-    With `producer_id`, `epoch` and the `sequence` of its first message a repeat returns the first receipts. With
-    `transaction_id` the messages are added to the transaction; `first` numbers them, so that a repeat adds nothing.
+    With `producer_id`, `epoch` and the `sequence` of the first message it is idempotent: a repeat returns the first
+    receipts. With `transaction_id` the messages are added to the transaction; `first` is the number of the first one,
+    so that a repeat adds nothing.
     """
 
     messages: list[MessageIn] | UnsetType = UNSET
@@ -104,9 +128,9 @@ class PublishIn(MessageIn):
 
 
 class MessageRef(Element):
-    """A message of a delivery: by its `receipt`, or by its place together with the `lease_id`.
+    """A delivered message: named by its `receipt`, or by its place together with the `lease_id`.
 
-    With a place alone it is the delivery that is live now, whoever has it; a receipt names one delivery.
+    A receipt names one delivery. A place alone means the current delivery, whoever has it.
     """
 
     receipt: Text | None = None
@@ -118,126 +142,118 @@ class MessageRef(Element):
 
 
 class AckIn(MessageRef):
-    """One message, or several of a lease as `offsets` (without: all that are not settled), or any as `messages`."""
+    """One message, or several of a lease as `offsets` (default: all that are not settled), or any as `messages`."""
 
     offsets: list[Offset] | None = None
     messages: list[MessageRef] | None = None
 
 
-class NackIn(AckIn):
-    """`requeue`: tried again by the policy, or after `delay`; false: dead at once."""
+class OutcomeOfIn(AckIn):
+    """Messages and their outcome. Each subclass is the body of an operation, and describes it."""
 
+    EXAMPLE: ClassVar[dict[str, str]] = {}
+
+    def value(self) -> Outcome:
+        raise NotImplementedError
+
+
+class NackIn(OutcomeOfIn):
+    """Mark messages as failed.
+
+    They are retried by the policy of the group, or after `delay`. They are dead at the limit of the policy, or at once
+    with `requeue` false.
+    """
+
+    EXAMPLE = {"error": "timeout"}
     requeue: bool = True
     error: str | None = None
     delay: Duration | None = None
 
+    def value(self) -> Outcome:
+        return Outcome("nack" if self.requeue else "reject", error=self.error, delay=self.delay)
 
-class LaterIn(AckIn, kw_only=True):
-    """Not now: ready again after that time, and the delivery does not count."""
 
+class ReleaseIn(OutcomeOfIn):
+    """Give messages back: they are ready at once, and the delivery does not count as an attempt."""
+
+    def value(self) -> Outcome:
+        return Outcome("release")
+
+
+class LaterIn(OutcomeOfIn, kw_only=True):
+    """Postpone messages: they are ready again after that time, and the delivery does not count as an attempt."""
+
+    EXAMPLE = {"after": "5m"}
     after: Duration
+
+    def value(self) -> Outcome:
+        return Outcome("later", delay=self.after)
+
+
+class SkipIn(OutcomeOfIn):
+    """Skip messages that are not needed: they count as done, and the journal has the reason."""
+
+    EXAMPLE = {"reason": "the order was cancelled"}
+    reason: str | None = None
+
+    def value(self) -> Outcome:
+        return Outcome("skip", error=self.reason)
+
+
+SETTLING: dict[str, type[OutcomeOfIn]] = {"nack": NackIn, "release": ReleaseIn, "later": LaterIn, "skip": SkipIn}
 
 
 class OutcomeIn(Element):
-    """What became of one offset: ack, nack, reject, dead, later or release."""
+    """The outcome of messages."""
 
-    offset: Offset
     outcome: Kind
     error: str | None = None
     delay: Duration | None = None
 
+    def value(self) -> Outcome:
+        return Outcome(self.outcome, error=self.error, delay=self.delay)
+
+
+class OffsetOutcomeIn(OutcomeIn, kw_only=True):
+    """The outcome of one message."""
+
+    offset: Offset
+
 
 class SettleIn(Shape):
-    """Many outcomes of one lease, in one commit."""
+    """Outcomes of messages of one lease, or one for `all` of it that are not settled, in one commit."""
 
     lease_id: UUID
-    outcomes: list[OutcomeIn]
+    outcomes: list[OffsetOutcomeIn] | None = None
+    all: OutcomeIn | None = None
 
 
 class ExtendIn(MessageRef):
-    """The deadline becomes now plus the timeout: for the message, or with a lease alone for all of it."""
+    """Sets the deadline to now plus the timeout: for one message, or for a lease if only that is named."""
 
     timeout_seconds: Timeout | None = None
 
 
-class EventIn(Element):
-    """An event of an outbox elsewhere: it is published once for each `event_id` and number of replays."""
+class EventIn(Content, kw_only=True):
+    """An event of another database's outbox. It is published once for each `event_id` and number of replays."""
 
     event_id: UUID
     replays: Small = 0
-    payload: msgspec.Raw | UnsetType = UNSET
-    payload_base64: str | UnsetType = UNSET
-    key: Text | None = None
-    headers: dict[Text, Text] | None = None
-
-
-class EventsIn(Shape):
-    """Events of an outbox elsewhere, each published once. Ids are compared within the topic and the `source`, which is
-    that of the API key: another key may bring the same ids."""
-
-    events: list[EventIn]
-    source: Annotated[Text, Meta(max_length=200)] = ""
-
-
-class RetentionIn(Shape):
-    """What a topic keeps: a time, a size, or both. Whole segments go, the oldest first."""
-
-    time: Timeout | None = None
-    size: Size | None = None
-    segment_time: Timeout | None = None
-    segment_size: Size | None = None
-    drop_unresolved: bool = False
 
     @classmethod
-    def of(cls, retention: Retention) -> Self:
-        return cls(**plain(retention))
-
-    def value(self) -> Retention:
-        return Retention(
-            time=self.time,
-            size=self.size,
-            segment_time=self.segment_time,
-            segment_size=self.segment_size,
-            drop_unresolved=self.drop_unresolved,
-        )
+    def of(cls, event_id: UUID, replays: int, message: Outgoing) -> Self:
+        encode_event(event_id, replays, message)  # refuses values that the verb itself would refuse
+        return cls(event_id=event_id, replays=replays, **content_of(message))
 
 
-class TopicIn(Shape):
-    """A topic to make. `max_depth` caps what a group has not resolved of a partition; `starvation_limit` is how long a
-    low priority waits at most."""
-
-    name: NewName
-    partitions: Partitions = 1
-    max_depth: Large | None = None
-    priorities: bool = False
-    starvation_limit: Timeout | None = None
-    retention: RetentionIn | None = None
+def _events(sent: Sequence[EventIn]) -> list[tuple[UUID, int, Outgoing]]:
+    return [
+        (event.event_id, event.replays, Outgoing(event.decoded(f"[{number}]"), key=event.key, headers=event.headers))
+        for number, event in enumerate(sent)
+    ]
 
 
-class TopicPatch(Shape):
-    """`partitions`: more of them. `retention`: null keeps everything."""
-
-    partitions: Partitions | UnsetType = UNSET
-    retention: RetentionIn | UnsetType | None = UNSET
-
-
-class ProducerIn(Shape):
-    """Every producer is idempotent; the field is there for those who say so."""
-
-    producer_id: Name
-    idempotent: bool = True
-
-
-class TransactionAckIn(Shape):
-    """Done with the commit: these offsets of the lease, or all that are not settled."""
-
-    transaction_id: UUID
-    lease_id: UUID
-    offsets: list[Offset] | None = None
-
-
-class JournalPatch(Shape):
-    """How far back the journal goes; null: to the beginning."""
-
-    time: Timeout | None = None
-    size: Size | None = None
+GivenEvents = Annotated[
+    Sequence[tuple[UUID, int, Outgoing]],
+    Sent(list[EventIn], lambda events: [EventIn.of(*event) for event in events], _events),
+]

@@ -1,6 +1,5 @@
-"""Verbs as they are declared: the typed method of the façade says what a verb takes and returns, and `@verb` beside it
-where it is found over HTTP and who may call it. The server's operation (http/derived.py) and the client's method
-(remote/derived.py) are made of both."""
+"""Declares verbs: the typed method of the façade says what a verb takes and returns; `@verb` adds its HTTP path and who
+may call it. The server's operation (http/derived.py) and the client's method (remote/derived.py) are made of both."""
 
 from __future__ import annotations
 
@@ -19,24 +18,25 @@ from msgspec import Meta
 from custody.errors import CustodyError, OffsetOutOfRange
 from custody.model.bounds import hints_of
 from custody.model.plain import plain
-from custody.wire.fields import Duration, Help, Text, When
+from custody.wire.fields import Help, Sent, Text, When
 from custody.wire.queries import NoQuery
 from custody.wire.requests import Shape
 
 F = TypeVar("F", bound=Callable[..., Any])
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Right = Literal["produce", "consume", "admin", "any"]
+Thread = Literal["slow", "quick", "read", "append"]
 Tag = Literal["messages", "topics", "groups", "producers", "operating"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A verb and its place in the HTTP interface.
+    """A verb and its HTTP operation.
 
-    `right` is needed on the topic that the path names; without one, on any topic, or with `everywhere` on all of them.
-    `repeat`: after an unknown outcome it may be sent again; a name means, if that argument is true. A GET always may.
-    `nowhere` is how the verb itself answers to a place before every log: by this error, or this value. Before that it
-    would say whether the topic or the group is there, which has the path `thing`.
+    `right` is needed on the topic in the path, or in the parameter `on`; without one, on any topic, or with
+    `everywhere` on all topics. `repeat`: whether a client may repeat it after an unknown outcome; a name means: if that
+    argument is true. It is the default for a GET. `nowhere`: the error or value by which the verb answers a negative
+    offset. Before that the verb checks that the topic or group exists, which has the path `thing`.
     """
 
     function: Callable[..., Any]
@@ -45,6 +45,7 @@ class Verb:
     tag: Tag
     right: Right
     everywhere: bool
+    on: str | None
     answer: Any
     status: int
     example: Any
@@ -53,11 +54,11 @@ class Verb:
     thing: str
     names: Mapping[str, str]
     operation: str
-    thread: Literal["slow", "quick", "read"]
+    thread: Thread
 
     @property
     def refusal(self) -> type[CustodyError]:
-        """How a place that no log has is refused, where it is."""
+        """The error for a place that no log can have."""
         return OffsetOutOfRange if isinstance(self.nowhere, list) else self.nowhere
 
     @property
@@ -70,21 +71,21 @@ class Verb:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """The types of the parameters, by their names."""
+        """The types of the parameters by name."""
         return hints_of(self.function)
 
     @cached_property
     def in_path(self) -> dict[str, str]:
-        """The parameters that the path has, and the placeholder of each."""
+        """The parameters in the path, and the placeholder of each."""
         return {self.parameter(placeholder): placeholder for placeholder in re.findall(r"{(\w+)}", self.path)}
 
     def parameter(self, sent: str) -> str:
-        """The parameter that has this name over HTTP."""
+        """The parameter with this name over HTTP."""
         return next((name for name, other in self.names.items() if other == sent), sent)
 
     @cached_property
     def body(self) -> type[Shape] | None:
-        """What its request contains; None if it contains nothing."""
+        """The type of the body; None if there is none."""
         return self._shape("In") if self.method in ("POST", "PATCH") and self._rest else None
 
     @cached_property
@@ -93,7 +94,7 @@ class Verb:
 
     @cached_property
     def query(self) -> type[Shape]:
-        """What is behind the question mark of its request."""
+        """The type of the query string."""
         return self._shape("Query") if self.method in ("GET", "DELETE") and self._rest else NoQuery
 
     @cached_property
@@ -117,7 +118,7 @@ class Verb:
         return cast(type[Shape], shape)
 
     def given(self, args: Sequence[Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by their names, those too that were left out."""
+        """The arguments of a call by name, including defaults."""
         bound = self.signature.bind(None, *args, **rest)
         bound.apply_defaults()
         found: dict[str, Any] = {}
@@ -126,7 +127,7 @@ class Verb:
         return {name: found.get(name) for name in self.hints}
 
     def answered(self, found: Any, given: Mapping[str, Any]) -> Any:
-        """What the verb has returned, as the answer to these arguments."""
+        """Converts the result of the verb into the answer; `given` are its arguments."""
         if self.answer is None:
             return None
         kind, many = _element(self.answer)
@@ -138,7 +139,7 @@ class Verb:
         return kind.of(found, **{name: given[name] for name in wanted})
 
     def value(self, answer: Any) -> Any:
-        """What the verb returns, out of its answer."""
+        """Converts the answer back into the result of the verb."""
         kind, many = _element(self.answer)
         if not hasattr(kind, "value"):
             return answer
@@ -150,22 +151,22 @@ def _element(answer: Any) -> tuple[Any, bool]:
     return (get_args(answer)[0], True) if get_origin(answer) is list else (answer, False)
 
 
-def sent_as(hint: Any) -> type[Duration] | None:
-    """The type that stands for a parameter in a request, if it is another one; its `of` makes one of a value."""
+def sent_as(hint: Any) -> Sent | None:
+    """The conversion of a parameter that has another type in a request."""
     if get_origin(hint) in (Union, UnionType):
-        return next((kind for one in get_args(hint) if (kind := sent_as(one))), None)
-    kinds = (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, type) and issubclass(one, Duration))
-    return next(kinds, None)
+        return next((found for one in get_args(hint) if (found := sent_as(one))), None)
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Sent)), None)
 
 
 def _sent(hint: Any) -> Any:
-    """The type of a parameter in a request. What helps to fill it in is put outside: in a part it would be hidden."""
+    """The type of a parameter in a request. Help is moved to the outermost type: inside a union it would be hidden."""
     if get_origin(hint) is Annotated:
-        if kind := sent_as(hint):
-            return kind
         help = [Meta(description=str(one)) for one in hint.__metadata__ if isinstance(one, Help)]
-        rest = [one for one in hint.__metadata__ if not isinstance(one, Help)]
-        inner = _sent(hint.__origin__) if not rest else hint.__origin__
+        other = sent_as(hint)
+        rest = [] if other else [one for one in hint.__metadata__ if not isinstance(one, Help)]
+        inner = other.kind if other else _sent(hint.__origin__) if not rest else hint.__origin__
+        if not rest and not help:
+            return inner
         return Annotated[(inner, *rest, *help)]
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(_sent(one) for one in get_args(hint))]  # noqa: UP007  # they are known at run time only
@@ -190,6 +191,7 @@ def verb(
     right: Right,
     answer: Any,
     everywhere: bool = False,
+    on: str | None = None,
     status: int | None = None,
     example: Any = None,
     repeat: bool | str | None = None,
@@ -197,11 +199,11 @@ def verb(
     thing: str | None = None,
     names: Mapping[str, str] | None = None,
     operation: str | None = None,
-    thread: Literal["slow", "quick", "read"] = "slow",
+    thread: Thread = "slow",
 ) -> Callable[[F], F]:
-    """Declares a method of the façade as a verb of the HTTP interface too, and leaves it as it is.
+    """Declares a method of the façade as a verb of the HTTP API too. Returns the method unchanged.
 
-    `names` gives parameters another name over HTTP, `operation` the verb itself. The rest is said of `Verb`.
+    `names` gives parameters another name over HTTP; `operation` names the operation. See `Verb` for the rest.
     """
 
     def declare(function: F) -> F:
@@ -212,6 +214,7 @@ def verb(
             tag=tag,
             right=right,
             everywhere=everywhere,
+            on=on,
             answer=answer,
             status=status or (204 if answer is None else 200),
             example=example,

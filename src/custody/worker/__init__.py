@@ -1,4 +1,4 @@
-"""The worker: claim → handler → settle, until it is stopped."""
+"""The worker: claims, calls the handler and settles, until it is stopped."""
 
 from custody.worker.loop import Verbs, Worker, WorkerSummary
 

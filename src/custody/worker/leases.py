@@ -1,4 +1,4 @@
-"""What the worker holds: leases, and tracks of messages that must be handled one after the other."""
+"""The leases of a worker, and tracks: messages that must be handled one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from custody.verbs.claim import Lease
 
 @dataclass(eq=False)
 class HeldLease:
-    """A lease and what of it is not settled yet. Until `expires` it surely holds, by this process's own clock."""
+    """A lease and its unsettled messages. Until `expires`, by this process's own clock, it is certainly valid."""
 
     lease_id: UUID
     open: set[int]
@@ -23,18 +23,18 @@ class HeldLease:
     lost: bool = False
 
     def lose(self, offsets: Collection[int]) -> None:
-        """These were taken away; without offsets all of it."""
+        """Marks these offsets as lost; without offsets, all."""
         self.open.difference_update(offsets or tuple(self.open))
         self.lost = not self.open
 
     def holds(self) -> bool:
-        """False once it may have run out: somebody else may have its messages."""
+        """False once it may have expired, so that another worker may have its messages."""
         return not self.lost and elapsed() < self.expires
 
 
 @dataclass(eq=False)
 class Track:
-    """Messages of one lease that have to be handled in this order: those of one key, or a single one."""
+    """Messages of one lease that must be handled in this order: those of one key, or a single one."""
 
     lease: HeldLease
     messages: list[Message]
@@ -42,7 +42,7 @@ class Track:
 
 @dataclass(eq=False)
 class Run:
-    """One message in a handler. `given_up`: it took too long, was settled as failed, and its result does not count."""
+    """One message in a handler. `given_up`: it timed out and was settled as failed, so its result is ignored."""
 
     lease: HeldLease
     message: Message

@@ -1,8 +1,8 @@
-"""The worker's loop: claims what it can handle, keeps the leases alive, and stops without losing anything.
+"""The worker's loop: claims what it can handle, extends the leases, and stops without losing anything.
 
 Threads: the caller's claims; `concurrency` threads run handlers; one settles in batches; one extends leases; one
-listens for hints; one drops what retention lets go. A crash of any kind costs the visibility timeout and nothing
-else: all truth is in the database.
+listens for notifications; one does the upkeep of retention. A crash only delays messages by the visibility timeout,
+because all state is in the database.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from custody.errors import CustodyError, InvalidArgument, LeaseLost, NotFound, T
 from custody.handlers import require_handler
 from custody.model.bounds import Bounded
 from custody.model.entities import Group, Settled
-from custody.model.outcomes import Outcome, outcome_of
+from custody.model.outcomes import Counts, Outcome, outcome_of
 from custody.model.policy import Duration, seconds, seconds_or_none
 from custody.verbs.claim import Lease
 from custody.verbs.upkeep import EVERY, keep_up
-from custody.worker.calling import Caller, Handler, NotBegun
+from custody.worker.handler_runner import Handler, HandlerRunner, NotBegun
 from custody.worker.leases import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 0.25  # seconds of work to have in hand: enough to keep the threads busy, little to come back after a crash
+AHEAD = 0.25  # seconds of work to claim ahead: enough to keep the threads busy, little to redeliver after a crash
 MOST_AT_ONCE = 1000
 BUSY = 0.03
-SOON = 0.005  # the shortest pause before something that is due
-QUICK = 0.005  # a handler that takes less is not worth a second lease of an ordered group
+SOON = 0.005  # seconds; the shortest wait for a due message
+QUICK = 0.005  # seconds; for faster handlers a second lease of an ordered group is not worth it
 
 
 class Verbs(Protocol):
-    """What the worker needs of Custody."""
+    """The part of Custody that the worker uses."""
 
     def group(self, topic: str, group: str) -> Group: ...
     def claim(self, topic: str, group: str, *, max_messages: int, visibility_timeout: Duration | None) -> Lease: ...
@@ -57,15 +57,8 @@ class Verbs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSummary:
-    """What a worker did: `lost` outcomes came after their lease had expired and were refused."""
-
-    done: int
-    failed: int
-    dead: int
-    later: int
-    released: int
-    lost: int
+class WorkerSummary(Counts):
+    """What a worker did."""
 
 
 class Worker(Bounded):
@@ -88,7 +81,7 @@ class Worker(Bounded):
         require_handler(handler, generators=False, coroutines=True)
         policy = verbs.group(topic, group).policy
         if policy is None:
-            # a bare group: let the verb refuse it with its own words
+            # a bare group: the verb refuses it with its own error
             verbs.claim(topic, group, max_messages=1, visibility_timeout=None)
             raise AssertionError("a claim on a bare group was accepted")
         self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
@@ -109,21 +102,21 @@ class Worker(Bounded):
         self._runs: set[Run] = set()
         self._hands: list[threading.Thread] = []
         self._in_hand = 0
-        self._took = 0.0  # a moving average of how long a handler takes
+        self._took = 0.0  # moving average of the handler's duration
         self._error: Exception | None = None
-        self._overdue = 0.0  # the last pause, if something was overdue that a claim did not get
+        self._overdue = 0.0  # the last pause, if a message was overdue but could not be claimed
         self.waiting_for: str | None = None
-        """Why nothing is claimed just now: empty, busy, paused, a cap, or that the database cannot be reached."""
+        """Why nothing is claimed now: empty, busy, paused, a limit, or an unreachable database."""
 
     def stop(self) -> None:
-        """Ends the work gracefully: what runs is finished and settled, what has not begun is released."""
+        """Stops gracefully: running handlers finish and are settled, messages not started are released."""
         self._stopping.set()
         self._wake.set()
 
     def run(self) -> WorkerSummary:
-        """Works until `stop`. Survives a restart of the database; raises if the topic or group is gone, or on an error
-        that no retry will mend."""
-        self._call = Caller(self._handler, self._handler_timeout, self._group)
+        """Works until `stop`. Survives a restart of the database. Raises if the topic or group was deleted, or on an
+        error that no retry can fix."""
+        self._call = HandlerRunner(self._handler, self._handler_timeout, self._group)
         self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled, self._fail)
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
         for _ in range(self._concurrency):
@@ -140,21 +133,13 @@ class Worker(Bounded):
             try:
                 self._wind_down()
             finally:
-                self._ended.set()  # whatever happens: a keeper left behind would keep the leases alive for ever
+                self._ended.set()  # in any case, or the keeper would extend the leases for ever
                 keeper.join(1)  # it may be waiting for a database that is down
                 stop_listening()
                 self._call.close()
         if self._error is not None:
             raise self._error
-        counts = self._counts
-        return WorkerSummary(
-            done=counts["ack"],
-            failed=counts["nack"],
-            dead=counts["died"],
-            later=counts["later"],
-            released=counts["release"] + counts["set free"],
-            lost=counts["lost"],
-        )
+        return WorkerSummary(**self._counts)
 
     def _claim_until_stopped(self) -> None:
         pause = 0.1
@@ -182,7 +167,7 @@ class Worker(Bounded):
                 pause = min(pause * 2, 5.0)
 
     def _wanted(self) -> int:
-        """How many messages to claim: none while enough is in hand, else as much as the threads do in a short while."""
+        """How many messages to claim: none while enough are waiting, else as many as the threads handle in AHEAD."""
         with self._guard:
             size = self._fixed_size
             if size is None:
@@ -190,7 +175,7 @@ class Worker(Bounded):
                 size = max(self._concurrency, min(MOST_AT_ONCE, ahead))
             starving = self._concurrency - len(self._runs) > self._tracks.qsize()
             if self._ordered and self._took < QUICK:
-                # a second lease would find its keys in the first one and park them, only to wake them a moment later
+                # a second lease would find its keys in the first one and park their messages, only to wake them soon
                 return size if self._in_hand == 0 else 0
             if not self._ordered and self._in_hand < max(size // 2, self._concurrency):
                 return size
@@ -208,13 +193,13 @@ class Worker(Bounded):
     def _wait(self, reason: str, detail: str | None) -> None:
         self._say(reason if detail is None else f"{reason}: {detail}")
         if reason == "busy" and detail is not None:
-            return  # nothing of what it has looked at is bound, and there is more
+            return  # no bound message among those scanned; claim again
         if reason == "busy":
-            # others are at it: come back soon, but not all at once
+            # others are claiming: retry soon, with jitter
             self._wake.wait(random.uniform(0.002, BUSY))
             return
         due = self._verbs.next_due(self._topic, self._group)
-        if due is not None and due <= 0:  # somebody holds it, such as an expired lease in an open transaction
+        if due is not None and due <= 0:  # locked, for example by an open transaction that settles an expired lease
             self._overdue = due = min(self._poll, max(SOON, 2 * self._overdue))
         else:
             self._overdue = 0.0
@@ -227,7 +212,7 @@ class Worker(Bounded):
             self.waiting_for = reason
 
     def _settled(self, lease: HeldLease) -> None:
-        """After a settle, and when a lease is lost: what is in hand now."""
+        """Updates what is in hand, after a settle and when a lease is lost."""
         with self._guard:
             if lease.lost or not lease.open:
                 self._leases.discard(lease)
@@ -235,7 +220,7 @@ class Worker(Bounded):
         self._wake.set()
 
     def _fail(self, error: Exception) -> None:
-        """Something that no retry will mend: ends the work, and `run` raises it."""
+        """Ends the work with an error that no retry can fix; `run` raises it."""
         logger.error("the worker stops: %s", error, exc_info=error)
         self._error = error
         self.stop()
@@ -247,16 +232,16 @@ class Worker(Bounded):
         hand.start()
 
     def _handle_tracks(self) -> None:
-        """One handler thread: track after track, until it is told to end or has been given up as stuck."""
+        """One handler thread: runs tracks until it is told to end, or was abandoned as stuck."""
         while (track := self._tracks.get()) is not None:
             for message in track.messages:
                 if track.lease.lost:
                     break
                 if message.offset not in track.lease.open:
-                    continue  # taken away from the lease by a rewind
+                    continue  # a rewind removed it from the lease
                 if self._stopping.is_set():
                     self._settling.add(track.lease, message, Outcome("release"))
-                    break  # in an ordered group the release takes the rest of the key along
+                    break  # in an ordered group the release includes the later messages of the key
                 run = Run(track.lease, message, threading.current_thread())
                 with self._guard:
                     self._runs.add(run)
@@ -265,7 +250,7 @@ class Worker(Bounded):
                 took = time.monotonic() - run.started
                 with self._guard:
                     if run.given_up:
-                        return  # reported when it happened; another thread has taken this one's place
+                        return  # already reported; another thread has replaced this one
                     self._runs.discard(run)
                     if outcome.kind != "release":
                         self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
@@ -274,7 +259,7 @@ class Worker(Bounded):
                     break
 
     def _keep(self) -> None:
-        """Extends the leases that still have messages in hand, and gives up handlers that take too long."""
+        """Extends the leases that still have messages in hand, and abandons handlers that time out."""
         every = max(0.02, self._visibility / 3)
         if self._handler_timeout is not None:
             every = min(every, max(0.02, self._handler_timeout / 4))
@@ -293,7 +278,7 @@ class Worker(Bounded):
                     lease.expires = holds_until(sent, self._visibility)
                 except LeaseLost as error:
                     lease.lose(error.lost)
-                    if not lease.lost:  # the rest of it was extended
+                    if not lease.lost:  # otherwise the rest of it was extended
                         lease.expires = holds_until(sent, self._visibility)
                     self._settled(lease)
                 except CustodyError as error:
@@ -310,7 +295,7 @@ class Worker(Bounded):
                 self._hands.remove(run.thread)
         for run in stuck:
             logger.error(
-                "the handler has been running for more than %g s on %s/%d/%d; thread %s is left behind",
+                "the handler has been running for more than %g s on %s/%d/%d; thread %s is abandoned",
                 self._handler_timeout, self._topic, run.message.partition, run.message.offset, run.thread.name,
             )  # fmt: skip
             error = f"the handler took longer than {self._handler_timeout:g} s"
@@ -318,7 +303,7 @@ class Worker(Bounded):
             self._add_hand()
 
     def _wind_down(self) -> None:
-        """Lets running handlers finish, gives back the rest, settles everything, all within the grace period."""
+        """Waits for running handlers, releases the rest and settles everything, within the grace period."""
         self._stopping.set()
         until = time.monotonic() + self._grace
         with suppress(queue.Empty):

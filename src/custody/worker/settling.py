@@ -1,4 +1,4 @@
-"""Settling in batches: whatever has finished meanwhile goes in one statement for each lease."""
+"""Settles in batches: all outcomes since the last settle go in one statement for each lease."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from custody.elapsed import elapsed
 from custody.errors import LeaseLost, Transient
 from custody.model.entities import Message, Settled
-from custody.model.outcomes import Outcome
+from custody.model.outcomes import OUTCOMES, Outcome
 from custody.worker.leases import HeldLease
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,11 @@ class Settling:
         self._finished.put((lease, message, outcome))
 
     def close(self, timeout: float) -> None:
-        """Returns when everything that was added is settled or lost, or when the time is over."""
+        """Returns when everything that was added is settled or lost, or after the timeout."""
         self._finished.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            logger.error("not everything could be settled in time; the rest comes back when its lease expires")
+            logger.error("not everything could be settled in time; the rest is delivered again when its lease expires")
 
     def _run(self) -> None:
         ended = False
@@ -68,7 +68,7 @@ class Settling:
             for lease, outcomes in by_lease.items():
                 try:
                     self._settle_one(lease, outcomes)
-                except Exception as error:  # in a thread of its own, nobody else would hear of it
+                except Exception as error:  # this thread has no caller that could report it
                     self._failed(error)
                 self._settled(lease)
 
@@ -82,20 +82,26 @@ class Settling:
                 break
             except Transient as error:
                 if not lease.holds() and (_all_released(outcomes) or elapsed() > lease.expires + RETRY_MOST):
-                    # whoever answers now would only say that it is too late; what was not begun comes back by itself
+                    # a settle would be refused now; messages not started are delivered again after the expiry
                     self._lost(lease, outcomes, LeaseLost("the lease expired before the database was back"))
                     break
-                logger.warning("settling again in %.2f s: %s", pause, error)
+                logger.warning("retrying the settle in %.2f s: %s", pause, error)
                 threading.Event().wait(pause)
                 pause = min(pause * 2, RETRY_MOST)
                 continue
-            for outcome in outcomes.values():
-                self._counts[outcome.kind] += 1
-            self._counts["died"] += len(result.dead)
-            self._counts["set free"] += len(result.released)
+            self._count(outcomes.values())
+            self._counts["dead"] += len(result.dead)
+            self._counts["released"] += len(result.released)
             lease.open.difference_update(outcomes)
             lease.open.difference_update(result.released)
             break
+
+    def _count(self, outcomes: Iterable[Outcome]) -> None:
+        """By what was said. Which messages are dead is for the answer to say: that depends on the policy, too."""
+        for outcome in outcomes:
+            counted = OUTCOMES[outcome.kind].counted
+            if counted != "dead":
+                self._counts[counted] += 1
 
     def _send(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
         if lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values()):
@@ -103,22 +109,20 @@ class Settling:
         return self._settle(lease.lease_id, outcomes)
 
     def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:
-        # what was lost before is named again
+        # the error also lists messages that were lost before
         gone = outcomes.keys() & error.lost if error.lost else set(outcomes)
         if gone >= outcomes.keys():
             lease.lost = True
         late = sum(offset in gone and outcome.kind != "release" for offset, outcome in outcomes.items())
         self._counts["lost"] += late
-        for offset, outcome in outcomes.items():
-            if offset not in gone:
-                self._counts[outcome.kind] += 1
+        self._count(outcome for offset, outcome in outcomes.items() if offset not in gone)
         lease.open.difference_update(outcomes)
         if late:
             logger.warning("%d outcomes came too late and were refused: %s", late, error)
         if len(gone) > late:
             logger.warning(
-                "messages not begun, since their lease may have run out: %d. "
-                "If the database was there all the time, use a longer visibility timeout",
+                "%d messages were not started, because their lease may have expired. "
+                "If the database was available all the time, use a longer visibility timeout",
                 len(gone) - late,
             )
 

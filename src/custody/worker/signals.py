@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Makes SIGTERM and Ctrl-C call `stop` while the block runs. A second one acts as if this were not here."""
+    """Makes SIGTERM and Ctrl-C call `stop` while the block runs. A second signal has its usual effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

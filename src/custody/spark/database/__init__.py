@@ -1,1 +1,1 @@
-"""What Spark asks of the database. Nothing here imports PySpark."""
+"""Spark's access to the database. Nothing here imports PySpark."""

@@ -1,7 +1,7 @@
-"""Reading straight into Arrow, past Python objects: events by offset, views, and the plan of what there is to read.
+"""Reads directly into Arrow, without Python objects: events by offset, and views; and plans such reads.
 
-ADBC streams a COPY into Arrow's columns at more than a million rows a second. Planning needs refusals with their codes,
-and goes through the functions.
+ADBC streams a COPY into Arrow's columns at more than a million rows a second. Planning uses the SQL functions, because
+it needs their errors with codes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["Bounds", "Condition", "Planner", "Read", "events", "locate", "offset
 
 BATCH_ROWS = 10_000
 SLICE_ROWS = 250_000
-"""What one task reads: a few tenths of a second of work."""
+"""Offsets that one task reads: a few tenths of a second of work."""
 
 Read = tuple[str, str]
 """A table of the log with its partition ("custody.log_7 WHERE partition = 3"), and a multirange of offsets."""
 
 
 class Bounds(NamedTuple):
-    """A partition: its first offset that is there, and its next one."""
+    """A partition: its first available offset, and its next one."""
 
     partition: int
     first: int
@@ -47,18 +47,18 @@ def events(
     conditions: Sequence[Condition] = (),
     share: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The events of these reads, one after the other, each by offset; batches of `batch_rows` at most.
+    """The events of these reads, one read after the other, each by offset, in batches of at most `batch_rows`.
 
     Columns: partition int32, offset int64, published_at timestamp[us, UTC], key string, kind string (j, t or b),
     payload binary, headers string (JSON). `share` (k, m) takes the k-th of m parts, from 0 on: all messages of a key
-    are in one part, those without a key are spread. A segment that is no longer there is `offset_out_of_range`.
+    are in one part, those without a key are spread. A dropped segment raises `offset_out_of_range`.
     """
     statements = [select_events(source, ranges, conditions, share) for source, ranges in reads]
     return _fetch(url, statements, batch_rows)
 
 
 def offsets(url: str, reads: Iterable[Read], *, share: tuple[int, int] | None = None) -> Iterator[pa.RecordBatch]:
-    """The offsets alone of what `events` would read."""
+    """Only the offsets of what `events` would read."""
     statements = [select_events(source, ranges, share=share, offsets_only=True) for source, ranges in reads]
     return _fetch(url, statements, BATCH_ROWS)
 
@@ -83,7 +83,7 @@ def _fetch(url: str, statements: Sequence[str], batch_rows: int) -> Iterator[pa.
 
 
 class Planner:
-    """What there is to read: bounds, times, tables. Holds a connection; close it, or use it as a context manager."""
+    """Plans reads: bounds, times, tables. Holds a connection; close it, or use it as a context manager."""
 
     def __init__(self, url: str) -> None:
         check_schema(url)
@@ -114,7 +114,7 @@ class Planner:
     def reads(self, topic: str, partition: int, start: int, until: int, *, rows: int | None = None) -> list[list[Read]]:
         """[start, until) of a partition as slices of `rows` offsets at most (SLICE_ROWS), each with its reads.
 
-        A start below the first offset is `offset_out_of_range`.
+        A start below the first offset raises `offset_out_of_range`.
         """
         bounds: dict[str, Any] = {"from": start, "until": until}
         slices: list[list[Read]] = []
@@ -133,7 +133,7 @@ class Planner:
 def locate(url: str | None = None) -> str:
     """The URL of the database: the one given, that of CUSTODY_DATABASE or `custody.yaml`, or the embedded one's.
 
-    The embedded server has to run already: whoever reads in another process can neither start it nor keep it alive.
+    The embedded server must run already: a reader in another process can neither start it nor keep it alive.
     """
     settings = config.load()
     url = url or settings.database
@@ -141,10 +141,10 @@ def locate(url: str | None = None) -> str:
         postmaster = Home.at(settings.home).postmaster()
         if postmaster is None or not postmaster.answers():
             raise DatabaseUnavailable(
-                f"no database is named, and no embedded one runs in {settings.home}",
-                "Name one (a postgresql:// URL, or CUSTODY_DATABASE), or keep custody.connect() open meanwhile.",
+                f"no database is configured, and no embedded one is running in {settings.home}",
+                "Give one (a postgresql:// URL, or CUSTODY_DATABASE), or keep custody.connect() open meanwhile.",
             )
         return postmaster.url
     if not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument("that is not the URL of a database", "Give one that begins with postgresql://.")
+        raise InvalidArgument("the URL is not that of a database", "Give one that begins with postgresql://.")
     return url

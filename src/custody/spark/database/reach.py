@@ -1,4 +1,4 @@
-"""Whether a database can be reached from where this runs, and by what way."""
+"""Whether this process can reach a database, and whether it does so by a Unix socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 
 def unreached(url: str, seconds: int = 5) -> str | None:
-    """Why this process cannot connect to the database, by a connection that is closed again; None if it can."""
+    """The error with which this process cannot connect to the database; None if it can."""
     try:
         psycopg.connect(url, connect_timeout=seconds, application_name="custody-probe").close()
     except psycopg.Error as error:
@@ -18,7 +18,7 @@ def unreached(url: str, seconds: int = 5) -> str | None:
 
 
 def by_socket(url: str) -> bool:
-    """Whether the URL leads to a Unix socket, which only processes of the same machine can use."""
+    """Whether the URL names a Unix socket, which only processes on the same machine can use."""
     parts = conninfo_to_dict(url)
     if parts.get("hostaddr") or os.environ.get("PGHOSTADDR"):
         return False

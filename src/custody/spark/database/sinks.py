@@ -1,6 +1,6 @@
-"""The verbs of the plain sink: tasks stage messages, and one transaction on the driver publishes them, or none.
+"""The verbs of the plain sink: tasks stage messages, and one transaction on the driver publishes all or none.
 
-Every one runs over the one connection that its process keeps.
+Each runs over the one connection that its process keeps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from custody.errors import CustodyError, DatabaseUnavailable
 from custody.store import staging
-from custody.verbs.pipelines import Placed, Sink
+from custody.verbs.pipelines import Sink, StagedCount
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +21,17 @@ def topic(url: str, name: str) -> Sink:
 
 
 def open_stage(url: str, stage: str) -> None:
-    """Makes the stage unless it is there; several tasks may do so at once. Runs in a task."""
+    """Creates the stage if it does not exist; several tasks may do so at once. Runs in a task."""
     staging.call(url, "open_stage", stage=stage)
 
 
 def commit(
-    url: str, stage: str, placed: Sequence[Placed], *, query: str | None = None, batch: int | None = None
+    url: str, stage: str, placed: Sequence[StagedCount], *, query: str | None = None, batch: int | None = None
 ) -> int | None:
-    """Publishes what is staged, in the order given. None if this batch of the query was published before.
+    """Publishes what is staged, in the given order. None if this batch of the query was published before.
 
-    Runs on the driver, and is one transaction. A lost connection leaves open whether it happened; with a query that is
-    asked for again, and harmless.
+    Runs on the driver, in one transaction. After a lost connection the outcome is unknown; for a streaming query a
+    repeat is idempotent.
     """
     arguments: dict[str, object] = {
         "query": query,
@@ -48,17 +48,17 @@ def commit(
     except DatabaseUnavailable:
         if query is None:
             raise
-        # it may have died between two batches, long before this one
+        # the connection may have died between two batches, long before this one
         published = staging.call(url, "sink_commit", **arguments)[0][0]
     try:
         staging.call(url, "drop_stage", stage=stage)
         staging.call(url, "hint", topics=sorted({place.topic_id for place in placed}))
     except CustodyError as error:
-        # it is published: nothing that comes later may make Spark write it again
+        # it is published, so no later error may make Spark write it again
         logger.debug("after a commit: %s", error)
     return None if published is None else int(published)
 
 
 def drop_stage(url: str, stage: str) -> None:
-    """Clears a stage away, unless a task still writes into it: then it goes another day. Runs on the driver."""
+    """Drops a stage, unless a task is still writing into it; then it stays for now. Runs on the driver."""
     staging.call(url, "drop_stage", stage=stage)

@@ -1,1 +1,1 @@
-"""What drives a pipeline: its query, its claims, the job of each batch, and its commit."""
+"""The driver of a pipeline: its query, its claims, the jobs of each batch, and the commit."""

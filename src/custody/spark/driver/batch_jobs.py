@@ -1,4 +1,4 @@
-"""The work of one batch: the job that runs a claim's messages, and the jobs that find the rows which break it."""
+"""The jobs of one batch: the one that runs a claim's messages, and those that isolate the rows that break it."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ from custody.spark.pipeline import Pipeline
 from custody.spark.tasks import each, frame
 from custody.spark.tasks.events import EVENTS, reader
 from custody.spark.tasks.job import DATA, KEEPING, RESULT, Job, gather
-from custody.verbs.pipelines import Drive, Work
+from custody.verbs.pipelines import BatchReport, DriverVerbs
 
 
 def parsed(schema: str | None) -> StructType | None:
-    """The schema of a pipeline; it needs a session to be understood."""
+    """The schema of a pipeline, parsed; this needs a session."""
     if schema is None:
         return None
     try:
         fields = cast("StructType", StructType.fromDDL(schema))
     except PySparkException as error:
-        raise InvalidArgument(f"the schema {schema!r} is not one: {described(error)}") from error
+        raise InvalidArgument(
+            f"the schema {schema!r} is invalid: {described(error)}",
+            "Write the fields as in SQL: 'sku string, add int'.",
+        ) from error
     taken = [field.name for field in fields if field.name.startswith("_")]
     if taken:
         raise InvalidArgument(
-            f"the schema has a field {taken[0]!r}", "Names that begin with an underscore belong to Custody here."
+            f"the schema has a field {taken[0]!r}", "Rename it: names with a leading underscore are Custody's."
         )
     return fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is known of a pipeline before it runs."""
+    """What is known about a pipeline before it runs."""
 
     schema: StructType | None
     narrow: bool
-    """The frame's rows stay in their tasks and in order."""
+    """Whether the frame keeps rows in their tasks and in order."""
 
 
 def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
-    """Refuses a schema that is none, and a frame that cannot be run batch by batch. Changes nothing."""
+    """Refuses an invalid schema, and a frame that cannot be run batch by batch. Changes nothing."""
     schema = parsed(pipeline.schema)
     narrow = pipeline.transform is not None and check(
         spark, pipeline.transform, schema, published=bool(pipeline.sinks), keeps=bool(pipeline.outside)
@@ -61,25 +64,25 @@ def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJobs:
-    """Runs the batches of a pipeline. In the driver, within `foreachBatch`."""
+    """Runs the batches of a pipeline. Runs in the driver, within `foreachBatch`."""
 
     pipeline: Pipeline
     spark: SparkSession
-    drive: Drive
+    drive: DriverVerbs
     job: Job
     shape: Shape
     kept: CachedRows
-    """The rows of the batch for sinks outside: the caller clears them when they are written."""
+    """The rows of the batch for sinks outside. The caller clears them after writing."""
     watch: Watch
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def work(self, batch: DataFrame, *, careful: bool, unproven: bool = False) -> tuple[int, Work] | None:
-        """The claim's number and what its messages came to. None if the batch has no messages.
+    def work(self, batch: DataFrame, *, careful: bool, unproven: bool = False) -> tuple[int, BatchReport] | None:
+        """The claim's number and the outcomes of its messages. None if the batch has no messages.
 
-        `unproven`: nothing has been done since the start, so it may be the code that fails.
+        `unproven`: no message was done since the start, so the code may be wrong.
 
-        The number comes with the rows, always: who guesses the claim in flight may settle another one's.
+        The number always comes with the rows: guessing the claim in flight could settle another one.
         """
         if self.pipeline.handler is not None:
             task = each.task(replace(self.job, careful=careful), self.pipeline.handler)
@@ -100,27 +103,27 @@ class BatchJobs:
         except Exception as error:
             if fault(error) != "row" or self.stopping():
                 raise
-            self.trouble(f"a row breaks the batch, which is run in parts to find it ({described(error)})")
+            self.trouble(f"a row breaks the batch; running it in parts to find the row ({described(error)})")
             messages = self.drive.by_key(number)
             if not messages:
-                raise ClaimLost(f"claim {number} is not in flight any more") from error
+                raise ClaimLost(f"claim {number} is no longer in flight") from error
             isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping, unproven=unproven)
             return number, isolation.of(messages)
         work.exact = self.shape.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
 
-    def _framed(self, batch: DataFrame, number: int, *, once: bool) -> Work:
-        """One job: the frame over the referenced messages, its rows staged."""
+    def _framed(self, batch: DataFrame, number: int, *, once: bool) -> BatchReport:
+        """One job: runs the frame over the referenced messages and stages its rows."""
         assert self.pipeline.transform is not None
-        # elsewhere a second attempt may be a copy of a slow one, or the heir of a lost executor, and no row's fault
+        # elsewhere a second attempt may be speculative, or replace a lost executor's, which is no row's fault
         job = replace(self.job, once=once and runs_here(self.spark.sparkContext))
         messages = batch.mapInArrow(reader(job), EVENTS)
         try:
             result = self.pipeline.transform(frame.typed(messages, self.shape.schema))
         except PySparkException:
             raise
-        except Exception as error:  # here in the driver, where there is no row yet
+        except Exception as error:  # raised in the driver, before any row is processed
             raise NotTheRows(f"the frame raised {type(error).__name__}: {error}") from error
         rows = frame.outputs(result, published=bool(self.job.sinks), keeps=self.job.keeps)
         if self.job.keeps:
@@ -133,13 +136,13 @@ class BatchJobs:
             raise
         return work
 
-    def _part(self, number: int, part: list[Reference]) -> Work:
+    def _part(self, number: int, part: list[Reference]) -> BatchReport:
         rows = self.spark.createDataFrame(references(number, sorted(part))).coalesce(1)
         try:
             with self.watch.job(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
                 return self._framed(rows, number, once=len(part) > 1)
         except TookTooLong:
-            self.drive.keep()  # a database that does not answer makes every job wait: that is no row's fault
+            self.drive.keep()  # if the database does not answer, every job waits, which is no row's fault
             raise
 
 

@@ -1,6 +1,6 @@
-"""Driving one pipeline: its streaming query, started again when it fails, while a thread keeps the leases alive.
+"""Drives one pipeline: runs its streaming query, restarts it when it fails, and renews the leases in a thread.
 
-Spark's checkpoint is temporary: all truth is in Postgres. What is done with a batch is in `settlement`.
+Spark's checkpoint is temporary: all state is in PostgreSQL. `settlement` processes the batches.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.pipeline import Pipeline
 from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
-from custody.verbs.pipelines import Drive, Pass
+from custody.verbs.pipelines import DriverVerbs, PassLimit
 from custody.verbs.upkeep import keep_up
 
 logger = logging.getLogger(__name__)
 
 ENDING = 10.0
-"""Seconds that Spark has to end what was cancelled, or a query that was stopped."""
+"""Seconds that Spark has to end a cancelled job or a stopped query."""
 IDLE = 10.0
 """Seconds after which a query that has not failed, and has no batch, is taken to be well."""
+FIRST_PAUSE = 0.5
+"""Seconds until a query that failed after a batch is started again; twice as many each time that there was none."""
 _REGISTERING = threading.Lock()
 
 
@@ -60,7 +62,7 @@ class Driving:
         self._visibility = seconds(policy.visibility_timeout)
         self._shape = shape
         self.error: Exception | None = None
-        """What the pipeline failed of."""
+        """The error with which the pipeline failed."""
         self._report = Report()
         self._fenced: PipelineFenced | None = None
         self._in_batch = threading.Lock()
@@ -72,12 +74,12 @@ class Driving:
         )
         self._last_epoch: int | None = None
         self._restarts = 0
-        self._only: Pass | None = None
+        self._only: PassLimit | None = None
         self._give_up_at: float | None = None
         self._started = time.monotonic()
 
     def run(self) -> None:
-        """Until it is stopped, the pass is over, a newer driver takes over, or nothing helps."""
+        """Runs until it is stopped, the pass is over, a newer driver takes over, or an error is final."""
         try:
             with self._report:
                 self._run()
@@ -86,7 +88,7 @@ class Driving:
             raise
 
     def _run(self) -> None:
-        pause, settled = 0.5, self._settlement
+        pause, settled = FIRST_PAUSE, self._settlement
         while not self._stop.is_set():
             batches = settled.batches
             error: BaseException | None
@@ -103,35 +105,35 @@ class Driving:
                 return
             if isinstance(error, GONE):
                 raise PipelineFailed(
-                    "Spark's JVM is gone", "Start the pipeline again: it goes on where it was."
+                    "Spark's JVM has died", "Start the pipeline again: it continues where it was."
                 ) from error
             known = ours(error)
             if known is not None and not isinstance(known, Transient | TopicChanged | ClaimLost):
-                raise known  # fenced, or its topic or group is gone
+                raise known  # fenced, or its topic or group was deleted
             settled.failures = 1 if settled.batches > batches else settled.failures + 1
-            # a database that is down is waited for, however long; a pass has to end
+            # wait for a database that is down, however long it takes; but a pass has to end
             if settled.exhausted and (self._settings.one_pass or not isinstance(known, Transient)):
                 raise PipelineFailed(
                     f"pipeline {self.pipeline.name} failed {settled.failures} times in a row: {described(error)}",
-                    "Mend what the error names and start it again: nothing was lost, and nobody was charged.",
+                    "Fix the cause and start it again: nothing was lost, and no failure was counted.",
                 )
             if settled.batches == batches:
-                # it may be the checkpoint: Spark refuses one that a killed driver left half written, and none is needed
+                # perhaps because of the checkpoint: Spark refuses one that a killed driver left half written
                 self._checkpoint = None
-            pause = 0.5 if settled.batches > batches else min(pause * 2, 30.0)
+            pause = FIRST_PAUSE if settled.batches > batches else min(pause * 2, 30.0)
             self._report.failed(described(error), settled.failures)
-            self.trouble(f"the query failed and starts again in {pause:g} s: {described(error)}")
+            self.trouble(f"the query failed and restarts in {pause:g} s: {described(error)}")
             self._restarts += 1
             self._stop.wait(pause)
 
     def abandon(self) -> None:
-        """Cancels the batch that runs, and waits for nothing."""
+        """Cancels the running batch without waiting."""
         with suppress(Py4JError, *GONE):
             self._watch.cancel()
 
     def _take_over(self) -> Epoch:
-        """A new epoch: whoever drove the pipeline before is fenced, and what it had in flight is ours."""
-        # once we have driven, only after ourselves: whoever came meanwhile is newer
+        """Begins a new epoch: the previous driver is fenced, and its claim in flight is ours."""
+        # after our first epoch, only if the last epoch is ours: any other driver is newer
         drive, found = self._c.drive(
             self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility, after=self._last_epoch
         )
@@ -160,31 +162,24 @@ class Driving:
 
     @property
     def _doing(self) -> str:
-        """What a batch runs, for people."""
+        """What a batch runs, as text for people."""
         handler = self.pipeline.handler
         return "the frame" if handler is None else f"the handler {getattr(handler, '__name__', 'of the pipeline')}"
 
     def summary(self) -> PipelineSummary:
-        totals = self._settlement.totals
+        totals = vars(self._settlement.totals)
         return PipelineSummary(
             pipeline=self.pipeline.name,
             batches=self._settlement.batches,
-            messages=totals.messages,
-            done=totals.done,
-            failed=totals.failed,
-            dead=totals.dead,
-            later=totals.later,
-            released=totals.released,
-            lost=totals.lost,
-            outputs=totals.outputs,
+            **{name: count for name, count in totals.items() if name != "repeated"},
             restarts=self._restarts,
             seconds=time.monotonic() - self._started,
             error=None if self.error is None else str(self.error),
             left=outlook(self._c, self.pipeline.source, self.pipeline.group),
         )
 
-    def _job(self, drive: Drive) -> Job:
-        """What tasks are told."""
+    def _job(self, drive: DriverVerbs) -> Job:
+        """The job description for tasks."""
         policy, source = self._policy, self._c.topic(self.pipeline.source)
         return Job(
             url=self._c.database_url,
@@ -202,7 +197,7 @@ class Driving:
         )
 
     def _query(self) -> BaseException | None:
-        """One streaming query from its start to its end; what it failed of, if it did."""
+        """Runs one streaming query to its end and returns its error, if it failed."""
         driver = self._epoch.drive.driver
         claims = ClaimOptions(
             topic=driver.topic,
@@ -224,17 +219,17 @@ class Driving:
         self._ending.clear()
         query: StreamingQuery | None = None
         try:
-            # before the query: a first claim may be taken before it is there
+            # before the query, because its source may claim before the query object exists
             threading.Thread(target=self._keep, args=[ended], name="custody keeper", daemon=True).start()
             maintain = partial(self._c.maintain, driver.topic)
             threading.Thread(target=keep_up, args=[maintain, ended], name="custody upkeep", daemon=True).start()
-            # a URI: as a bare path it would be looked for on Spark's default file system
+            # a URI, because Spark looks up a bare path on its default file system
             query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
             since = time.monotonic()
             while query.isActive and not self._stop.is_set() and self._fenced is None:
                 query.awaitTermination(0.2)  # type: ignore[arg-type]  # declared int; a float is taken
                 if time.monotonic() - since > IDLE and not self._in_batch.locked():
-                    self._report.goes_well()  # it claims, and there is nothing to be had
+                    self._report.goes_well()  # it claims, but there are no messages
             return None if self._stop.is_set() else self._outcome(query)
         except (PySparkException, *GONE) as error:
             return error
@@ -249,16 +244,16 @@ class Driving:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def _end_batch(self) -> None:
-        """A batch that runs is finished and committed, within the grace period; none begins any more."""
+        """Waits up to the grace period until the running batch is committed. No new batch begins."""
         if self._batch_ended(self._grace):
             return
-        self.trouble(f"the batch that runs has not ended within {self._grace:g} s and is cancelled")
+        self.trouble(f"the running batch has not ended within {self._grace:g} s and is cancelled")
         until = time.monotonic() + ENDING
         while time.monotonic() < until:
             self.abandon()
             if self._batch_ended(0.5):
                 return
-        self.trouble("the batch cannot be ended, and is left behind: what it would still commit is refused")
+        self.trouble("the batch does not end and is abandoned; its commit would be refused")
 
     def _batch_ended(self, timeout: float) -> bool:
         if not self._in_batch.acquire(timeout=timeout):
@@ -290,17 +285,17 @@ class Driving:
         return None
 
     def _give_back(self) -> None:
-        """A claim that was not run need not wait for its lease to expire."""
+        """Releases a claim that was not run, so that it need not expire."""
         try:
             self._epoch.drive.release()
         except CustodyError as error:
             logger.debug("the claim in flight was not released: %s", error)
 
     def _keep(self, ended: threading.Event) -> None:
-        """Keeps the leases of the claim in flight alive, as long as this process lives."""
+        """Renews the leases of the claim in flight while the query runs."""
         while not ended.wait(self._visibility / 3):
             if not self._in_batch.locked():
-                continue  # the source has just renewed what it claims, and an idle pipeline asks nothing
+                continue  # a new claim is leased anyway, and an idle pipeline should not query the database
             try:
                 self._epoch.drive.keep()
             except PipelineFenced as error:
@@ -314,11 +309,11 @@ class Driving:
         self._settings.tell(self._settings.on_trouble, f"{self.pipeline.name}: {text}")
 
     def _batch(self, references: DataFrame, batch_id: int) -> None:
-        """Runs in the driver, for each micro-batch: until its claim is committed, lost, or taken over."""
+        """Processes a micro-batch until its claim is committed, lost, or taken over. Runs in the driver."""
         with self._in_batch, self._watch.batch(self._doing):
             self._settlement.settle(self._epoch, references, batch_id)
             if self.pipeline.outside:
-                self._epoch.writes.finish()  # if this fails the query does, and its next start does it
+                self._epoch.writes.finish()  # if this fails, the query fails, and its next start does it
 
 
 def _stop_query(query: StreamingQuery) -> None:

@@ -1,4 +1,4 @@
-"""Checking a frame before anything is claimed for it: on no messages, in the driver."""
+"""Checks a frame before anything is claimed, by calling it without messages in the driver."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 def check(
     spark: SparkSession, frame: Frame, schema: StructType | None, *, published: bool, keeps: bool = False
 ) -> bool:
-    """Refuses a frame that loses its messages, or whose result depends on which of them are in a batch together.
+    """Refuses a frame whose rows lose their messages, or whose result depends on which messages share a batch.
 
-    True if the rows of a task stay in their task and in their order, so that they need not be sorted at the commit.
+    Returns whether rows stay in their task and in order, so that the commit need not sort them.
     """
     try:
         columns = typed(spark.createDataFrame([], EVENTS), schema).schema
     except AnalysisException as error:
         raise PipelineRefused(
-            f"the fields of the schema cannot be columns here: {described(error)}",
-            "Two names that differ only in case need spark.sql.caseSensitive.",
+            f"the fields of the schema cannot be columns: {described(error)}",
+            "If two names differ only in case, set spark.sql.caseSensitive.",
         ) from error
     try:
         result = frame(frame_plan.sample_input(spark, columns))
@@ -38,8 +38,8 @@ def check(
         raise
     except Exception as error:
         raise PipelineRefused(
-            f"the frame raised {type(error).__name__} on an input without messages: {described(error)}",
-            "It is called at the start, to see what it does, and then for every batch.",
+            f"the frame raised {type(error).__name__} for an empty input: {described(error)}",
+            "Make it work without rows: it is called once at the start, to check its plan, and then for every batch.",
         ) from error
     if not isinstance(result, DataFrame):
         raise PipelineRefused(f"the frame returned {type(result).__name__}, not a DataFrame", "Return one.")
@@ -48,8 +48,8 @@ def check(
     _check_watermark(spark, frame, columns)
     if published and "_key" not in result.columns:
         raise PipelineRefused(
-            "the frame's result has no column _key, and outputs without a key have no order",
-            "Keep it, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key at all.",
+            "the frame's result has no column _key, so its outputs would have no order",
+            "Keep the column, or set it: .withColumn('_key', F.lit(None).cast('string')) for no key.",
         )
     try:
         outputs(result, published=published, keeps=keeps)
@@ -61,7 +61,7 @@ def check(
 def _check_watermark(spark: SparkSession, frame: Frame, columns: StructType) -> None:
     try:
         result = frame(frame_plan.streaming_input(spark, columns))
-    except Exception as error:  # it counts its rows, say, which a stream cannot: then nothing is known
+    except Exception as error:  # it uses an action, such as count(), which a stream does not support
         logger.debug("the frame cannot be checked for watermarks: %s", described(error))
         return
     if isinstance(result, DataFrame):
@@ -76,7 +76,7 @@ def _check_columns(result: DataFrame) -> None:
     for name, kind in wanted.items():
         if name not in found:
             raise PipelineRefused(
-                f"the frame's result has no column {name}, so nobody knows its messages", frame_plan.PLAIN_SOURCE
+                f"the frame's result has no column {name}, so its rows have no message", frame_plan.PLAIN_SOURCE
             )
         if found[name] != kind:
             raise PipelineRefused(f"the frame's {name} is {found[name].simpleString()}, not {kind.simpleString()}")

@@ -1,8 +1,9 @@
-"""Whether a frame's result depends on which messages are in a batch together. Decided on its plan, before any claim.
+"""Decides from a frame's plan, before any claim, whether its result depends on which messages share a batch.
 
-A batch is whatever a claim took, and it is cut again when a row breaks the job. So each row of the result has to follow
-from one message and from static data. The walk over Spark's analysed plan follows the identity of the messages, the
-columns `_partition` and `_offset`, from operator to operator. An operator that is not known here is refused.
+Which messages a claim takes is arbitrary, and a batch is split when a row breaks the job. So each row of the result
+must depend on one message and static data only. The walk over Spark's analysed plan follows the identity of the
+messages, the columns `_partition` and `_offset`, from operator to operator. An operator that is not known here is
+refused.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from custody.errors import PipelineRefused
 
 IDENTITY = ("_partition", "_offset")
 _MARK = "custody.message"
-"""In the metadata of the identity's columns: it tells the messages from static data."""
+"""Metadata key of the identity columns, which distinguishes messages from static data."""
 
 PLAIN_SOURCE = (
-    "For work over many messages use the plain source, spark.readStream.format('custody'): it reads the topic by "
+    "To work over many messages, use the plain source, spark.readStream.format('custody'): it reads the topic by "
     "offset, without a lifecycle."
 )
 _WITHIN = f"Group by _partition and _offset to stay within one message. {PLAIN_SOURCE}"
 _LEFT = "Join with static data, the messages on the left of a left, inner, semi or anti join."
-_FILTER = f"Choose messages with where(), or put them off with fail_when(…, retry_after=…). {PLAIN_SOURCE}"
+_FILTER = f"Select messages with where(), or postpone them with fail_when(…, retry_after=…). {PLAIN_SOURCE}"
 
-# operators that make each row of one row, or that only move rows
+# operators that make each row from one row, or that only move rows
 _ROW_BY_ROW = {"Project", "Filter", "Generate", "SubqueryAlias", "View", "ResolvedHint", "Sort", "Repartition",
                "RepartitionByExpression", "RebalancePartitions", "TypedFilter", "WithCTE",
                "CTERelationDef", "PipeOperator", "CollectMetrics"}  # fmt: skip
-# functions of the user's whose rows are known by their columns' names alone
+# functions of the user: the identity of their rows is known by the names of the columns alone
 _OPAQUE = {"MapInArrow", "MapInPandas"}
 _GROUPED = {"FlatMapGroupsInPandas", "FlatMapGroupsInArrow"}
 _JOINS = {"Join", "AsOfJoin", "LateralJoin"}
-# operators that keep the rows of a task in their task and in their order
+# operators that keep rows in their task and in order
 _NARROW = {"Project", "Filter", "Generate", "SubqueryAlias", "View", "MapInArrow", "MapInPandas", "LogicalRDD",
            "LocalRelation", "TypedFilter"}  # fmt: skip
-# what users call the operators, and what to use instead
+# the API names of operators, and what to use instead
 _REFUSED = {
     "Aggregate": ("groupBy() or an aggregate", _WITHIN),
     "Distinct": ("distinct()", _WITHIN),
@@ -60,7 +61,7 @@ _REFUSED = {
     "Intersect": ("intersect()", f"Use a left_semi join with static data. {PLAIN_SOURCE}"),
     "Except": ("subtract() or exceptAll()", f"Use a left_anti join with static data. {PLAIN_SOURCE}"),
     "EventTimeWatermark": ("withWatermark()", f"A batch has no watermark, so it would do nothing. {PLAIN_SOURCE}"),
-    "AttachDistributedSequence": ("zipWithIndex()", "_partition and _offset name a message for good."),
+    "AttachDistributedSequence": ("zipWithIndex()", "_partition and _offset identify a message permanently."),
 }
 
 
@@ -71,12 +72,12 @@ class Identity(NamedTuple):
     offset: frozenset[int]
 
     def among(self, columns: Iterator[Any]) -> bool:
-        """Whether some of these columns name the message."""
+        """Whether these columns include a partition and an offset of the message."""
         ids = {column for column in map(_column, columns) if column is not None}
         return bool(ids & self.partition) and bool(ids & self.offset)
 
     def carried(self, before: list[list[Any]], after: list[Any]) -> Identity:
-        """The identity after an operator: column n afterwards is made of each of the expressions before[…][n]."""
+        """The identity after an operator, whose column n is computed from each of the expressions before[…][n]."""
         kept: tuple[set[int], set[int]] = (set(self.partition), set(self.offset))
         for number, column in enumerate(after):
             made_of = {_column(expressions[number]) for expressions in before}
@@ -88,7 +89,7 @@ class Identity(NamedTuple):
 
 
 def sample_input(spark: SparkSession, schema: StructType) -> DataFrame:
-    """No messages, with the columns of a frame's input: what the frame makes of it can be checked."""
+    """An empty DataFrame with the columns of a frame's input, to check the plan that the frame makes of it."""
     fields = [
         StructField(one.name, one.dataType, False, {_MARK: True}) if one.name in IDENTITY else one for one in schema
     ]
@@ -96,38 +97,38 @@ def sample_input(spark: SparkSession, schema: StructType) -> DataFrame:
 
 
 def streaming_input(spark: SparkSession, schema: StructType) -> DataFrame:
-    """The same as a stream. Spark leaves a watermark out of the plan of a batch, and keeps it in that of a stream."""
+    """The same as a stream. Spark drops a watermark from the plan of a batch, but keeps it in that of a stream."""
     rate = spark.readStream.format("rate").load()
     return rate.select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in schema))
 
 
 def require_message_by_message(result: DataFrame) -> bool:
-    """Refuses a frame's result that is not made message by message, and names the operator.
+    """Refuses a result that is not computed message by message, and names the operator.
 
-    True if the rows of a task stay in their task and in their order.
+    Returns whether rows stay in their task and in order.
     """
     plan = result._jdf.queryExecution().analyzed()
     walk = _Walk()
     identity = walk.identity(plan)
     if identity is None:
         raise PipelineRefused(
-            "the frame's rows do not come from its messages in a way that can be seen",
-            "Make the result of the DataFrame that the frame gets, without collect() or .rdd: mapInPandas and "
-            "mapInArrow run any Python code.",
+            "the frame's result is not derived from its input",
+            "Derive it from the DataFrame that the frame gets, without collect() or .rdd. To run any Python code, use "
+            "mapInPandas or mapInArrow.",
         )
     output = {column.name(): _id(column) for column in _all(plan.output())}
     for name, ids in zip(IDENTITY, identity, strict=True):
         if output[name] not in ids:
             raise PipelineRefused(
-                f"the frame's column {name} is not that of the message its row is made of",
-                "Pass _partition and _offset on as they are. What changes all columns can name its own: "
+                f"the frame changes the column {name}, which identifies the message of a row",
+                "Keep _partition and _offset unchanged. Restrict a function that changes all columns: "
                 "replace(…, subset=[…]).",
             )
     return walk.narrow
 
 
 def require_no_watermark(result: DataFrame) -> None:
-    """For a result that was made of `streaming_input`."""
+    """Checks a result made from `streaming_input`."""
     plan = result._jdf.queryExecution().analyzed()
     if any(_name(node) == "EventTimeWatermark" for node in _nodes(plan)):
         raise _refused("EventTimeWatermark")
@@ -137,17 +138,17 @@ def require_no_watermark(result: DataFrame) -> None:
 class _Walk:
     narrow: bool = True
     defined: dict[int, tuple[Any, Identity | None]] = field(default_factory=dict)
-    """The common table expressions of SQL: their columns and identity, by number."""
+    """Common table expressions of SQL: their columns and identity, by number."""
 
     def identity(self, plan: Any) -> Identity | None:
-        """Which columns of a plan are its messages' identity; None if it has no messages."""
+        """The columns of a plan that identify its messages; None if it has no messages."""
         name = _name(plan)
         for subquery in _all(plan.subqueries()):
             if self._has_messages(subquery):
                 raise PipelineRefused(
-                    "the frame has a subquery over its messages: its result would depend on which of them are in a "
-                    "batch together",
-                    f"A subquery over static data is fine. {PLAIN_SOURCE}",
+                    "the frame has a subquery over its messages: its result would depend on which messages share a "
+                    "batch",
+                    f"A subquery over static data is allowed. {PLAIN_SOURCE}",
                 )
         children = [(child, self.identity(child)) for child in _all(plan.children())]
         if name == "CTERelationDef":
@@ -263,13 +264,13 @@ def _require_no_numbering(plan: Any) -> None:
             _name(one) == "MonotonicallyIncreasingID" for one in _expressions(expression)
         ):
             raise PipelineRefused(
-                "the frame has monotonically_increasing_id(), which numbers the rows of each batch anew",
-                "_partition and _offset name a message for good.",
+                "the frame has monotonically_increasing_id(), which restarts in every batch",
+                "_partition and _offset identify a message permanently.",
             )
 
 
 def _by_name(plan: Any) -> Identity:
-    """The identity in what a function of the user's returns: the columns that have its names."""
+    """The identity in the result of a user's function: the columns with these names."""
     ids = [frozenset(_id(one) for one in _all(plan.output()) if one.name() == name) for name in IDENTITY]
     return Identity(*ids)
 
@@ -286,8 +287,7 @@ def _refused(name: str) -> PipelineRefused:
     spoken, remedy = _REFUSED.get(name, (f"the operator {name}", PLAIN_SOURCE))
     shown = "" if name in spoken else f" ({name})"
     return PipelineRefused(
-        f"the frame has {spoken}{shown} over its messages: its result would depend on which of them are in a batch "
-        "together",
+        f"the frame has {spoken}{shown} over its messages: its result would depend on which messages share a batch",
         remedy,
     )
 
@@ -297,14 +297,14 @@ def _spoken(kind: str) -> str:
 
 
 def _column(expression: Any) -> int | None:
-    """The id of the column that an expression passes on as it is; None if it computes something."""
+    """The id of the column that an expression passes on unchanged; None if it computes something."""
     while (inner := _passed_on(expression)) is not None:
         expression = inner
     return _id(expression) if _name(expression) == "AttributeReference" else None
 
 
 def _passed_on(expression: Any) -> Any:
-    """The expression whose value another one has; None if it has a value of its own."""
+    """The inner expression whose value this one has; None if it computes its own."""
     name = _name(expression)
     if name == "Alias" or (name == "Cast" and expression.dataType().equals(expression.child().dataType())):
         return expression.child()
@@ -328,7 +328,7 @@ def _expressions(expression: Any) -> Iterator[Any]:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """All operators of a plan, with those of its subqueries."""
+    """All operators of a plan, including those of its subqueries."""
     yield plan
     for below in (*_all(plan.children()), *_all(plan.subqueries())):
         yield from _nodes(below)
@@ -343,5 +343,5 @@ def _name(node: Any) -> str:
 
 
 def _all(seq: Any) -> Iterator[Any]:
-    """The elements of a sequence of Scala's."""
+    """The elements of a Scala sequence."""
     return (seq.apply(number) for number in range(seq.size()))

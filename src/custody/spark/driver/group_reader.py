@@ -1,7 +1,7 @@
-"""The streaming source of a pipeline: a Spark offset is the number of a claim, so a replay reads the same messages.
+"""The streaming source of a pipeline. Spark's offset is the number of a claim, so a replay reads the same messages.
 
-What it yields are references (claim, partition, offset). The payloads do not go through Spark's own memory here: the
-task that handles a message reads it, in the same process.
+It yields references (claim, partition, offset). Payloads do not pass through Spark's memory here: the task that handles
+a message reads it in its own process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from custody.spark.database import arrow
 from custody.spark.database.tasks import TaskClaim, reads_of
 from custody.spark.driver.pacing import Pace
 from custody.spark.driver.splitting import Piece, shares
-from custody.verbs.pipelines import Driver, Pass
+from custody.verbs.pipelines import Driver, PassLimit
 
 SCHEMA = "_claim bigint, _partition int, _offset bigint, _share int, _of int"
 _ARROW = pa.schema(
@@ -34,11 +34,11 @@ _ARROW = pa.schema(
      ("_share", pa.int32()), ("_of", pa.int32())]
 )  # fmt: skip
 IDLE = 1.0
-"""Seconds between two looks at a group that has nothing to give."""
+"""Seconds between two claims while a group has no messages to deliver."""
 
 
 class ClaimOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pipeline tells its source, as the option `claims`."""
+    """Settings of the source, passed as the option `claims`."""
 
     topic: str
     group: str
@@ -48,14 +48,14 @@ class ClaimOptions(msgspec.Struct, frozen=True, kw_only=True):
     visibility: float
     max_messages: int
     batch_time: float
-    """Seconds that a batch should take at most: claims are sized by it."""
+    """Target duration of a batch in seconds, which determines the size of claims."""
     tasks: int
     ordered: bool
     until: tuple[int, ...] | None = None
-    """Given for one pass: where it ends on each partition."""
+    """Given for one pass: its end offset on each partition."""
     due: datetime | None = None
     give_up_at: float | None = None
-    """When a pass no longer waits for retries (seconds since 1970); None if it does not wait at all."""
+    """Until when a pass waits for retries (seconds since 1970); None if it does not wait."""
 
     def encoded(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -73,7 +73,7 @@ class ClaimOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(InputPartition):
-    """What one task reads of a claim."""
+    """The part of a claim that one task reads."""
 
     def __init__(self, claim: int, pieces: list[Piece]) -> None:
         super().__init__(claim)
@@ -81,7 +81,7 @@ class Share(InputPartition):
 
 
 class ClaimSource(DataSource):
-    """The source of a pipeline's query. A format of its own: nobody but a pipeline can do anything with it."""
+    """The source of a pipeline's query. It is a separate format, because only a pipeline can use it."""
 
     @classmethod
     def name(cls) -> str:
@@ -95,15 +95,15 @@ class ClaimSource(DataSource):
 
 
 def own_source(name: str) -> type[ClaimSource]:
-    """The source under a name of its own: what is registered once is not safe for two queries that start side by side.
+    """The source under a unique name, because one registration is not safe for two queries that start concurrently.
 
-    They share a Java map there, both write to it, and then no task can read it any more.
+    Both would write to one Java map, which no task could read afterwards.
     """
     return type("OwnClaimSource", (ClaimSource,), {"name": classmethod(lambda _: name)})
 
 
 class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Claims in `latestOffset`. It lives in a process of its own beside the driver, and holds no state that matters."""
+    """Claims in `latestOffset`. Spark runs it in a separate process beside the driver. It needs no state of its own."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._url = arrow.locate(options.get("url"))
@@ -117,17 +117,17 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"claim": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing to note: where the pass ends came with the options."""
+        """Does nothing: the end of the pass came with the options."""
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002
-        """Runs in the source's process: the claim in flight, or a new one; `start` if there is nothing to claim.
+        """The claim in flight, or a new one; `start` if there is nothing to claim. Runs in the source's process.
 
-        Waits inside: Spark would ask again at once. In a pass it waits for retries as long as it may.
+        It waits here, because Spark would ask again at once. In a pass it waits for retries as long as allowed.
         """
         claims = self._claims
-        only = None if claims.until is None else Pass(until=claims.until, due=claims.due)
+        only = None if claims.until is None else PassLimit(until=claims.until, due=claims.due)
         c, woken = _open(self._url, claims.topic)
-        drive = c.driving(claims.as_driver)
+        drive = c.driver_verbs(claims.as_driver)
         if self._running is not None:
             messages, since = self._running
             self._pace.took(messages, time.monotonic() - since)
@@ -137,13 +137,13 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             woken.clear()
             claim = drive.claim(self._pace.size, only)
             if claim.number is not None and claim.number == start["claim"]:
-                drive.release()  # a kept checkpoint takes it for done, and nobody would ever run it
+                drive.release()  # a kept checkpoint counts it as done, so it would never run
                 continue
             if claim.number is not None:
                 self._last, self._running = claim.number, (claim.messages, time.monotonic())
                 return {"claim": claim.number}
             if claim.reason == "passed" and (only is not None or time.monotonic() - began < IDLE):
-                continue  # nothing of what it has looked at is bound, and there is more
+                continue  # no bound message among those scanned; claim again
             if only is None:
                 if claim.reason != "passed":
                     woken.wait(min(IDLE, IDLE if claim.due_in is None else max(0.01, claim.due_in)))
@@ -154,7 +154,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(pause)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Runs in the source's process: the figures of the group, for Spark's listener. Asked anew after each claim."""
+        """The figures of the group, for Spark's listener, queried after each claim. Runs in the source's process."""
         if self._reported is None or self._reported[0] != self._last:
             c, _ = _open(self._url, self._claims.topic)
             figures = asdict(c.figures(self._claims.topic, self._claims.group))
@@ -163,10 +163,10 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reported[1]
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
-        """Runs in the source's process. Nothing for a claim that is not in flight: it was committed before."""
+        """Empty for a claim that is not in flight: it was committed before. Runs in the source's process."""
         number = end["claim"]
         c, _ = _open(self._url, self._claims.topic)
-        parts = c.driving(self._claims.as_driver).claimed(number)
+        parts = c.driver_verbs(self._claims.as_driver).claimed(number)
         return [Share(number, pieces) for pieces in shares(parts, self._claims.tasks, ordered=self._claims.ordered)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,7 +182,7 @@ class GroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _pause(give_up_at: float | None, reason: str | None, due_in: float | None) -> float | None:
-    """How long a pass waits before it looks again; None if there is nothing to wait for."""
+    """Seconds until a pass claims again; None if there is nothing to wait for."""
     left = 0.0 if give_up_at is None else give_up_at - time.time()
     if left <= 0:
         return None
@@ -212,7 +212,7 @@ def _batch(claim: int, piece: Piece, offsets: pa.Array) -> pa.RecordBatch:
 
 
 def references(claim: int, messages: Sequence[tuple[int, int]]) -> pa.Table:
-    """The rows that the source would yield for these messages (partition, offset), each in its place."""
+    """The rows that the source would yield for these messages (partition, offset), in the same order."""
     count = len(messages)
     return pa.table(
         [
@@ -228,7 +228,7 @@ def references(claim: int, messages: Sequence[tuple[int, int]]) -> pa.Table:
 
 @cache
 def _open(url: str, topic: str) -> tuple[custody.Custody, threading.Event]:
-    """Custody for this process, and an event that a publish to the topic sets. Spark never says when it is over."""
+    """Custody for this process, and an event set by each publish to the topic. Open until the process exits."""
     c = custody.connect(url)
     atexit.register(c.close)
     woken = threading.Event()

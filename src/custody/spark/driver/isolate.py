@@ -1,4 +1,4 @@
-"""Finding the messages that break a job: rerun in halves by key until each stands alone. Only they are charged."""
+"""Isolates the messages that break a job: reruns it in halves by key until each is alone. Only those fail."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from custody.model.outcomes import Outcome
 from custody.spark.causes import cause_in, enough
 from custody.spark.faults import NotTheRows, described, fault
-from custody.verbs.pipelines import Work
+from custody.verbs.pipelines import BatchReport
 
 logger = logging.getLogger(__name__)
 
 JOBS = 256
-"""Jobs that one batch may take: about fourteen bad messages of 100,000. What is left then is given back untried."""
+"""Most jobs for one batch, enough for about fourteen bad messages of 100,000. Messages left then are released."""
 
 ELSEWHERE = 3
-"""Messages far from those that failed, which are tried before nothing is held to work."""
+"""Number of messages far from the failed ones that are tried before the code is considered wrong."""
 
 Reference = tuple[int, int]
 """Partition and offset."""
@@ -25,22 +25,22 @@ Reference = tuple[int, int]
 
 @dataclass
 class Isolation:
-    """Runs the parts of a batch that failed as a whole. `run` makes one job of some messages and may raise."""
+    """Runs a failed batch in parts. `run` runs one job over some messages and may raise."""
 
-    run: Callable[[list[Reference]], Work]
+    run: Callable[[list[Reference]], BatchReport]
     stopping: Callable[[], bool]
     jobs: int = JOBS
     describe: Callable[[Exception], str] = described
     unproven: bool = False
-    """Ends early if nothing goes well and enough fails alike: the caller takes that for the fault of the code."""
+    """Ends early if nothing succeeds and enough messages fail alike: the caller then considers the code wrong."""
     blameless: bool = True
-    """Nothing has gone well yet: it may be that nothing can, whatever the rows are."""
+    """No part has succeeded yet, so perhaps none can, whatever the rows are."""
     passed: bool = False
     elsewhere: int = ELSEWHERE
-    work: Work = field(default_factory=lambda: Work(exact=False))
+    work: BatchReport = field(default_factory=lambda: BatchReport(exact=False))
 
-    def of(self, references: list[Reference]) -> Work:
-        """The work of all of it. The references are by key and offset, so that halves have whole keys but for one."""
+    def of(self, references: list[Reference]) -> BatchReport:
+        """The outcomes of all messages. References are sorted by key and offset, so a cut splits at most one key."""
         parts = [(references, True)] if references else []
         while parts:
             part, known_to_fail = parts.pop()
@@ -70,7 +70,7 @@ class Isolation:
         return self.work
 
     def _look_elsewhere(self, parts: list[tuple[list[Reference], bool]]) -> None:
-        """Bad messages may be neighbours, of one key say: a few far away are tried next, before it is given up."""
+        """Puts a few distant messages first, because bad messages may be neighbours, for example of one key."""
         causes = self.work.causes.values()
         if len(causes) < max(2, enough(next(iter(causes)))):
             return
@@ -85,7 +85,7 @@ class Isolation:
         parts.append(([far[place]], False))
 
     def _try(self, part: list[Reference]) -> Exception | None:
-        """What the rows of this part did to their job; None if all is well. Other errors get out."""
+        """The error with which the rows of this part broke their job; None if they did not. Other errors are raised."""
         self.jobs -= 1
         try:
             found = self.run(part)
@@ -101,12 +101,12 @@ class Isolation:
         return None
 
     def _require_guilt(self) -> None:
-        """Before the first message is charged: a job over none must go well, or the fault is not a message's."""
+        """Before the first message fails, a job without messages must succeed. Otherwise no message is at fault."""
         if self.blameless:
             try:
                 self.run([])
             except Exception as error:
-                raise NotTheRows(f"the frame fails without any message too: {described(error)}") from error
+                raise NotTheRows(f"the frame fails even without messages: {described(error)}") from error
             self.blameless = False
 
     def _leave(self, part: list[Reference]) -> None:

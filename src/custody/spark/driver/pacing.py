@@ -1,8 +1,8 @@
-"""How much the next claim takes: what the pipeline gets done in a given time, so that results are never long in coming.
+"""The size of the next claim: as many messages as the pipeline processes in the target time of a batch.
 
-A claim is committed as a whole. One of 100,000 messages whose handler takes a second each would show nothing for a day,
-and a stop would wait for it. So a pipeline begins small and takes more as long as its batches are quick; when a handler
-or a full sink makes them slow it takes less. What a batch costs whatever its size is no reason for smaller ones.
+A claim is committed as a whole. A claim of 100,000 messages that take a second each would show no result for a day, and
+a stop would wait for it. So a pipeline starts with small claims, takes larger ones while its batches are fast, and
+smaller ones when a handler or a full sink makes them slow. The fixed cost of a batch is no reason for smaller ones.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FIRST = 250
-"""Messages for each task in the first claim: a second of work if one takes four milliseconds."""
+"""Messages for each task in the first claim: a second of work at four milliseconds each."""
 GROWTH = 4
-"""A batch that was quick says little of one that is much larger."""
+"""Largest factor from one claim to the next: a fast batch says little about a much larger one."""
 
 
 @dataclass
 class Pace:
-    """The size of the next claim, from how long the last batches took."""
+    """The size of the next claim, computed from the durations of the last batches."""
 
     most: int
     aim: float
-    """Seconds that a batch should take at most."""
+    """Target duration of a batch in seconds."""
     tasks: int
     size: int = field(init=False)
     _last: tuple[int, float] | None = field(init=False, default=None)
     _each: float = field(init=False, default=0.0)
-    """Seconds that one more message takes, by the last batches."""
+    """Seconds for one more message, estimated from the last batches."""
 
     def __post_init__(self) -> None:
         self.size = min(self.most, FIRST * self.tasks)
 
     def took(self, messages: int, seconds: float) -> None:
-        """A batch of so many messages is over."""
+        """Records a batch: its number of messages and its duration."""
         self._each = self._learned(messages, seconds)
         fixed = seconds - messages * self._each
-        # if most of the time is spent whatever the size, smaller batches would only be more of them
+        # if the fixed cost dominates, smaller batches would only be more batches
         room = max(self.aim - fixed, self.aim / 2)
         fits = self.most if self._each * self.most <= room else int(room / self._each)
-        if fits < self.size or messages * 2 > self.size:  # a smaller one says nothing of what a full one would take
+        if fits < self.size or messages * 2 > self.size:  # a much smaller batch says nothing about a full one
             self.size = max(1, min(fits, self.size * GROWTH, self.most))
 
     def _learned(self, messages: int, seconds: float) -> float:
-        """What one message takes: from the last two sizes, if they differ enough to tell; never more than all of it."""
+        """Seconds for one message, at most the average: the slope between two batches if their sizes differ enough."""
         whole, last = seconds / messages, self._last
         self._last = (messages, seconds)
         if last is None:

@@ -1,4 +1,4 @@
-"""What a driver says of its pipeline in the database, for those who look at it: how it fares, and that it lives."""
+"""The driver's heartbeat in the database, with the state of its pipeline."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from types import TracebackType
 
 from custody.errors import CustodyError
 from custody.spark.faults import described
-from custody.verbs.pipelines import Drive, State
+from custody.verbs.pipelines import DriverVerbs, RunState
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0
-"""Seconds between two signs of life; a driver that has given none for 20 is taken for gone (pipeline_states)."""
-_LAST_WORD = 5.0  # seconds that an ending driver waits for a database which may be down
+"""Seconds between two heartbeats. A driver without one for 20 seconds counts as gone (pipeline_states)."""
+_LAST_WORD = 5.0  # seconds that an ending driver waits for the database, which may be down
 
 
 class Report:
-    """Says how a pipeline fares while the block runs, and at its end how it ended: stopped, or failed with an error.
+    """Reports the state of a pipeline while the block runs, and at its end: stopped, or failed with an error.
 
-    Everything is said again with each sign of life, so that nothing is lost while the database is away.
+    Each heartbeat repeats the whole state, so that nothing is lost while the database is unavailable.
     """
 
     def __init__(self) -> None:
-        self._drive: Drive | None = None
-        self._state: State = "running"
+        self._drive: DriverVerbs | None = None
+        self._state: RunState = "running"
         self._tries = 0
         self._error: str | None = None
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -44,17 +44,17 @@ class Report:
         self._changed.set()
         self._thread.join(_LAST_WORD)
 
-    def drives(self, drive: Drive) -> None:
-        """A new epoch has begun."""
+    def drives(self, drive: DriverVerbs) -> None:
+        """Records that a new epoch has begun."""
         self._drive = drive
 
     def failed(self, error: str, tries: int) -> None:
-        """It is tried again, for the so manieth time in a row."""
+        """Records a failure that is retried, with the number of failures in a row."""
         self._state, self._error, self._tries = "retrying", error, tries
         self._changed.set()
 
     def goes_well(self) -> None:
-        """A batch was committed, or there is none."""
+        """Records that a batch was committed, or that there is none."""
         if self._tries or self._state != "running":
             self._state, self._tries = "running", 0
             self._changed.set()
@@ -73,5 +73,5 @@ class Report:
             return
         try:
             self._drive.report(self._state, tries=self._tries, error=self._error)
-        except CustodyError as error:  # the database is away, or this driver begins its next epoch at this moment
-            logger.debug("how the pipeline fares was not noted: %s", error)
+        except CustodyError as error:  # the database is unavailable, or this driver is just starting its next epoch
+            logger.debug("the state of the pipeline was not recorded: %s", error)

@@ -1,6 +1,6 @@
-"""The batches of a pipeline, each until its claim is committed, lost, or a newer driver's; and what they came to.
+"""Runs each batch of a pipeline until its claim is committed, lost, or taken over by a newer driver.
 
-What rows do is isolated and charged to them; what the infrastructure does is waited out. Runs in the driver, within
+Failures of rows are isolated and counted; failures of the infrastructure are retried. Runs in the driver, within
 `foreachBatch`.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
@@ -37,18 +37,20 @@ from custody.spark.outside.refusals import SinkTrouble
 from custody.spark.outside.staged_writes import StagedWrites
 from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
-from custody.verbs.pipelines import Committed, Drive, Part, Work
+from custody.verbs.pipelines import BatchReport, Committed, DriverVerbs, Part
 
 logger = logging.getLogger(__name__)
 
 RESTARTS = 8
-"""Failures in a row, without a batch committed in between, after which a pipeline gives up."""
+"""Failures in a row, without a committed batch in between, after which a pipeline gives up."""
 KILLERS = 100
 """The same for batches whose Python workers die: each time that comes closer to the message which does it."""
+FIRST_PAUSE = 0.2
+"""Seconds until a batch that failed is run again; the next time twice as many."""
 
 
 class Overflow(NamedTuple):
-    """A partition of a topic would get more messages of one batch than it can ever hold."""
+    """One batch has more messages for a partition of a topic than the topic's max_depth."""
 
     topic: str
     messages: int
@@ -59,25 +61,28 @@ class Overflow(NamedTuple):
 
 
 class BatchTooLarge(Exception):
-    """A batch that its sink can never take as a whole: it is given back, to be claimed in smaller ones."""
+    """A batch that its sink can never take as a whole. It is released, and claimed again in smaller ones."""
 
     def __init__(self, claimed: int, overflow: Overflow) -> None:
         self.fitting = max(1, claimed * overflow.holds // overflow.messages // 2)
-        super().__init__(f"{claimed:,} messages have {overflow}: claims take at most {self.fitting:,} from now on")
+        super().__init__(
+            f"the outputs of {claimed:,} messages are {overflow}: from now on a claim has at most "
+            f"{self.fitting:,} messages"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What a driver works with, from one take-over of its pipeline to the next."""
+    """What a driver works with during one epoch."""
 
-    drive: Drive
+    drive: DriverVerbs
     job: Job
     jobs: BatchJobs
     writes: StagedWrites
 
 
 class Settlement:
-    """Settles the batches of one run of a pipeline, over all its epochs."""
+    """Processes the batches of one run of a pipeline, across its epochs."""
 
     def __init__(
         self,
@@ -94,25 +99,25 @@ class Settlement:
         self._one_pass, self._pauses = settings.one_pass, settings.pause_if_all_fail
         self._beginning = Beginning()
         self.max_per_batch = settings.max_per_batch
-        """What a claim may take: less than was set, once a batch has turned out to be too large for its sink."""
+        """Most messages of a claim: less than the setting after a batch was too large for its sink."""
         self.fatal: CustodyError | None = None
-        """What no restart mends: a newer driver, or an error of the pipeline itself."""
+        """An error that no restart can fix: a newer driver, or an error of the pipeline itself."""
         self.failures = 0
-        """In a row, without a batch committed in between."""
+        """Failures in a row, without a committed batch in between."""
         self.batches = 0
-        self.totals = Committed(False, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.totals = Committed()
 
     @property
     def exhausted(self) -> bool:
-        """Whether there were more failures in a row than are borne."""
+        """Whether there were too many failures in a row."""
         return self.failures > RESTARTS
 
     def settle(self, epoch: Epoch, references: DataFrame, batch_id: int) -> None:
         """Runs the batch, again if it has to be. Raises when only a new start of the query can help, or nothing."""
-        pause, started, careful, refused = 0.2, time.monotonic(), False, False
+        pause, started, careful, refused = FIRST_PAUSE, time.monotonic(), False, False
         while True:
             if self._stop.is_set() or self._ending.is_set():
-                raise InterruptedError("stopped before its commit")  # so that Spark does not take it for done
+                raise InterruptedError("stopped before its commit")  # so that Spark does not count it as done
             try:
                 unproven = self._pauses and not self._beginning.over
                 found = epoch.jobs.work(references, careful=careful, unproven=unproven)
@@ -135,7 +140,7 @@ class Settlement:
                     logger.debug("%s: %s", self._name, known)
                     return
                 if isinstance(error, GONE) or isinstance(known, TopicChanged):
-                    raise  # a new start looks at the topics anew
+                    raise  # a restart reads the topics again
                 self.fatal = self._beyond_help(error, known)
                 if self.fatal is not None:
                     raise
@@ -148,22 +153,22 @@ class Settlement:
                 careful = careful or worker_died(error)
                 reason = str(error) if isinstance(error, SinkTrouble) else described(error)
                 self._report.failed(reason, self.failures)
-                self._trouble(f"the batch is run again in {pause:g} s: {reason}")
+                self._trouble(f"retrying the batch in {pause:g} s: {reason}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 10.0)
             finally:
                 epoch.jobs.kept.clear()
 
     def _beyond_help(self, error: Exception, known: CustodyError | None) -> CustodyError | None:
-        """The error with which the pipeline has to end, if it would fail in the same way for ever."""
+        """The error with which the pipeline has to end, if every retry would fail in the same way."""
         if known is not None and not isinstance(known, Transient):
             return known
         if fault(error) == "pipeline":
             return PipelineFailed(f"pipeline {self._name} cannot be run: {described(error)}")
         return None
 
-    def _require_sound(self, drive: Drive, number: int, work: Work) -> None:
-        """Pauses the group and ends the run if every message since the start has failed alike. Nobody is charged."""
+    def _require_sound(self, drive: DriverVerbs, number: int, work: BatchReport) -> None:
+        """Pauses the group and ends the run if all messages since the start failed alike. No failure is counted."""
         if not work.failed:
             self._beginning.over = not work.left
             return
@@ -173,12 +178,12 @@ class Settlement:
             self._c.pause(topic, group, reason=f"{PAUSED}every message fails with {wrong}"[:1000])
             raise PipelineFailed(
                 f"pipeline {self._name} is paused, because every message since its start fails with {wrong}",
-                "Mend the code and start the pipeline again, which ends the pause: no message was charged. If the "
-                "messages are to blame, run it with pause_if_all_fail=False (--no-pause).",
+                "Fix the code and start the pipeline again, which resumes the group. No failure was counted. If the "
+                "messages are wrong and not the code, use pause_if_all_fail=False (--no-pause).",
             )
 
-    def _commit(self, epoch: Epoch, number: int, work: Work, batch_id: int, *, isolate: bool) -> Committed:
-        """Until it is known to have happened: a repeat changes nothing."""
+    def _commit(self, epoch: Epoch, number: int, work: BatchReport, batch_id: int, *, isolate: bool) -> Committed:
+        """Commits, and repeats it until it is known to have happened. The commit is idempotent."""
         pause = 0.1
         query_id = epoch.jobs.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         work, done = epoch.writes.stage(number, work, epoch.jobs.kept, isolate=isolate)
@@ -200,16 +205,16 @@ class Settlement:
                         raise BatchTooLarge(claimed, overflow) from error
                     work = _failed_alone(work, parts, overflow)
                     work, done = epoch.writes.stage(number, work, epoch.jobs.kept, isolate=isolate)
-                self._trouble(f"{'the sink is full' if full else 'the commit is tried again'}: {error}")
+                self._trouble(f"{'the sink is full' if full else 'retrying the commit'}: {error}")
                 self._stop.wait(pause)
                 pause = min(pause * 2, 5.0)
         self._c.hint(epoch.job.sinks)
-        with suppress(CustodyError):  # it is only tidied up
+        with suppress(CustodyError):  # only a cleanup
             epoch.drive.drop_stage(number)
         return committed
 
-    def _overflow(self, job: Job, work: Work) -> Overflow | None:
-        """What of the batch would not fit its sink even if that were empty."""
+    def _overflow(self, job: Job, work: BatchReport) -> Overflow | None:
+        """A partition that cannot hold the batch's messages even if it is empty; None if there is none."""
         for name, (topic_id, *_) in job.sinks.items():
             holds = self._c.topic(name).max_depth
             counts: Counter[int] = Counter()
@@ -224,16 +229,13 @@ class Settlement:
         self.failures = 0
         self.batches += 1
         self._report.goes_well()
-        counts: dict[str, Any] = {
-            name: getattr(self.totals, name) + getattr(batch.committed, name)
-            for name in ("messages", "done", "failed", "dead", "later", "released", "lost", "outputs")
-        }
-        self.totals = Committed(repeated=False, **counts)
+        before, added = vars(self.totals), vars(batch.committed)
+        self.totals = Committed(**{name: before[name] + added[name] for name in before if name != "repeated"})
         self._settings.tell(self._settings.on_batch, batch)
 
 
-def _failed_alone(work: Work, parts: Sequence[Part], overflow: Overflow) -> Work:
-    """The work of a claim of one message, whose results do not fit even by themselves: it has failed."""
+def _failed_alone(work: BatchReport, parts: Sequence[Part], overflow: Overflow) -> BatchReport:
+    """The outcome of a claim of one message whose results are too many for its sink: a failure."""
     outcome = Outcome("nack", error=f"its results are {overflow}")
     failed = {(part.partition, part.ranges[0][0]): outcome for part in parts}
     return replace(work, failed=failed, placed=[], exact=False)

@@ -1,4 +1,4 @@
-"""How the messages of a claim are shared out among tasks: no key is in two of them, so order needs no shuffle."""
+"""Splits the messages of a claim among tasks. No key is in two tasks, so keeping order needs no shuffle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from custody.verbs.pipelines import Part, Ranges
 
 SMALLEST = 500
-"""Messages that are not worth a task of their own."""
+"""Fewer messages than this do not get a task of their own."""
 
 
 class Piece(NamedTuple):
-    """A part of a partition: its offsets, and of those the k-th of m shares by key, or all (0 of 1)."""
+    """A part of a partition: the k-th of m shares by key of these offsets; 0 of 1 for all."""
 
     partition: int
     ranges: Ranges
@@ -23,11 +23,11 @@ class Piece(NamedTuple):
 
 
 def shares(parts: Sequence[Part], tasks: int, *, ordered: bool) -> list[list[Piece]]:
-    """The pieces for each task: at most `tasks` of them, about equally filled."""
+    """The pieces for each task: at most `tasks` tasks of about equal size."""
     total = sum(part.messages for part in parts)
     aim = max(SMALLEST, -(-total // max(1, tasks)))
     pieces = [piece for part in parts for piece in _pieces(part, max(1, round(part.messages / aim)), ordered=ordered)]
-    # the largest first, each to the task that has least
+    # largest first, each to the task with the fewest messages
     bins: list[tuple[int, int, list[Piece]]] = [(0, number, []) for number in range(min(tasks, len(pieces)))]
     for piece in sorted(pieces, key=lambda piece: piece.messages, reverse=True):
         size, number, taken = heapq.heappop(bins)
@@ -48,7 +48,7 @@ def _pieces(part: Part, count: int, *, ordered: bool) -> list[Piece]:
 
 
 def _stretches(ranges: Ranges, size: int) -> list[Ranges]:
-    """The ranges cut into runs of `size` messages."""
+    """The ranges, cut into runs of `size` messages."""
     found: list[list[tuple[int, int]]] = []
     room = 0
     for first, last in ranges:

@@ -1,7 +1,7 @@
-"""Watching the jobs of a batch from a thread: what makes no progress is said, and what has to end is cancelled.
+"""Watches the jobs of a batch from a thread: reports those without progress, and cancels those that must end.
 
-Spark kills the Python workers of a cancelled job within seconds, whatever they do. Its JVM does not interrupt code of
-its own that never looks (a regular expression, a UDF in Scala): such a task keeps its core until Spark ends.
+Spark kills the Python workers of a cancelled job within seconds, whatever they do. It cannot end JVM code that ignores
+interrupts (a regular expression, a UDF in Scala): such a task keeps its core until Spark ends.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from custody.verbs.pipelines import Overdue
 logger = logging.getLogger(__name__)
 
 SILENCE = 30.0
-"""Seconds without progress after which a line says so; the next one comes after twice as long."""
-_FIRST_LOOK = 3.0  # most batches have ended by then, and cost no look at all
+"""Seconds without progress until the first report; the next one comes after twice as long."""
+_FIRST_LOOK = 3.0  # seconds; most batches end before and are never checked
 _PERIOD = 0.5
-_TASKS = 100_000  # of a stage, of which failed ones are looked for
+_TASKS = 100_000  # tasks of a stage that are searched for failed ones
 
 
 def limit_of_part(handler_timeout: float | None, messages: int) -> float | None:
-    """How long a job over a part of a batch may take. The shorter time for several only decides that it is divided
-    further: a message is charged after it had the whole time for itself."""
+    """How long a job over a part of a batch may take. The shorter time for several messages only decides whether the
+    part is divided further: a message fails only after it had the whole time alone."""
     if handler_timeout is None or messages <= 1:
         return handler_timeout
     return min(handler_timeout, max(handler_timeout / 10, 10.0))
 
 
 class Progress(NamedTuple):
-    """What Spark has finished of the jobs of a batch, and how many of its tasks run now."""
+    """Finished and running tasks of a batch."""
 
     finished: tuple[tuple[int, ...], ...]
     running: int
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Step:
-    """What a batch is at."""
+    """The current step of a batch."""
 
     what: str
     limit: float | None
@@ -57,7 +57,7 @@ class _Step:
 
 
 class Watch:
-    """Watches the batches of one pipeline, one at a time. `overdue` gives the messages known to run for long."""
+    """Watches the batches of one pipeline, one at a time. `overdue` returns messages that run for long."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Watch:
 
     @contextmanager
     def batch(self, what: str) -> Iterator[None]:
-        """A batch, in the thread that starts its jobs."""
+        """Watches a batch. Used in the thread that starts its jobs."""
         self._context.addJobTag(self._tag)
         self._step, ended = _Step(what, None), threading.Event()
         watcher = threading.Thread(target=self._look, args=[ended], name="custody watch", daemon=True)
@@ -88,7 +88,7 @@ class Watch:
 
     @contextmanager
     def job(self, what: str, limit: float | None) -> Iterator[None]:
-        """A job of the batch. One that has run for so long without finishing any task is cancelled: `TookTooLong`."""
+        """A job of the batch. If it finishes no task within `limit` seconds, it is cancelled: `TookTooLong`."""
         before, self._step = self._step, _Step(what, limit)
         step = self._step
         try:
@@ -103,7 +103,7 @@ class Watch:
             self._step = before
 
     def cancel(self) -> None:
-        """Ends the jobs that run; their batch fails."""
+        """Cancels the running jobs; their batch fails."""
         self._context.cancelJobsWithTag(self._tag)
 
     def _look(self, ended: threading.Event) -> None:
@@ -115,12 +115,12 @@ class Watch:
             try:
                 found = self._progress()
             except (Py4JError, PySparkException, OSError) as error:
-                logger.debug("the jobs of a batch could not be looked at: %s", error)
+                logger.debug("the jobs of a batch could not be checked: %s", error)
                 return
             now = time.monotonic()
             if self._step is not step or found.finished != last.finished:
                 step, since, ran, silence = self._step, now, 0.0, self._silence
-            elif last.running and found.running:  # not while it waits for a core
+            elif last.running and found.running:  # not while it waits for cores
                 ran += now - looked
             looked, last = now, found
             if step.limit is not None and ran > step.limit and not step.cancelled:
@@ -142,9 +142,9 @@ class Watch:
         return Progress(tuple(finished), running)
 
     def _failures(self) -> list[TaskFailed]:
-        """The failed attempts of the tasks of the last job, in their order."""
+        """The failed task attempts of the last job, in order."""
         context = self._context._jsc.sc()
-        context.listenerBus().waitUntilEmpty()  # what has failed is told there, and a moment later
+        context.listenerBus().waitUntilEmpty()  # failures arrive through it with a delay
         store, tracker = context.statusStore(), context.statusTracker()
         job = max(tracker.getJobIdsForTag(self._tag), default=None)
         found: list[tuple[int, str]] = []
@@ -170,8 +170,8 @@ class Watch:
             tasks = "1 task runs and has" if found.running == 1 else f"{found.running} tasks run and have"
             return f"{step.what}: {tasks} not finished"
         if found.finished:
-            return f"{step.what}: no task has begun, other jobs have all cores"
-        return f"{step.what}: no job runs, the driver is at work"
+            return f"{step.what}: no task has started; other jobs have all cores"
+        return f"{step.what}: no job is running; the driver is working"
 
 
 def _stages(tracker: Any, job: int) -> Iterator[Any]:
@@ -185,7 +185,7 @@ def _stages(tracker: Any, job: int) -> Iterator[Any]:
 
 
 def within(limit: float, what: Callable[[], object], name: str) -> bool:
-    """Does this in a thread, and waits so many seconds for it. False if it has not ended: it is left to itself."""
+    """Runs this in a thread and waits up to `limit` seconds. False if it has not ended; it is then left running."""
     thread = threading.Thread(target=what, name=name, daemon=True)
     thread.start()
     thread.join(limit)

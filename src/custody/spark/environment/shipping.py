@@ -1,6 +1,6 @@
-"""Custody's own package as a zip for Spark's executors: they need what it depends on, but not Custody itself.
+"""Ships Custody's own package as a zip to Spark's executors, which need only its dependencies installed.
 
-So executors always run the version of their driver, whatever is installed where they are.
+So executors always run the version of their driver, whatever is installed on their host.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pyspark.sql import SparkSession
 import pyspark_custody
 
 NAME = "custody.zip"
-_STAMP = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same files make the same bytes
+_STAMP = (1980, 1, 1, 0, 0, 0)  # of every file, so that archives are reproducible
 _shipped: WeakSet[SparkContext] = WeakSet()
 _along: dict[str, bytes] = {}
 
 
 def send_along(content: Mapping[str, Path]) -> None:
-    """Files that executors are to find beside the package: modules that a handler imports only when it runs."""
+    """Adds files to what is shipped: modules that a handler imports only when it runs."""
     _along.update({name: path.read_bytes() for name, path in content.items()})
 
 
@@ -54,23 +54,23 @@ def ship(spark: SparkSession) -> None:
 
 
 def temporary(context: SparkContext, what: str) -> Path:
-    """A new directory among Spark's own: its JVM clears them away at its end, also when this process is killed."""
+    """A new directory inside Spark's own, which its JVM removes at its end, also if this process is killed."""
     return Path(tempfile.mkdtemp(prefix=f"custody-{what}-", dir=context._temp_dir))
 
 
 def beside_the_script() -> dict[str, Path]:
-    """The modules of the user's own that the script of this process imports, by their name in an archive.
+    """The user's modules that the script of this process imports, by their name in an archive.
 
-    Their functions are sent by name, and an executor does not look beside the script for them.
+    Their functions are pickled by name, and an executor does not search the script's directory.
     """
-    from custody.spark.environment import packing  # which writes its archives with this module
+    from custody.spark.environment import packing  # which imports this module
 
     main = sys.modules.get("__main__")
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None or not Path(file).is_file() or Path(file).suffix != ".py":
-        return {}  # a notebook, or a program that was installed
+        return {}  # a notebook, or an installed program
     script = Path(file).resolve()
-    root = script.parents[0 if spec is None else spec.name.count(".")]  # `python -m shop.run` looks beside `shop`
+    root = script.parents[0 if spec is None else spec.name.count(".")]  # `python -m shop.run` searches beside `shop`
     if any(root.is_relative_to(Path(sysconfig.get_path(one)).resolve()) for one in ("purelib", "platlib", "stdlib")):
         return {}
     found = packing.modules(script, root)
@@ -79,7 +79,7 @@ def beside_the_script() -> dict[str, Path]:
 
 
 def _show_to_sources(root: Path) -> None:
-    """Lets the process of a streaming source find what was sent: Spark 4.3 looks in another directory there."""
+    """Lets the process of a streaming source find the shipped files: Spark 4.3 searches another directory there."""
     place = root / "streaming_job"
     place.mkdir(exist_ok=True)
     for file in root.iterdir():
@@ -89,12 +89,12 @@ def _show_to_sources(root: Path) -> None:
 
 
 def runs_here(context: SparkContext) -> bool:
-    """Whether executors run on the driver's machine, out of its own installation."""
+    """Whether executors run on the driver's machine with its installation."""
     return str(context.master).startswith("local")
 
 
 def files() -> dict[str, bytes]:
-    """What Custody consists of, by the name in a zip; from a directory, or from the zip that this driver runs from."""
+    """Custody's files by their name in a zip; read from a directory, or from the zip that this driver runs from."""
     found = dict(_below(resources.files("custody"), "custody"))
     loader = pyspark_custody.__loader__
     assert loader is not None
@@ -104,7 +104,7 @@ def files() -> dict[str, bytes]:
 
 
 def write(file: IO[bytes], content: Mapping[str, bytes | Path], *, comment: bytes = b"") -> None:
-    """A zip of these files, whose bytes follow from their names and content alone."""
+    """Writes a zip of these files. Its bytes depend only on their names and contents."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.comment = comment
         for name in sorted(content):

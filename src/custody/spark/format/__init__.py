@@ -1,1 +1,1 @@
-"""`format("custody")` for plain Spark: the log and the views to read, and a sink to write to."""
+"""`format("custody")` for plain Spark: sources for the log and the views, and a sink."""

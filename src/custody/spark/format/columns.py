@@ -1,4 +1,4 @@
-"""The columns of what `format("custody")` reads, and Arrow batches of the database made to fit them. Runs anywhere."""
+"""The schemas of `format("custody")`, and the conversion of the database's Arrow batches to them. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _decode = msgspec.json.Decoder().decode
 
 @cache
 def _kinds() -> tuple[pa.Array, pa.Array]:
-    """Letters and names. Not made before it is needed: a first array loads all of pandas, and planning needs none."""
+    """Letters and names. Created lazily: the first Arrow array imports pandas, which planning does not need."""
     return pa.array(["j", "t", "b"]), pa.array(["json", "text", "bytes"])
 
 
@@ -136,7 +136,7 @@ def _column(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _maps(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """JSON objects as maps of text. Whatever else somebody put there by SQL must not fail the whole read."""
+    """JSON objects as maps of text. Other JSON, which SQL could have written, must not fail the whole read."""
     ends, names, values = [0], list[str](), list[str]()
     if texts.null_count == len(texts):
         ends = [0] * (len(texts) + 1)

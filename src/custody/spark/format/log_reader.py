@@ -1,4 +1,4 @@
-"""The log of a topic as a batch: a task for each partition, several for a long one."""
+"""The log of a topic as a batch: one task for each partition, several for a long one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from custody.spark.format.pushdown import OptionalPush, Pushdown
 
 
 class LogSlice(InputPartition):
-    """What one task reads of a partition."""
+    """The part of a partition that one task reads."""
 
     def __init__(self, partition: int, reads: Sequence[Read]) -> None:
         super().__init__((partition, tuple(reads)))
@@ -25,7 +25,7 @@ class LogSlice(InputPartition):
 
 
 class LogReader(DataSourceReader):
-    """Reads a stretch of every partition. Made, and asked for its partitions, on the driver; `read` runs in tasks."""
+    """Reads a range of every partition. Created and planned on the driver; `read` runs in tasks."""
 
     def __init__(self, url: str, options: ReadOptions) -> None:
         assert options.topic is not None
@@ -40,7 +40,7 @@ class LogReader(DataSourceReader):
         return OptionalPush(self._pushed)
 
     def partitions(self) -> list[LogSlice]:
-        """Runs on the driver. The end of the log is what it is now: later messages are no part of the result."""
+        """Runs on the driver. The end of the log is fixed here: later messages are not part of the result."""
         pushed = self._pushed
         with Planner(self._url) as planner:
             every = planner.bounds(self._topic)
@@ -56,7 +56,7 @@ class LogReader(DataSourceReader):
             return slices
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task. Without anything to read Spark makes one partition of its own."""
+        """Runs in a task. If there is nothing to read, Spark creates one partition itself."""
         if isinstance(partition, LogSlice):
             for batch in arrow.events(self._url, partition.reads, conditions=self._pushed.conditions):
                 yield event_batch(self._topic, batch)
@@ -68,7 +68,7 @@ class LogReader(DataSourceReader):
         until = min(resolve(planner, self._topic, bounds, options.ending, bounds.tail), bounds.tail)
         if pushed.high is not None:
             until = min(until, pushed.high)
-        # a time is looked for only where something is left to read
+        # a time is resolved only if something is left to read
         if pushed.since is not None and start < until:
             start = max(start, planner.offset_at(self._topic, bounds.partition, pushed.since))
         if pushed.before is not None and start < until:
@@ -77,7 +77,7 @@ class LogReader(DataSourceReader):
 
 
 def resolve(planner: Planner, topic: str, bounds: Bounds, position: Position, missing: int) -> int:
-    """The offset that a position means in a partition; `missing` if it does not name this partition."""
+    """The offset of a position in a partition; `missing` if the position does not name this partition."""
     if isinstance(position, datetime):
         return planner.offset_at(topic, bounds.partition, position)
     if isinstance(position, str):
@@ -87,13 +87,13 @@ def resolve(planner: Planner, topic: str, bounds: Bounds, position: Position, mi
 
 
 def kept(topic: str, bounds: Bounds, start: int, fail_on_data_loss: bool) -> int:
-    """The start, or the first offset if what was there is gone; that is refused unless the user allowed it."""
+    """The start; if that was dropped, the first offset, which is refused unless the user allowed it."""
     if start >= bounds.first:
         return start
     if fail_on_data_loss:
         raise OffsetOutOfRange(
             f"offset {start} of {topic}/{bounds.partition} is gone: the log starts at {bounds.first}",
-            "Start at the first offset, or go on from there with the option failOnDataLoss=false.",
+            "Start at the first offset, or continue there with the option failOnDataLoss=false.",
         )
     return bounds.first
 
@@ -104,4 +104,6 @@ def require_partitions(topic: str, every: Sequence[Bounds], *positions: Position
     for position in positions:
         for partition in position if isinstance(position, Mapping) else ():
             if partition not in there:
-                raise PartitionNotFound(f"{topic} has no partition {partition}", f"It has {len(there)}, from 0 on.")
+                raise PartitionNotFound(
+                    f"{topic} has no partition {partition}", f"It has {len(there)}, numbered from 0."
+                )

@@ -17,14 +17,14 @@ from custody.spark.format.columns import event_batch
 from custody.spark.format.log_reader import LogSlice, kept, require_partitions, resolve
 from custody.spark.format.options import ReadOptions
 
-IDLE_WAIT = 1.0  # seconds that an idle stream waits inside `latestOffset`: Spark would ask 86 times a second
+IDLE_WAIT = 1.0  # seconds that an idle stream waits in `latestOffset`; without it Spark asks 86 times a second
 POLL = 0.05
 
 Offsets = dict[str, int]
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in one process beside the driver for as long as its query; `read` runs in tasks, on a pickled copy."""
+    """Runs in one process beside the driver for as long as its query; `read` runs in tasks, on a pickled copy."""
 
     def __init__(self, url: str, options: ReadOptions) -> None:
         assert options.topic is not None
@@ -37,10 +37,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Offsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planner": None}  # a connection stays where it was opened
+        return {**self.__dict__, "_planner": None}  # a connection cannot be pickled
 
     def initialOffset(self) -> Offsets:
-        """Runs on the driver, for a new checkpoint only; Spark asks twice, and gets the same answer."""
+        """Runs on the driver, for a new checkpoint only. Spark asks twice and must get the same answer."""
         if self._initial is None:
             starting = self._options.starting
             every = self._bounds()
@@ -61,11 +61,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Runs on the driver, first of all: what is published from now on is not for this run."""
+        """Runs on the driver, first of all: messages published from now on are not part of this run."""
         self._target = _tails(self._bounds())
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Runs on the driver, once a trigger. With nothing new it waits a while before it says so."""
+        """Runs on the driver, once for each trigger. If there is nothing new, it waits before it returns."""
         deadline = time.monotonic() + IDLE_WAIT
         while True:
             every = self._bounds()
@@ -81,7 +81,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def partitions(self, start: Offsets, end: Offsets) -> list[LogSlice]:
-        """Runs on the driver; the same for the same offsets, which is what makes a replayed batch the same batch."""
+        """Runs on the driver. Deterministic for the same offsets, so that a replayed batch is the same batch."""
         every = self._bounds()
         self._refuse_shorter(end, every)
         slices: list[LogSlice] = []
@@ -100,10 +100,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield event_batch(self._topic, batch)
 
     def commit(self, end: Offsets) -> None:
-        """Nothing to do: the log is not ours to shorten."""
+        """Does nothing: a reader does not shorten the log."""
 
     def stop(self) -> None:
-        """Runs on the driver, if at all: Spark may simply end the process."""
+        """Runs on the driver, if at all: Spark may just end the process."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None
@@ -117,20 +117,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._plan().bounds(self._topic)
 
     def _begin(self, start: Offsets, bounds: Bounds, until: int) -> int:
-        """Where a partition goes on. One that is new since the start, or made anew, is read from its first offset."""
+        """Where a partition continues. One added since the start, or created again, is read from its first offset."""
         begin = start.get(str(bounds.partition), bounds.first)
-        if begin > until:  # only after data loss that was allowed
+        if begin > until:  # only after allowed data loss
             return bounds.first
         return kept(self._topic, bounds, begin, self._options.fail_on_data_loss)
 
     def _refuse_shorter(self, there: Offsets, every: list[Bounds]) -> None:
-        """A log never gets shorter: then it is another one of the same name."""
+        """Refuses a log that has become shorter: it is another topic of the same name."""
         tails = _tails(every)
         for name, offset in there.items() if self._options.fail_on_data_loss else ():
             if offset > tails.get(name, 0):
                 raise OffsetOutOfRange(
-                    f"{self._topic}/{name} ends at {tails.get(name, 0)}, and this stream has been at {offset}",
-                    "If the topic was made anew, use a new checkpoint, or go on with the option failOnDataLoss=false.",
+                    f"{self._topic}/{name} ends at {tails.get(name, 0)}, but this stream has read up to {offset}",
+                    "If the topic was created again, use a new checkpoint, or the option failOnDataLoss=false.",
                 )
 
     def _end(self, start: Offsets, every: list[Bounds], limit: ReadLimit) -> Offsets:
@@ -148,9 +148,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def shared(rows: int, available: Mapping[str, int], turn: int) -> dict[str, int]:
-    """Divides a number of rows among partitions: evenly, and what one does not need goes to the others.
+    """Divides a number of rows evenly among partitions; what one does not need goes to the others.
 
-    With fewer rows than partitions they take turns, so that none is passed over for ever.
+    With fewer rows than partitions, partitions take turns, so that none starves.
     """
     waiting = [name for name in available if available[name] > 0]
     taken = dict.fromkeys(available, 0)

@@ -1,4 +1,4 @@
-"""The options of `format("custody")` as a reader gets them: checked, with unknown ones refused. Runs on the driver."""
+"""Parses the options of the source `format("custody")`, and refuses unknown ones. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from custody.spark.format.columns import TABLES
 EARLIEST, LATEST = -2, -1  # as in Kafka's source
 
 Position = Literal["earliest", "latest"] | datetime | Mapping[int, int]
-"""A place in every partition; a partition that a mapping leaves out is read from its start or to its end."""
+"""A position in every partition. A partition missing in a mapping is read from its start or to its end."""
 
 _OF_ALL = ["url", "topic", "table"]
 _OF_EVENTS = [
@@ -35,7 +35,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read. `url` is None if none was given; it may hold a password, so it is in no representation."""
+    """What to read. `url` is None if none was given; it may contain a password, so `repr` omits it."""
 
     url: str | None = field(repr=False)
     topic: str | None
@@ -48,24 +48,24 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-        """Reads Spark's options, whose names have no case."""
+        """Reads Spark's options, whose names are case-insensitive."""
         values = {name.lower(): value for name, value in given.items()}
         _refuse_unknown(values)
         table = values.get("table", "events").lower()
         if table not in TABLES:
-            raise InvalidArgument(f"there is no table {table!r} to read", did_you_mean(table, list(TABLES)))
+            raise InvalidArgument(f"there is no table {table!r}", did_you_mean(table, list(TABLES)))
         events = table == "events"
         for name in _OF_VIEWS if events else _OF_EVENTS:
             if name.lower() in values:
-                raise InvalidArgument(f"the option {name} does not go with the table {table}", "Leave it out.")
+                raise InvalidArgument(f"the option {name} cannot be used with the table {table}", "Leave it out.")
         if events and not values.get("topic"):
-            raise InvalidArgument("the option topic is missing", "Name the topic: .option('topic', 'orders').")
+            raise InvalidArgument("the option topic is missing", "Give the topic: .option('topic', 'orders').")
         if streaming:
             if not events:
                 raise InvalidArgument(f"the table {table} cannot be streamed", "Read it with spark.read.")
             for name in ("endingOffsets", "endingTimestamp"):
                 if name.lower() in values:
-                    raise InvalidArgument(f"a stream has no {name}", "Leave it out, or use spark.read.")
+                    raise InvalidArgument(f"a stream does not support {name}", "Leave it out, or use spark.read.")
         return cls(
             url=values.get("url"),
             topic=values.get("topic"),
@@ -88,7 +88,7 @@ def _refuse_unknown(values: Mapping[str, str]) -> None:
 def _position(values: Mapping[str, str], which: str, default: Literal["earliest", "latest"]) -> Position:
     offsets, timestamp = values.get(f"{which}offsets"), values.get(f"{which}timestamp")
     if offsets is not None and timestamp is not None:
-        raise InvalidArgument(f"{which}Offsets and {which}Timestamp exclude one another", "Give one of them.")
+        raise InvalidArgument(f"{which}Offsets and {which}Timestamp cannot be combined", "Give one of them.")
     if timestamp is not None:
         return _time(f"{which}Timestamp", timestamp)
     return default if offsets is None else _offsets(f"{which}Offsets", offsets)
@@ -121,7 +121,7 @@ def _time(name: str, text: str) -> datetime:
         time = _EPOCH + timedelta(milliseconds=int(text)) if text.strip().isdigit() else datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise InvalidArgument(
-            f"{name} cannot be {text!r}", "Give a time like 2030-01-31T12:00:00Z, or milliseconds since 1970."
+            f"{name} cannot be {text!r}", "Give a time such as 2030-01-31T12:00:00Z, or milliseconds since 1970."
         ) from None
     require_zone(time)
     return time
@@ -132,7 +132,7 @@ def _max_rows(values: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"\s*[0-9]{1,30}\s*", text):
-        raise InvalidArgument(f"maxRowsPerTrigger cannot be {text!r}", "Give a whole number from 1 on.")
+        raise InvalidArgument(f"maxRowsPerTrigger cannot be {text!r}", "Give a whole number of at least 1.")
     require("maxRowsPerTrigger", int(text))
     return int(text)
 

@@ -1,4 +1,4 @@
-"""Filters of Spark as bounds and conditions for the database. Runs on the driver, while a query is planned."""
+"""Filter pushdown: Spark's filters as bounds and conditions for the database. Runs on the driver, during planning."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NEVER_NULL = ("topic", "partition", "offset", "published_at")
 
 @dataclass(kw_only=True)
 class Pushdown:
-    """What is left to read. Everything that was taken on is exact: Spark need not look again.
+    """What is left to read. Pushed filters are exact, so Spark need not apply them again.
 
-    A time becomes an offset, because within a partition `published_at` never goes back; both sides know microseconds.
+    A time becomes an offset, because `published_at` never decreases within a partition. Both sides have microseconds.
     """
 
     topic: str
@@ -44,7 +44,7 @@ class Pushdown:
     conditions: list[Condition] = field(default_factory=list)
 
     def take(self, wanted: Filter) -> bool:
-        """Takes a filter on, or leaves it to Spark: False."""
+        """Pushes a filter down; False if Spark has to apply it."""
         match wanted:
             case IsNotNull(attribute=(name,)) if name in _NEVER_NULL:
                 return True
@@ -78,7 +78,7 @@ class Pushdown:
             self._until(name, max(values) + 1)
             if len(values) > 1:
                 self.conditions.append(("offset", "in", values))
-        elif name == "key" and not any("\0" in value for value in values):  # no text of PostgreSQL has that
+        elif name == "key" and not any("\0" in value for value in values):  # PostgreSQL's text cannot contain NUL
             self.conditions.append(("key", "in", values) if len(values) != 1 else ("key", "=", values[0]))
         elif name == "published_at" and len(values) == 1:
             return self._from(name, values[0]) and self._until(name, _next(values[0]))
@@ -114,7 +114,7 @@ class Pushdown:
 
 
 def _next(value: Any) -> Any:
-    """The smallest value above this one; None, which nothing takes on, if there is none."""
+    """The smallest value above this one; None, which is not pushed down, if there is none."""
     try:
         return value + _MICROSECOND if isinstance(value, datetime) else value + 1
     except (TypeError, OverflowError):
@@ -122,10 +122,10 @@ def _next(value: Any) -> Any:
 
 
 class OptionalPush:
-    """`pushFilters` of a reader that also works where Spark does not push filters to Python, which is its default.
+    """`pushFilters` of a reader that also works where filter pushdown for Python is off, which is Spark's default.
 
-    There Spark refuses every reader with a `pushFilters` of its own instead of filtering by itself. It knows one by
-    the function behind the method, so this names the inherited one.
+    There Spark refuses every reader that overrides `pushFilters` instead of filtering itself. It detects the override
+    by the function behind the method, so this object names the inherited one.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

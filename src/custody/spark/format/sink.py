@@ -1,9 +1,9 @@
 """`df.write.format("custody").mode("append")` and `df.writeStream.format("custody")`: rows become messages of a topic.
 
-A write is published whole or not at all, and once, whatever tasks are tried again. A stream's batch is also published
-once when Spark replays it, as long as the checkpoint lives: a query with a new checkpoint publishes all of it again.
-The messages of a key that one task writes keep their order; those of different tasks have none. If order matters, bring
-a key's rows into one task first: `df.repartition("key").sortWithinPartitions("key", "at")`.
+A write is all or nothing, and retried tasks publish nothing twice. A streaming batch that Spark replays is published
+once, as long as the checkpoint exists; a query with a new checkpoint publishes everything again. The messages of a key
+keep their order only within a task. If the order matters, bring the rows of a key into one task first:
+`df.repartition("key").sortWithinPartitions("key", "at")`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from custody.model.entities import Outgoing
 from custody.spark.database import arrow, sinks
 from custody.spark.database.tasks import Stage
 from custody.spark.format.options import boolean
-from custody.verbs.pipelines import Placed, Sink
+from custody.verbs.pipelines import Sink, StagedCount
 
 FLUSH = 64 * 2**20
-"""So many bytes a task collects before it stages them."""
+"""Bytes that a task collects before it stages them."""
 
 _OPTIONS = ["url", "topic", "payloadKind", "allowSplit"]
-_OF_SPARK = ["checkpointlocation", "queryname"]  # what Spark itself tells the sink of a stream
+_OF_SPARK = ["checkpointlocation", "queryname"]  # options that Spark itself passes to a streaming sink
 _TEXT, _WHOLE = (StringType, NullType), (ByteType, ShortType, IntegerType, LongType, NullType)
 _COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "topic": (_TEXT, "string"),
@@ -62,7 +62,7 @@ _OF_THE_LOG = ["offset", "published_at"]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where rows go, and what is in them. The URL may hold a password, so it is in no representation."""
+    """The destination and columns of the rows. The URL may contain a password, so `repr` omits it."""
 
     url: str = field(repr=False)
     topic: str | None
@@ -72,7 +72,7 @@ class Target:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
-        """Reads Spark's options, whose names have no case, and checks the columns. Runs on the driver."""
+        """Reads Spark's options, whose names are case-insensitive, and checks the columns. Runs on the driver."""
         values = {name.lower(): value for name, value in given.items()}
         for name in values:
             if name not in [*map(str.lower, _OPTIONS), *_OF_SPARK]:
@@ -82,7 +82,7 @@ class Target:
         topic = values.get("topic")
         if not topic and "topic" not in columns:
             raise InvalidArgument(
-                "neither an option nor a column names the topic", "Name it: .option('topic', 'orders')."
+                "there is neither an option nor a column topic", "Give the topic: .option('topic', 'orders')."
             )
         usual = "bytes" if isinstance(schema["payload"].dataType, BinaryType) else "json"
         kind = values.get("payloadkind", usual).lower()
@@ -97,21 +97,21 @@ class Target:
 
 
 def _check_columns(schema: StructType) -> None:
-    """Refuses what could not be written, rather than leave it out."""
+    """Refuses columns that cannot be written, instead of ignoring them."""
     for column in schema:
         name, kind = column.name, column.dataType
         if name in _OF_THE_LOG:
-            raise InvalidArgument(f"the log itself sets the column {name}", f"Leave it out: .drop({name!r}).")
+            raise InvalidArgument(f"the column {name} is set by the log", f"Leave it out: .drop({name!r}).")
         if name not in _COLUMNS:
             raise InvalidArgument(
                 f"a message has no column {name!r}",
-                f"{did_you_mean(name, list(_COLUMNS))} What belongs into the payload goes there with to_json; "
-                "drop() the rest.",
+                f"{did_you_mean(name, list(_COLUMNS))} Put fields of the payload into it with to_json, and drop() the "
+                "rest.",
             )
         if schema.names.count(name) > 1:
             raise InvalidArgument(f"there are two columns {name!r}", "Drop or rename one of them.")
         allowed, told = _COLUMNS[name]
-        # of a map, the types inside it count too
+        # for a map, the types of its keys and values are compared too
         if not isinstance(kind, allowed) or (isinstance(kind, MapType) and kind.simpleString() != told):
             wanted = told.split()[0]
             raise InvalidArgument(
@@ -120,13 +120,13 @@ def _check_columns(schema: StructType) -> None:
     if "payload" not in schema.names:
         raise InvalidArgument(
             "there is no column payload",
-            "Make one, for example .select('key', to_json(struct('sku', 'amount')).alias('payload')).",
+            "Create it, for example .select('key', to_json(struct('sku', 'amount')).alias('payload')).",
         )
 
 
 def _remedy(name: str, kind: DataType, wanted: str) -> str:
     if name == "payload" and isinstance(kind, StructType | MapType | ArrayType | VariantType):
-        return "Make JSON of it: .withColumn('payload', to_json('payload'))."
+        return "Convert it to JSON: .withColumn('payload', to_json('payload'))."
     return f"Convert it: .withColumn({name!r}, col({name!r}).cast({wanted!r}))."
 
 
@@ -137,21 +137,21 @@ def _require_kind(kind: str) -> None:
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task tells the driver: the stage that it wrote into, what is there, and for which query."""
+    """A task's message to the driver: its stage, the counts of what it staged, and the query."""
 
     stage: str
-    placed: tuple[Placed, ...]
+    placed: tuple[StagedCount, ...]
     query: str | None = None
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes a DataFrame once. Made on the driver, and pickled: tasks and the commit have the same stage."""
+    """Writes a DataFrame once. Created on the driver and pickled, so tasks and commit have the same stage."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._stage = f"staged_sink_{uuid4().hex}"
         if target.topic is not None:
-            sinks.topic(target.url, target.topic)  # a wrong name is told before anything runs
+            sinks.topic(target.url, target.topic)  # refuses a wrong name before anything runs
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Runs in a task."""
@@ -169,31 +169,31 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes the batches of a stream. The driver makes one for tasks and another for each commit: they share nothing
-    but what the tasks tell."""
+    """Writes the batches of a stream. Spark creates one instance for tasks and another for each commit; they share only
+    the tasks' messages."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Runs in a task, which alone knows the query."""
+        """Runs in a task, the only place where the query is known."""
         context = TaskContext.get()
         query = context and context.getLocalProperty("sql.streaming.queryId")
         batch = context and context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            raise InvalidArgument("the sink custody writes micro-batches only", "Use another trigger.")
+            raise InvalidArgument("the sink custody supports micro-batches only", "Use another trigger.")
         stage = f"staged_sink_{hashlib.sha256(f'{query} {batch}'.encode()).hexdigest()[:32]}"
         return Staged(stage, Attempt(self._target, stage).run(iterator), query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Runs on the driver. A batch without rows has nothing to publish, nor to remember."""
+        """Runs on the driver. For a batch without rows there is nothing to do."""
         staged = [message for message in _all_staged(messages) if message.placed]
         if staged:
             placed = [place for message in staged for place in message.placed]
             sinks.commit(self._target.url, staged[0].stage, placed, query=staged[0].query, batch=batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Runs on the driver. Where no task came to its end the stage is not known; a replay takes it over."""
+        """Runs on the driver. If no task has finished, the stage is not known; a replay reuses it."""
         for stage in {message.stage for message in messages if isinstance(message, Staged)}:
             sinks.drop_stage(self._target.url, stage)
 
@@ -201,12 +201,12 @@ class StreamSink(DataSourceStreamArrowWriter):
 def _all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) < len(messages):
-        raise StageLost("a task has not told what it staged", "Run the batch again.")
+        raise StageLost("a task has not reported what it staged", "Run the batch again.")
     return staged
 
 
 class Attempt:
-    """One attempt of a task: rows in, staged messages out. Only what a commit names is ever published."""
+    """One attempt of a task: rows in, staged messages out. Only attempts that a commit names are published."""
 
     def __init__(self, target: Target, stage: str) -> None:
         self._target, self._name = target, stage
@@ -214,8 +214,8 @@ class Attempt:
         self._topics: dict[str, Sink] = {}
         self._turn = random.randrange(1 << 16)
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> tuple[Placed, ...]:
-        placed: list[Placed] = []
+    def run(self, batches: Iterator[pa.RecordBatch]) -> tuple[StagedCount, ...]:
+        placed: list[StagedCount] = []
         rows = size = 0
         for batch in batches:
             self._take(batch)
@@ -227,8 +227,8 @@ class Attempt:
             placed += self._flush()
         return tuple(placed)
 
-    def _flush(self) -> list[Placed]:
-        # only now: an attempt that fails before has left nothing to clear away
+    def _flush(self) -> list[StagedCount]:
+        # only now, so that an attempt that fails before leaves nothing behind
         sinks.open_stage(self._target.url, self._name)
         placed = self._stage.write()
         self._stage = Stage(self._target.url, self._name)
@@ -236,13 +236,13 @@ class Attempt:
 
     def _take(self, batch: pa.RecordBatch) -> None:
         columns = dict(zip(self._target.columns, batch.columns, strict=True))
-        # not as text, which Arrow would refuse whole if one row had half a character
+        # not as text: Arrow would refuse the whole batch if one row had invalid UTF-8
         columns["payload"] = columns["payload"].cast(pa.large_binary())
         rows = zip(*(columns[name].to_pylist() if name in columns else repeat(None) for name in _COLUMNS), strict=False)
         for topic, partition, key, payload, kind, headers in rows:
             name = self._target.topic if topic is None else topic
             if name is None:
-                raise InvalidArgument(f"{_row(key)} has no topic", "Give it one, or name one with the option topic.")
+                raise InvalidArgument(f"{_row(key)} has no topic", "Give it one, or use the option topic.")
             there = self._topics.get(name)
             if there is None:
                 there = self._topics[name] = sinks.topic(self._target.url, name)
@@ -253,7 +253,7 @@ class Attempt:
         if partition is not None:
             if not 0 <= partition < topic.partitions:
                 raise PartitionNotFound(
-                    f"{name} has no partition {partition}", f"It has {topic.partitions}, from 0 on."
+                    f"{name} has no partition {partition}", f"It has {topic.partitions}, numbered from 0."
                 )
             topic.layout.require(partition, None, key, allow_split=self._target.allow_split)
             return partition
@@ -277,8 +277,8 @@ class Attempt:
             raise InvalidPayload(f"{_row(key)}: {error.message}", error.remedy) from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InvalidPayload(
-                f"the payload of {_row(key)} is no {kind}: {error}",
-                "Write JSON with to_json(), or say what it is: .option('payloadKind', 'text') or 'bytes'.",
+                f"the payload of {_row(key)} is not {kind}: {error}",
+                "Write JSON with to_json(), or give its kind: .option('payloadKind', 'text') or 'bytes'.",
             ) from error
         return encoded[0], code.encode(), payload, encoded[3]
 

@@ -1,4 +1,4 @@
-"""`format("custody")`: topics and views as DataFrames and streams, and DataFrames and streams as messages."""
+"""`format("custody")`: reads topics and views, and writes messages, as batches and streams."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from custody.spark.format.view_reader import ViewReader
 
 
 class CustodySource(DataSource):
-    """Made in a process beside the driver, which sees the driver's environment as it was when Spark was started.
+    """Created in a process beside the driver, which has the driver's environment from when Spark was started.
 
-    The database is looked for there, once, and its URL goes to the tasks with the reader or writer; Spark shows no
-    option whose name has "url" in it.
+    The database is located there, once, and its URL is sent to the tasks with the reader or writer. Spark shows no
+    option whose name contains "url".
     """
 
     @classmethod
@@ -50,7 +50,7 @@ class CustodySource(DataSource):
         return BatchSink(Target.parse(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Also made for each commit, in another process."""
+        """Also called for each commit, in another process."""
         if overwrite:
             raise InvalidArgument("a topic cannot be overwritten", "Use .outputMode('append') or 'update'.")
         return StreamSink(Target.parse(self.options, schema))

@@ -1,4 +1,4 @@
-"""The views of the lifecycle as batches: what is not plainly done, dead letters, and the journal."""
+"""The views `deliveries`, `dead_letters` and `journal` as batches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from custody.spark.database.arrow import Condition, Planner
 from custody.spark.format.columns import TABLES, fitted
 from custody.spark.format.options import ReadOptions
 
-_VIEWS = {"journal": "history"}  # the journal's rows with names for their numbers
+_VIEWS = {"journal": "history"}  # the view of the journal with names instead of numbers
 
 
 class ViewReader(DataSourceReader):
-    """Reads a view in one task: its rows are the exceptions, not the messages."""
+    """Reads a view in one task, because it has far fewer rows than the log has messages."""
 
     def __init__(self, url: str, options: ReadOptions) -> None:
         self._url = url
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Runs on the driver. Refuses a topic or group that is not there: an empty result would hide the mistake."""
+        """Runs on the driver. Refuses an unknown topic or group: an empty result would hide the mistake."""
         topic, group = self._options.topic, self._options.group
         with Planner(self._url) as planner:
             if topic is not None:

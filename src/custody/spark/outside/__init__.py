@@ -1,1 +1,1 @@
-"""Sinks outside of the database: staged before a commit and shown after it."""
+"""Sinks outside of the database: results are staged before a commit and made visible after it."""

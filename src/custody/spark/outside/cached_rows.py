@@ -1,9 +1,9 @@
-"""Rows for sinks outside of the database, kept by the executors from the job that makes them until they are written.
+"""Rows for sinks outside of the database, cached by the executors from the job that makes them until they are written.
 
-What an executor loses, Spark makes again, and maybe otherwise: a handler that went well fails the second time. And a
-speculative copy of a task may have left other rows in another executor's cache. So each row has the number of the
-attempt that made it, each partition has at least one such number, and reading one that did not report is an error:
-the batch is run again then.
+Rows that an executor loses are computed again by Spark, perhaps with another result: a handler that succeeded may fail
+the second time. A speculative copy of a task may also leave other rows in another executor's cache. So each row has the
+number of the attempt that made it, and each partition has at least one such number. Reading a row of an attempt that
+did not report is an error, after which the batch is run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from custody.spark.tasks.job import DATA, MADE_BY, RESULT
-from custody.verbs.pipelines import Due, Ranges
+from custody.verbs.pipelines import PartToWrite, Ranges
 
 LOST = "rows for sinks outside were lost with their executor"
 _COLUMNS = ("_partition", "_offset", "_key", DATA)
@@ -31,21 +31,21 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class _Part(NamedTuple):
-    """What one job kept, and how the rows for the sink of a number are made of it."""
+    """The cached rows of one job, and a function that makes the rows for a sink from them."""
 
     kept: DataFrame
     for_sink: Callable[[DataFrame, int], DataFrame]
 
 
 class CachedRows:
-    """The rows of one batch: of one job, or of many if a bad row had to be found. Used in the driver."""
+    """The rows of one batch: of one job, or of many if a bad row had to be isolated. Used in the driver."""
 
     def __init__(self, first_topic: str | None) -> None:
         self._first_topic = first_topic
         self._parts: list[_Part] = []
 
     def framed(self, outputs: DataFrame) -> DataFrame:
-        """A frame's rows, each with what made it, and a mark of each task; computed once, as long as executors live."""
+        """A frame's rows, each with the number of its attempt, and a mark of each task. Cached: computed once."""
         fields = [StructField(field.name, field.dataType) for field in outputs.schema.fields]
         stamped = StructType([*fields, StructField(MADE_BY, LongType())])
         rows = outputs.mapInArrow(_stamp(to_arrow_schema(stamped, timezone="UTC")), stamped).persist()
@@ -59,8 +59,8 @@ class CachedRows:
         return rows
 
     def handled(self, results: DataFrame, schemas: Sequence[StructType | None]) -> DataFrame:
-        """The results of handlers (see job.KEEPING). Returns those for the driver: the reports, and a failure for each
-        row that does not fit the schema of a sink."""
+        """Caches the results of handlers (see job.KEEPING). Returns the rows for the driver: the reports, and a failure
+        for each row that does not fit the schema of a sink."""
         parsed = {f"{DATA}_{sink}": _parsed(schema) for sink, schema in enumerate(schemas)}
         kept = results.withColumns(parsed).withColumnRenamed("attempt", MADE_BY).persist()
         is_row = F.col("what") == "row"
@@ -83,15 +83,15 @@ class CachedRows:
         ).select(*(field.split()[0] for field in RESULT.split(", ")))
 
     def forget(self) -> None:
-        """The last ones are not wanted: their job has failed."""
+        """Drops the last rows, because their job has failed."""
         self._parts.pop().kept.unpersist()
 
     def clear(self) -> None:
         while self._parts:
             self.forget()
 
-    def rows(self, sink: int, attempts: Mapping[int, int], due: Sequence[Due]) -> DataFrame:
-        """What is to be written to the sink of this number: the rows of messages that will be done."""
+    def rows(self, sink: int, attempts: Mapping[int, int], due: Sequence[PartToWrite]) -> DataFrame:
+        """The rows to write to the sink with this index: those of messages that will be done."""
         rows = reduce(DataFrame.unionByName, (part.for_sink(_sure(part.kept, attempts), sink) for part in self._parts))
         undone = [(one.partition, offset) for one in due for offset in _undone(one)]
         if undone:
@@ -101,9 +101,9 @@ class CachedRows:
 
 
 def _sure(kept: DataFrame, attempts: Iterable[int]) -> DataFrame:
-    """The same rows; reading one of an attempt that did not report is an error.
+    """The same rows, but reading one of an attempt that did not report is an error.
 
-    The row's number is there to be looked at: nothing is filtered below it, so the marks of empty tasks are read too.
+    Nothing is filtered before this check, so the marks of empty tasks are checked too.
     """
     known = F.col(MADE_BY).isNull() | F.col(MADE_BY).isin(list(attempts))
     checked = F.when(known, F.expr("true")).otherwise(F.raise_error(F.lit(LOST)).cast("boolean"))
@@ -112,7 +112,7 @@ def _sure(kept: DataFrame, attempts: Iterable[int]) -> DataFrame:
 
 
 def _stamp(schema: pa.Schema) -> Task:
-    """For `mapInArrow`: the rows with the number of this attempt, and one without anything else."""
+    """For `mapInArrow`: adds the number of this attempt to the rows, and a row with that number alone."""
 
     def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt, found = pa.scalar(secrets.randbits(62), pa.int64()), schema
@@ -127,7 +127,7 @@ def _stamp(schema: pa.Schema) -> Task:
 
 
 def _parsed(schema: StructType | None) -> Column:
-    """A handler's result as a row of a sink; without a schema its text."""
+    """A handler's result as a row of a sink; without a schema, its text."""
     if schema is None:
         return F.struct(F.col("payload"), F.lit(None).cast("string").alias(_CORRUPT))
     read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
@@ -136,7 +136,7 @@ def _parsed(schema: StructType | None) -> Column:
 
 
 def misfit(schemas: Iterable[StructType | None]) -> Column:
-    """What is wrong with the result in the column `payload`, for the schemas of the sinks; null if nothing is."""
+    """The error of the result in the column `payload` by the schemas of the sinks; null if it fits."""
     return _told(_parsed(schema).getField(_CORRUPT) for schema in schemas)
 
 
@@ -144,8 +144,8 @@ def _told(corrupt: Iterable[Column]) -> Column:
     return F.concat(F.lit("InvalidPayload: the result does not fit the schema of its sink: "), F.coalesce(*corrupt))
 
 
-def _undone(due: Due) -> list[int]:
-    """The offsets that were claimed and will not be done."""
+def _undone(due: PartToWrite) -> list[int]:
+    """The claimed offsets that will not be done."""
     if due.done == due.ranges:
         return []
     missing: list[int] = np.setdiff1d(_offsets(due.ranges), _offsets(due.done), assume_unique=True).tolist()

@@ -1,4 +1,4 @@
-"""Hadoop's file systems, from the driver: what is done with files after Spark has written them."""
+"""Operations on Hadoop's file systems, from the driver, for files that Spark has written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 
 class Hadoop:
-    """The file system of a path, as Spark sees it with these options: local, HDFS, an object store."""
+    """The file system of a path with these options: local, HDFS, an object store."""
 
     def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str]) -> None:
         self._jvm = cast("Any", spark.sparkContext._jvm)
@@ -22,7 +22,7 @@ class Hadoop:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
     def files(self, directory: str) -> list[str]:
-        """The data files below a directory, relative to it; none if it is not there."""
+        """The data files below a directory, relative to it; none if the directory does not exist."""
         if not self._files.exists(self._path(directory)):
             return []
         root = self._files.resolvePath(self._path(directory)).toUri().getPath()
@@ -36,14 +36,14 @@ class Hadoop:
         return [status.getPath().getName() for status in self._files.listStatus(self._path(directory))]
 
     def move(self, source: str, target: str) -> None:
-        """Somebody else may be doing the same, or have died in the middle of it. A name is of one writing alone."""
+        """Moves a file. Another driver may do the same at once, or have died halfway. Names are unique to one write."""
         before, after = self._path(source), self._path(target)
         self._files.mkdirs(after.getParent())
         failure: Py4JJavaError | None = None
         try:
             if self._files.rename(before, after):
                 return
-        except Py4JJavaError as error:  # some file systems say so if the target is there, others return false
+        except Py4JJavaError as error:  # if the target exists, some file systems raise and others return false
             failure = error
         if not self._files.exists(before):
             return
@@ -60,7 +60,7 @@ class Hadoop:
 
 
 def _is_hidden(name: str) -> bool:
-    """As Spark sees it: a directory of a column's value may begin with anything."""
+    """Hidden for Spark. The directory of a column's value (`name=value`) is not, whatever it begins with."""
     return name.startswith(("_", ".")) and "=" not in name
 
 

@@ -1,8 +1,8 @@
-"""Finding the messages whose rows a sink outside of the database refuses. Runs in the driver.
+"""Finds the messages whose rows a sink outside of the database refuses. Runs in the driver.
 
-A row is to blame only if the sink takes other rows, or says itself that the data is wrong. Whoever can be given nothing
-at all is down, or cannot work: that is waited for, or ends the pipeline, and no message is charged. What a trial writes
-does not count: the rows that are left are written once more, together.
+A row is at fault only if the sink accepts other rows, or reports that the data is invalid. A sink that accepts nothing
+is down or misconfigured: the pipeline retries or ends, and no message fails. Trial writes do not count: the accepted
+rows are written once more, together.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from custody.spark.driver.isolate import Isolation, Reference
 from custody.spark.faults import GONE, NotTheRows, described, fault
 from custody.spark.outside.cached_rows import LOST
 from custody.spark.outside.sinks import Outside
-from custody.verbs.pipelines import Work
+from custody.verbs.pipelines import BatchReport
 
 TRIALS = 8
-"""Messages that are tried alone before a sink is held to refuse everything; fewer if it seems to be down."""
+"""Messages that are tried alone before concluding that a sink accepts nothing; fewer if it seems to be down."""
 TRIALS_OF_ONE_DOWN = 2
 
 _DOWN = re.compile(
@@ -34,38 +34,38 @@ _DOWN = re.compile(
     r"|could not connect|Communications link|Connection\w*Exception|SQLTransient|SQLRecoverable|too many connections"
 )
 _CONNECTION, _WRONG_DATA = ("08", "40", "53", "57"), ("22", "23", "44")
-"""Classes of SQLSTATE: no connection, a conflict, no resources, a shutdown; and data that is wrong, or a constraint."""
+"""Classes of SQLSTATE: no connection, a conflict, no resources, a shutdown; and invalid data, or a constraint."""
 
 
 class SinkTrouble(Exception):
-    """A sink outside did not take its rows. `down`: it seems that it cannot be reached."""
+    """A sink outside did not accept its rows. `down`: it seems to be unreachable."""
 
     def __init__(self, sink: Outside, claim: int, cause: Exception) -> None:
         self.sink, self.claim, self.cause = sink, claim, cause
         self.down = is_down(cause)
-        super().__init__(f"{sink.name} did not take claim {claim}: {sink_error(cause)}")
+        super().__init__(f"{sink.name} did not accept claim {claim}: {sink_error(cause)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusals:
-    """One sink that has not taken the rows of a claim, more than once."""
+    """One sink that has refused the rows of a claim more than once."""
 
     sink: Outside
     claim: int
     rows: DataFrame
     write: Callable[[DataFrame], None]
-    """Writes some of the rows, for trial."""
+    """Writes some of the rows as a trial."""
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def found(self, cause: Exception) -> Work:
-        """The messages that the sink refuses, each with its reason, and those that there was no time to try.
+    def found(self, cause: Exception) -> BatchReport:
+        """The messages that the sink refuses, each with its reason, and those that were not tried.
 
-        Raises if it is the sink that fails: SinkTrouble if it may be there again later, else what ends the pipeline.
+        Raises if the sink itself fails: SinkTrouble if it may recover, else the error that ends the pipeline.
         """
         messages = sorted(tuple(row) for row in self.rows.select("_partition", "_offset").distinct().collect())
         found = sink_error(cause)
-        self.trouble(f"claim {self.claim} is written in parts to find what {self.sink.name} refuses: {found}")
+        self.trouble(f"writing claim {self.claim} in parts to find what {self.sink.name} refuses: {found}")
         nothing = self._tried([])
         if nothing is not None:
             raise self._of_the_sink(nothing) from nothing
@@ -80,7 +80,7 @@ class Refusals:
         return isolation.of(messages)
 
     def _takes_any(self, messages: list[Reference], cause: Exception) -> bool:
-        """Whether it takes some message by itself. Those that are tried are spread over the claim."""
+        """Whether the sink accepts any message alone. The messages tried are spread over the claim."""
         trials = min(len(messages), TRIALS_OF_ONE_DOWN if is_down(cause) else TRIALS)
         return any(self._tried([messages[len(messages) * n // trials]]) is None for n in range(trials))
 
@@ -93,8 +93,8 @@ class Refusals:
             return error
         return None
 
-    def _run(self, part: list[Reference]) -> Work:
-        """`part` is a stretch of the sorted messages, so that ranges of offsets say which they are."""
+    def _run(self, part: list[Reference]) -> BatchReport:
+        """`part` is a run of the sorted messages, so ranges of offsets describe it."""
         bounds: dict[int, tuple[int, int]] = {}
         for partition, offset in part:
             bounds[partition] = (bounds.get(partition, (offset, offset))[0], offset)
@@ -108,39 +108,39 @@ class Refusals:
             if LOST in str(error):
                 raise NotTheRows(LOST) from error
             raise
-        return Work()
+        return BatchReport()
 
     def _of_the_sink(self, error: Exception) -> Exception:
         return SinkTrouble(self.sink, self.claim, error) if is_down(error) else stopped(self.sink, self.claim, error)
 
 
 def stopped(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
-    """What ends a pipeline whose sink refuses everything."""
+    """The error that ends a pipeline whose sink accepts nothing."""
     return PipelineFailed(
-        f"{sink.name} takes nothing of claim {claim}, and no single row is to blame: {sink_error(error)}",
-        "Mend the sink and start the pipeline again: nothing was lost, and no message was charged.",
+        f"{sink.name} accepts no row of claim {claim}, so no single row is at fault: {sink_error(error)}",
+        "Fix the sink and start the pipeline again: nothing was lost, and no failure was counted.",
     )
 
 
 def not_repeatable(sink: Outside, claim: int, error: Exception) -> PipelineFailed:
-    """What ends a pipeline whose sink refuses together what it has taken in parts."""
+    """The error that ends a pipeline whose sink accepts a claim in parts, but not as a whole."""
     return PipelineFailed(
-        f"{sink.name} took the rows of claim {claim} in parts, and then refused the same rows together: "
+        f"{sink.name} accepted the rows of claim {claim} in parts, but refused the same rows together: "
         f"{sink_error(error)}",
-        "It has to bear that rows of a claim are written again: replace what `write.claim` wrote before, or write by "
-        "key (an upsert). Nothing was lost, and no message was charged.",
+        "Rows of a claim may be written again: replace what `write.claim` wrote before, or write by key (an upsert). "
+        "Nothing was lost, and no failure was counted.",
     )
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a sink may have failed because of what it was given."""
+    """Whether a sink may have failed because of its rows."""
     if isinstance(error, CustodyError) or (isinstance(error, GONE) and not _spark_lives()):
         return False
     return LOST not in str(error) and fault(error) != "infrastructure"
 
 
 def _spark_lives() -> bool:
-    """A sink that refuses a connection raises what a call of Spark does once its JVM has died."""
+    """Whether Spark's JVM is alive. A sink that refuses a connection raises the same error as a dead JVM."""
     context = SparkContext._active_spark_context
     try:
         return context is not None and not context._jsc.sc().isStopped()
@@ -149,19 +149,19 @@ def _spark_lives() -> bool:
 
 
 def is_down(error: Exception) -> bool:
-    """Whether it looks as if the sink could not be reached. Decides only between waiting and ending, never of a row."""
+    """Whether the sink seems to be unreachable. Decides only between retrying and ending, never about a row."""
     if isinstance(error, ConnectionError | TimeoutError) or any(map(_CONNECTION.__contains__, _states(error))):
         return True
     return any(_DOWN.search(text) for text in _texts(error))
 
 
 def says_that_data_is_wrong(error: Exception) -> bool:
-    """Whether the sink is a database and says that the data is: by SQLSTATE, which no row can write."""
+    """Whether the sink is a database that reports invalid data, by SQLSTATE, which no row can influence."""
     return any(map(_WRONG_DATA.__contains__, _states(error)))
 
 
 def sink_error(error: Exception) -> str:
-    """The sink's own words: the innermost error of Java, or what Python raised."""
+    """The sink's own error: the innermost Java exception, or the Python exception."""
     causes = list(_causes(error))
     return described(error) if not causes or "Traceback" in str(error) else str(causes[-1].toString())[:2000]
 
@@ -183,7 +183,7 @@ def _states(error: Exception) -> Iterator[str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[Any]:
-    """The errors of Java behind an error of Python, from the outermost to the innermost."""
+    """The Java exceptions behind a Python exception, from the outermost to the innermost."""
     while error is not None:
         java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
         while java is not None:

@@ -1,7 +1,7 @@
-"""Sinks outside of the database: files, and whatever a function of the user's writes to.
+"""Sinks outside of the database: files, and whatever a user's function writes to.
 
-A claim's results are staged there before its commit, and shown after it. Each writing of them has a place of its own;
-PostgreSQL knows which of them was committed, and that one is shown.
+A claim's results are staged there before its commit and made visible after it. Each write has its own place; PostgreSQL
+records which write was committed, and only that one becomes visible.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     Writer = Callable[[DataFrame, "Write"], None]
 
 STAGING = "_custody"
-"""A directory beside the files of a table, which readers leave out because of its underscore."""
+"""A directory beside the files of a table. Readers skip it because of its underscore."""
 
 
 FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
-"""What is nothing but files: a table format has a log of its own, which cannot be moved together from parts."""
+"""Formats that are plain files. A table format has its own log, so its files cannot just be moved into place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """The results of one claim on their way out: whose they are, and the claim's number, which stays the same however
-    often its batch is run. `uid` is the pipeline's alone, `epoch` its driver's, `token` of this one time."""
+    """One write of a claim's results. The claim's number stays the same however often its batch is run. `uid`
+    identifies the pipeline, `epoch` the driver, `token` this write."""
 
     pipeline: str
     uid: str
@@ -46,21 +46,21 @@ class Outside:
     name: str
     schema: str | None
     shows = False
-    """Whether there is something to be done after the commit."""
+    """Whether `show` has something to do after the commit."""
 
     def stage(self, rows: DataFrame, write: Write) -> None:
-        """Writes the rows of a claim. Before the commit, maybe more than once, each time with another token."""
+        """Before the commit: writes the rows of a claim, perhaps more than once, each time with another token."""
         raise NotImplementedError
 
     def show(self, spark: SparkSession, write: Write) -> None:
-        """After the commit: makes what was staged visible. Done again after a crash, wherever that came."""
+        """After the commit: makes what was staged visible. Idempotent, because it is repeated after a crash."""
 
     def clear(self, spark: SparkSession, write: Write) -> None:
-        """The claim is over: clears away what any driver has staged for it, and for those before it."""
+        """After the claim: removes what any driver has staged for it and for earlier claims."""
 
 
 class Function(Outside):
-    """A function of the user's, called before the commit with the rows and what they are of: at least once."""
+    """A user's function, called with the rows and the `Write` before the commit, at least once."""
 
     def __init__(self, function: Writer, schema: str | None = None) -> None:
         self.name = f"function {getattr(function, '__qualname__', type(function).__name__)}"
@@ -71,10 +71,10 @@ class Function(Outside):
 
 
 class Files(Outside):
-    """A table of files in a directory that all executors reach: each done message is in it once, whatever is killed.
+    """A table of files in a directory that all executors can reach. Each done message is in it exactly once.
 
-    Its rows have `_partition`, `_offset` and `_key` of their messages beside the columns of the frame; or of `schema`,
-    by which the results of a handler are read (without it they are in `payload`, as text).
+    Its rows have `_partition`, `_offset` and `_key` of their messages, and the columns of the frame, or for a handler
+    those of `schema` (without one, the result is text in `payload`).
     """
 
     shows = True
@@ -95,10 +95,10 @@ class Files(Outside):
         if isinstance(partition_by, str) or not all(isinstance(one, str) for one in partition_by):
             raise InvalidArgument(f"partition_by cannot be {partition_by!r}", "Give a list of columns: ['day'].")
         if not path.rstrip("/"):
-            raise InvalidArgument("files need a path", "Name a directory that the driver and all executors reach.")
+            raise InvalidArgument("files need a path", "Give a directory that the driver and all executors can reach.")
         if str(format).lower() not in FORMATS:
             raise InvalidArgument(
-                f"{format!r} is no format of plain files ({', '.join(FORMATS)})",
+                f"{format!r} is not a format of plain files ({', '.join(FORMATS)})",
                 "Write to it with @pipeline.write, which gives you the rows as a DataFrame.",
             )
         if not isinstance(options or {}, Mapping):
@@ -124,10 +124,10 @@ class Files(Outside):
 
         hadoop = Hadoop(spark, self.path, self._options)
         for name in hadoop.names(self._home(write)):
-            # a driver that was fenced may have written of an earlier claim meanwhile
+            # a fenced driver may have written rows of an earlier claim meanwhile
             if int(name.split("-")[0]) <= write.claim:
                 hadoop.remove(f"{self._home(write)}/{name}")
 
     def _home(self, write: Write) -> str:
-        """Several pipelines may write into one table, of several databases too."""
+        """The staging directory of a pipeline. Pipelines of several databases may write into one table."""
         return f"{self.path}/{STAGING}/{quote(write.pipeline, safe='')}-{write.uid}"

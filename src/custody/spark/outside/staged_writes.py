@@ -1,7 +1,7 @@
-"""Writing a batch to sinks outside of the database, around its commit: staged before it, shown after it.
+"""Writes a batch to sinks outside of the database: stages it before the commit and makes it visible after it.
 
-PostgreSQL knows what was begun, so that whoever drives the pipeline next finishes or clears away what a dead driver has
-left. Runs in the driver.
+PostgreSQL records which writes were begun, so that the next driver finishes or removes what a dead one has left. Runs
+in the driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.outside.refusals import Refusals, SinkTrouble, is_refusal, not_repeatable, stopped
 from custody.spark.outside.sinks import Outside, Write
 from custody.spark.pipeline import Pipeline
-from custody.verbs.pipelines import Drive, Work
+from custody.verbs.pipelines import BatchReport, DriverVerbs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +27,18 @@ class StagedWrites:
 
     pipeline: Pipeline
     spark: SparkSession
-    drive: Drive
+    drive: DriverVerbs
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
 
-    def stage(self, number: int, work: Work, kept: CachedRows, *, isolate: bool) -> tuple[Work, int | None]:
-        """Before the commit: writes the results of the messages that will be done. How many that are; None without
-        sinks.
+    def stage(
+        self, number: int, work: BatchReport, kept: CachedRows, *, isolate: bool
+    ) -> tuple[BatchReport, int | None]:
+        """Before the commit: writes the results of the messages that will be done, and counts them (None without
+        sinks).
 
-        Raises SinkTrouble if a sink does not take them; with `isolate` the messages that it refuses are found and have
-        failed in the work that is returned.
+        Raises SinkTrouble if a sink does not accept them. With `isolate` it finds the messages that the sink refuses,
+        which have failed in the returned work.
         """
         sinks = self.pipeline.outside
         if not sinks:
@@ -48,7 +50,7 @@ class StagedWrites:
             some = any(work.kept.values())
             for place, sink in enumerate(sinks):
                 if not some and sink.shows:
-                    continue  # without rows there is nothing to show; a function is told of it
+                    continue  # without rows there is nothing to show; a function is called anyway
                 rows = kept.rows(place, work.kept, due)
                 try:
                     sink.stage(rows, write)
@@ -67,12 +69,12 @@ class StagedWrites:
             else:
                 return work, sum(last - first for one in due for first, last in one.done)
 
-    def _refused(self, sink: Outside, number: int, rows: DataFrame, error: Exception) -> Work:
+    def _refused(self, sink: Outside, number: int, rows: DataFrame, error: Exception) -> BatchReport:
         refusals = Refusals(
             sink=sink,
             claim=number,
             rows=rows,
-            # under a token of its own: what a trial leaves in files is never shown, and cleared with the claim
+            # with its own token: files of a trial never become visible, and are removed with the claim
             write=lambda some: sink.stage(some, self._write(number, self.drive.driver.epoch)),
             stopping=self.stopping,
             trouble=self.trouble,
@@ -80,17 +82,17 @@ class StagedWrites:
         return refusals.found(error)
 
     def finish(self) -> None:
-        """Shows what was committed, and clears away what never will be: of this driver, and of those before it."""
+        """Makes committed writes visible and removes the others, of this driver and of those before it."""
         sinks = {sink.name: sink for sink in self.pipeline.outside if sink.shows}
         for begun in self.drive.open_writes():
             missing = [name for name in begun.sinks if name not in sinks]
             if missing and begun.committed:
                 raise PipelineRefused(
-                    f"claim {begun.claim} is committed, but its results wait to be shown in: {', '.join(missing)}",
-                    "Run the pipeline once more with that sink before you take it away.",
+                    f"claim {begun.claim} is committed, but its results are not visible yet in: {', '.join(missing)}",
+                    "Run the pipeline once more with that sink before you remove it.",
                 )
             for name in missing:
-                self.trouble(f"claim {begun.claim} was not committed; what it left in {name} stays there")
+                self.trouble(f"claim {begun.claim} was not committed; its staged results in {name} are left there")
             for sink in (sinks[name] for name in begun.sinks if name in sinks):
                 write = self._write(begun.claim, begun.epoch, begun.token)
                 if begun.committed:
@@ -105,8 +107,8 @@ class StagedWrites:
         return Write(pipeline=self.pipeline.name, uid=uid, claim=claim, epoch=epoch, token=token)
 
 
-def _without(work: Work, refused: Work) -> Work:
-    """The work of a claim of which a sink refuses some. What they have staged for topics is left out by the commit."""
+def _without(work: BatchReport, refused: BatchReport) -> BatchReport:
+    """The outcomes of a claim of which a sink refuses some messages. The commit skips what these staged for topics."""
     left = {partition: [*offsets] for partition, offsets in work.left.items()}
     for partition, offsets in refused.left.items():
         left.setdefault(partition, []).extend(offsets)

@@ -1,1 +1,1 @@
-"""What the tasks of a pipeline do in executors: read, handle, stage and report; and what the driver tells them."""
+"""The tasks of a pipeline, which run in executors: read, handle, stage and report; and their job description."""

@@ -1,7 +1,7 @@
-"""Running a handler over messages, one by one, in an executor's Python process: read, handle, stage, all in one task.
+"""Runs a handler over messages one by one in an executor's Python process. One task reads, handles and stages.
 
-Messages of a task are run in the order of the log. A failure releases the rest of its key in the batch. What a handler
-returns is staged under a number that only this attempt has, and published only if the driver's commit names it.
+A task runs its messages in the order of the log. A failure releases the later messages of its key in the batch. Results
+are staged under a number that only this attempt has, and published only if the driver's commit names that number.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from custody.verbs.claim import redelivery_headers
 from custody.verbs.pipelines import Sink
 
 BLOCK = 256
-"""So many messages a careful attempt runs on one note; the second one that dies in them notes each."""
+"""Messages that a careful attempt records at once. After a second attempt died in such a block, each is recorded."""
 GIVING_UP = 10.0
-"""Seconds for which a careful attempt that the database has failed tries to say so."""
-KILLED = "the handler ended the Python process it ran in (an exit, a crash, or out of memory)"
+"""Seconds for which a careful attempt tries to record that the database failed it."""
+KILLED = "the handler ended its Python process (an exit, a crash, or out of memory)"
 TOO_LONG = "the handler took longer than its handler_timeout"
-HUNG = f"{TOO_LONG} and could not be interrupted: the Python process it ran in was killed"
+HUNG = f"{TOO_LONG} and could not be interrupted: its Python process was killed"
 
 Handler = Callable[[Message], object]
 Placing = tuple[Sink | None, int, codec.Encoded, bool]
-"""A topic (None: only sinks outside), its partition, the row, and whether it waits."""
+"""A topic (None: only sinks outside), its partition, the row, and whether it is delayed."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,19 @@ class To(Outgoing):
     def __post_init__(self) -> None:
         topic: object = self.topic
         if not isinstance(topic, str) or not topic:
-            raise WrongResult(f"To(…) needs the name of a topic, not {topic!r}: To(payload, topic='alerts')")
+            raise WrongResult(
+                f"To(…) needs the name of a topic, not {topic!r}, for example To(payload, topic='alerts')"
+            )
 
 
 def require_portable(handler: Handler) -> None:
-    """Refuses a handler that cannot be sent to executors, before anything is claimed for it. Runs in the driver."""
+    """Refuses a handler that cannot be pickled for executors, before anything is claimed. Runs in the driver."""
     try:
         cloudpickle.dumps(handler)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise PipelineRefused(
             f"the handler cannot be sent to executors: {type(error).__name__}: {error}",
-            "Make what stays behind (a lock, a connection, an open file) within the handler, at its first call.",
+            "Create what cannot be pickled (a lock, a connection, an open file) inside the handler, at its first call.",
         ) from error
 
 
@@ -118,7 +120,7 @@ class Attempt:
             self._notes = Notes(job.claim(claim), self._stage.attempt)
 
     def take(self, events: Events) -> None:
-        """Runs these messages in their order."""
+        """Runs these messages in order."""
         handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
@@ -141,7 +143,7 @@ class Attempt:
                 runs(partition, offset)
                 try:
                     outputs = handling.outputs(message)
-                except BaseException as error:  # an exit too, a cancelled coroutine, a panic of code in Rust
+                except BaseException as error:  # also an exit, a cancelled coroutine, a panic of Rust code
                     outcome, cause = outcome_of(error), cause_of(error)
                 finally:
                     idle()
@@ -158,7 +160,7 @@ class Attempt:
                 stopped.add((partition, key))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Stages what is to be published, and says what came of the messages; with the rows for sinks outside."""
+        """Stages the outputs, and returns the report of the outcomes and the rows for sinks outside."""
         self._report.placed(self._stage.write())
         self._report.ran(self._claim, self._ran)
         if self._notes is not None:
@@ -169,25 +171,25 @@ class Attempt:
         yield self._report.batch(keeps=self._job.keeps)
 
     def give_up(self) -> None:
-        """The database failed, and no message did: what was noted last must not be taken for the one that killed."""
+        """The database failed, not a message: clears the last note, so that its message is not suspected."""
         until = time.monotonic() + GIVING_UP
         while self._notes is not None:
             try:
                 self._notes.finished()
                 return
-            except CustodyError:  # a database that is started again is waited for: nothing else could be done meanwhile
+            except CustodyError:  # wait for the database to restart; there is nothing else to do
                 if time.monotonic() > until:
                     return
                 time.sleep(0.5)
 
     def rest(self) -> None:
-        """No message of this attempt is run any more."""
+        """This attempt runs no more messages."""
         self._watchdog.idle()
         self._handling.rest()
 
 
 class Handling:
-    """Calls the handler on a message, and makes rows of what it returns."""
+    """Calls the handler with a message, and turns its results into rows."""
 
     def __init__(self, job: Job, handler: Handler) -> None:
         self._handler = handler
@@ -199,7 +201,7 @@ class Handling:
         self._turn = random.randrange(1 << 16)
         self._timeout, self._since = job.handler_timeout, 0.0
         if self._timeout is not None:
-            # it ticks for the whole task: a timer that is set for each message costs more than many a handler
+            # one timer for the whole task: setting one for each message would cost more than many handlers
             tick = min(margin(self._timeout) / 2, self._timeout / 4)
             signal.signal(signal.SIGALRM, self._tick)
             signal.setitimer(signal.ITIMER_REAL, tick, tick)
@@ -207,16 +209,16 @@ class Handling:
     def _tick(self, _signal: int, _frame: FrameType | None) -> None:
         assert self._timeout is not None
         if self._since and time.monotonic() - self._since > self._timeout:
-            self._since = 0.0  # once: what the handler does with it is its own affair, until its process is killed
+            self._since = 0.0  # interrupt once; if the handler ignores it, the watchdog kills the process
             raise TimeoutError(TOO_LONG)
 
     def rest(self) -> None:
-        """No message follows."""
+        """No more messages follow."""
         if self._timeout is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def outputs(self, message: Message) -> list[Placing]:
-        """Where each output goes. Raises what the handler raises."""
+        """The destination of each output. Raises what the handler raises."""
         self._since = time.monotonic()
         try:
             returned = self._handler(message)
@@ -232,7 +234,7 @@ class Handling:
         return [self._placed(message, returned)]
 
     def _placed(self, message: Message, returned: object) -> Placing:
-        """Where one output goes. It has the key of its message unless it names another; a partition has to be the
+        """The destination of one output. It has the key of its message unless it names another. A partition must be the
         key's own, unless the output allows a split."""
         key, topic, partition, priority, waits, split = message.key, self.first, None, None, False, False
         if not isinstance(returned, Outgoing):
@@ -245,7 +247,7 @@ class Handling:
                     raise self._unknown(name)
             key, partition = key if returned.key is None else returned.key, returned.partition
             priority, waits, split = returned.priority, returned.delayed, returned.allow_split
-            headers, routing_key = delays.marked(returned), returned.routing_key
+            headers, routing_key = delays.staged_headers(returned), returned.routing_key
             encoded = codec.encode_message(
                 Outgoing(returned.payload, key=key, headers=headers, routing_key=routing_key)
             )
@@ -256,7 +258,7 @@ class Handling:
         if partition is not None:
             if not 0 <= partition < topic.partitions:
                 raise InvalidArgument(
-                    f"the topic has no partition {partition}", f"It has {topic.partitions}, counted from 0."
+                    f"the topic has no partition {partition}", f"It has {topic.partitions}, numbered from 0."
                 )
             topic.layout.require(partition, priority, key, allow_split=split)
         elif key is None:
@@ -267,7 +269,7 @@ class Handling:
         return topic, partition, encoded, waits
 
     def _require_row(self, encoded: codec.Encoded, waits: bool) -> None:
-        """Refuses an output that has nowhere to go, or cannot be a row there."""
+        """Refuses an output without a sink, or one that cannot be a row of its sink."""
         if not self._keeps:
             raise InvalidArgument("the handler returned an output, but the pipeline has no sink", "Give it a sink.")
         if waits:
@@ -282,15 +284,15 @@ class Handling:
 
 
 class Notes:
-    """Finds the message that ends its process: what is about to run is noted first, and an earlier attempt's last note
-    tells where that one died."""
+    """Finds a message that ends its process: records messages before they run, so that the last record of a dead
+    attempt shows where it died."""
 
     def __init__(self, claim: TaskClaim, attempt: int) -> None:
         self._claim, self._attempt = claim, attempt
         self._found: dict[tuple[int, int], int] = {}
         seen: Counter[tuple[int, int]] = Counter()
         for partition, offset, size in claim.suspected():
-            # Spark ends innocent workers too, when another task fails its job: twice alone is what convicts
+            # Spark also ends healthy workers, when another task fails the job, so a message must have died alone twice
             seen[partition, offset] += size == 1
             self._found[partition, offset] = max(size, self._found.get((partition, offset), size), 2)
         self._found |= {where: 1 for where, times in seen.items() if times > 1}
@@ -298,7 +300,7 @@ class Notes:
         self._block = self._singly = 0
 
     def about_to_run(self, partition: int, offset: int) -> str | None:
-        """What to say of a message that ended a process before, and is not run again; None: it is run."""
+        """The error of a message that ended processes before and is not run again; None if it may run."""
         size = self._found.get((partition, offset), 0)
         hung = (partition, offset) in self._hung
         if hung or size == 1:
@@ -329,7 +331,7 @@ def _require_result(returned: object) -> None:
         raise WrongResult(str(error)) from None
     if isinstance(returned, tuple | set | frozenset):
         raise WrongResult(
-            f"the handler returned a {type(returned).__name__}: return a list, or yield, for several outputs"
+            f"the handler returned a {type(returned).__name__}; for several outputs return a list, or yield them"
         )
 
 
@@ -337,7 +339,7 @@ _TIMES: dict[int, datetime] = {}
 
 
 def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
-    """The messages of a batch of columns, each with what is wrong with its payload, if anything is."""
+    """The messages of a batch of columns, each with the error of its payload, if it has one."""
     columns, before, partition, topic = events.columns, events.before.tolist(), events.partition, job.topic
     priority = priority_of(partition) if job.priorities else None
     if len(_TIMES) > 100_000:
@@ -353,7 +355,7 @@ def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> 
         strict=True,
     ):
         published_at = _TIMES.get(stamp)
-        if published_at is None:  # many messages share one: a batch is published at once
+        if published_at is None:  # converted once for each time: messages published together share it
             published_at = _TIMES[stamp] = datetime.fromtimestamp(stamp / 1e6, UTC)
         named: dict[str, str] = {} if headers is None else msgspec.json.decode(headers)
         attempt = 1

@@ -1,4 +1,4 @@
-"""From references to messages: executors read what a claim took straight into Arrow."""
+"""Reads the messages of a claim in executors, from references directly into Arrow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADERS = pa.map_(pa.string(), pa.string())
 
 
 class Events(NamedTuple):
-    """Messages of one partition, by offset; `before` numbers the entry of `attempts` that each is in (-1: none)."""
+    """Messages of one partition, by offset. `before` is the index of each in `attempts`, or -1."""
 
     claim: int
     partition: int
@@ -40,7 +40,7 @@ class Events(NamedTuple):
 
 @dataclass
 class _Place:
-    """What a task knows of the claim's messages of one partition."""
+    """What a task knows about the claim's messages of one partition."""
 
     reads: list[Source]
     attempts: list[Attempts]
@@ -55,12 +55,12 @@ class Reader:
     _places: dict[tuple[int, int], _Place] = field(default_factory=dict)
 
     def read(self, references: pa.RecordBatch) -> Iterator[Events]:
-        """The messages that the references name: each of them, or an error."""
+        """The referenced messages: all of them, or an error."""
         claims, partitions, shares, ofs = (
             references.column(name).to_numpy() for name in ("_claim", "_partition", "_share", "_of")
         )
         offsets = references.column("_offset").to_numpy()
-        # neighbours that are of one piece are read together
+        # adjacent references of one piece are read together
         cuts = np.flatnonzero((np.diff(claims) != 0) | (np.diff(partitions) != 0) | (np.diff(shares) != 0)) + 1
         for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(offsets)], strict=True):
             if first == last:
@@ -83,7 +83,7 @@ class Reader:
         if found != len(offsets):
             raise ClaimLost(
                 f"{found} of {len(offsets)} messages of claim {claim} are in partition {partition} of the log",
-                "They were claimed, so they must be there: look at what retention has done.",
+                "They were claimed, so they should be there: check whether retention has dropped them.",
             )
 
     def _place(self, claim: int, partition: int) -> _Place:
@@ -92,11 +92,11 @@ class Reader:
             held = self.job.claim(claim)
             place = self._places[claim, partition] = _Place(held.reads(partition), held.attempts(partition))
             if not place.reads:
-                raise ClaimLost(f"claim {claim} is not in flight any more", "Another driver may have taken over.")
+                raise ClaimLost(f"claim {claim} is no longer in flight", "Another driver may have taken over.")
         return place
 
     def _shared(self, claim: int, partition: int, place: _Place, offsets: np.ndarray) -> Ranges:
-        """What the claim took between the first and the last of these: the share by key picks them out again."""
+        """The claim's ranges from the first to the last of these offsets; the share by key then selects among them."""
         if place.ranges is None:
             place.ranges = self.job.claim(claim).ranges(partition)
         first, last = int(offsets[0]), int(offsets[-1]) + 1
@@ -104,7 +104,7 @@ class Reader:
 
 
 def reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: references in, messages as columns out, but for those that do not fit the schema."""
+    """For `mapInArrow`: references in, messages as columns out, except those that do not fit the schema."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -120,7 +120,7 @@ def reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordB
 
 
 def _fitting(job: Job, events: Events, fits: Callable[[str, bytes], object]) -> pa.RecordBatch:
-    """The messages whose payload fits the schema; the others are noted, and dead with the commit."""
+    """The messages whose payload fits the schema. The others are recorded, and dead with the commit."""
     offsets, kinds, payloads = (events.columns.column(name).to_pylist() for name in ("offset", "kind", "payload"))
     bad: list[tuple[int, int, str]] = []
     for offset, kind, payload in zip(offsets, kinds, payloads, strict=True):
@@ -169,7 +169,7 @@ def _stretches(offsets: np.ndarray) -> Ranges:
 
 
 def _before(offsets: np.ndarray, attempts: list[Attempts]) -> np.ndarray:
-    """For each offset the number of the entry that holds it, or -1."""
+    """For each offset the index of the entry that holds it, or -1."""
     which = np.full(len(offsets), -1)
     for number, entry in enumerate(attempts):
         for first, last in entry.ranges:

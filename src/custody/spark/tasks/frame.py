@@ -1,7 +1,7 @@
-"""Pipelines written as DataFrame in, DataFrame out: typed columns, failures as a column, and the message's identity.
+"""Pipelines from DataFrame to DataFrame: typed columns, failures as a column, and the message's identity.
 
-A frame's rows keep `_partition` and `_offset`, so every output row has its source. What would lose them is refused
-(see `driver/frame_check`), except where a function of the user's makes rows: those are looked at here.
+A frame's rows keep `_partition` and `_offset`, so every output row has its message. A plan that would lose them is
+refused (see `driver/frame_check`). Rows that a user's function returns are checked here.
 """
 
 from __future__ import annotations
@@ -26,21 +26,34 @@ Frame = Callable[[DataFrame], DataFrame]
 
 _CORRUPT = "_corrupt"
 _FAILURE = "_failure"
-_UTC = {"timeZone": "UTC"}  # what a payload means does not depend on the zone of the session
+_UTC = {"timeZone": "UTC"}  # the meaning of a payload must not depend on the session's time zone
 
 
 def fail_when(
     condition: Column, reason: str | Column, *, dead: bool = False, retry_after: Duration | None = None
 ) -> Callable[[DataFrame], DataFrame]:
-    """For `DataFrame.transform`: a message whose row meets the condition fails with this reason, by the policy.
+    """For `DataFrame.transform`: a message with a row that meets the condition fails with this reason.
 
-    `dead` gives them up at once; `retry_after` replaces the policy's backoff. The first condition that a row meets
-    counts. A failed message publishes nothing, and with ordering by key the later ones of its key wait.
+    With `dead` it is dead at once; `retry_after` replaces the policy's backoff. If a row meets several conditions, the
+    first counts. A failed message publishes nothing, and with ordering by key the later ones of its key wait.
     """
-    kind: Kind = "dead" if dead else "nack"
-    delay = F.lit(seconds_or_none(retry_after)).cast("double")
+    return _marked(condition, "dead" if dead else "nack", reason, seconds_or_none(retry_after))
+
+
+def skip_when(condition: Column, reason: str | Column) -> Callable[[DataFrame], DataFrame]:
+    """For `DataFrame.transform`: a message whose row meets the condition is skipped with this reason.
+
+    It counts as done and publishes nothing. A filter does the same without a trace in the journal.
+    """
+    return _marked(condition, "skip", reason, None)
+
+
+def _marked(
+    condition: Column, kind: Kind, reason: str | Column, delay: float | None
+) -> Callable[[DataFrame], DataFrame]:
     text = F.lit(reason) if isinstance(reason, str) else reason.cast("string")
-    failure = F.struct(F.lit(kind).alias("outcome"), text.alias("error"), delay.alias("delay"))
+    seconds = F.lit(delay).cast("double")
+    failure = F.struct(F.lit(kind).alias("outcome"), text.alias("error"), seconds.alias("delay"))
 
     def mark(frame: DataFrame) -> DataFrame:
         earlier = F.col(_FAILURE) if _FAILURE in frame.columns else F.lit(None)
@@ -50,13 +63,13 @@ def fail_when(
 
 
 def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
-    """Runs on the driver: the messages with a column for each field of the schema."""
+    """The messages with a column for each field of the schema. Runs on the driver."""
     if schema is None:
         return messages.drop("_claim")
     read = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_UTC}
     parsed = messages.withColumn("_row", F.from_json(F.col("_payload").cast("string"), read, options))
-    # the task that read it has found it fit; where Spark is stricter, the row breaks the job and is then isolated
+    # the task that read it has checked it; if Spark is stricter, the row breaks the job and is isolated
     wrong = F.raise_error(F.concat(F.lit("the payload does not fit the schema: "), F.col(f"_row.{_CORRUPT}")))
     offset = F.when(F.col(f"_row.{_CORRUPT}").isNotNull(), wrong.cast("bigint")).otherwise(F.col("_offset"))
     kept = [name for name in parsed.columns if name not in ("_row", "_claim", "_offset")]
@@ -64,8 +77,11 @@ def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
 
 
 def outputs(result: DataFrame, *, published: bool, keeps: bool = False) -> DataFrame:
-    """Runs on the driver: what tasks stage, from whatever the frame returned. Columns without an underscore make the
-    payload, as a JSON object; if there are none, `_payload` goes out as it came. For sinks outside, as they are too."""
+    """The rows that tasks stage, made from the frame's result. Runs on the driver.
+
+    Columns without an underscore make the payload, a JSON object; if there are none, `_payload` is published unchanged.
+    For sinks outside the columns are kept too.
+    """
     data = [name for name in result.columns if not name.startswith("_")]
     none: dict[str, Column] = {
         "_topic": F.lit(None).cast("string"),
@@ -102,7 +118,7 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
         report, staged = Report(), job.claim(claim).stage()
         if rows:
             table = pa.Table.from_batches(rows)
-            # a task of a join has its rows in another order; among rows of one message it stays as it is
+            # after a join, rows of a task are in another order; the sort is stable for rows of one message
             table = table.take(pc.sort_indices(table, [("_partition", "ascending"), ("_offset", "ascending")]))
             _require_messages(table)
             if job.keeps:
@@ -120,12 +136,12 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 
 def _require_messages(table: pa.Table) -> None:
-    """Refuses rows that name no message, which only a function of the user's can make. A task's mark has no kind."""
+    """Refuses rows without a message, which only a user's function can make. The mark of a task has no kind."""
     without = pc.or_(pc.is_null(table.column("_partition")), pc.is_null(table.column("_offset")))
     if pc.any(pc.and_(without, pc.is_valid(table.column("kind")))).as_py():
         raise PipelineRefused(
-            "the frame made a row whose _partition or _offset is null, and a row without a message belongs to none",
-            "Let mapInPandas, mapInArrow and applyInPandas pass on both columns of the message.",
+            "the frame made a row whose _partition or _offset is null, so it belongs to no message",
+            "In mapInPandas, mapInArrow and applyInPandas, return both columns unchanged.",
         )
 
 
@@ -159,7 +175,7 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
             place = topic.layout.place_key(key)
         try:
             codec.require_key(key)
-            # what Custody says of a delivery is not the next one's business
+            # Custody's headers about a delivery are not passed on to outputs
             encoded = codec.encode_headers({k: v for k, v in headers or () if not k.startswith("x-custody-")})
         except InvalidPayload as error:
             report.failed(partition, offset, Outcome("nack", error=f"InvalidPayload: {error}"), None)

@@ -1,4 +1,4 @@
-"""What the driver tells every task of a pipeline, and what the tasks tell the driver."""
+"""The job description that the driver sends to tasks, and the reports that tasks send back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from custody.model.outcomes import Kind, Outcome
 from custody.spark.database.tasks import TaskClaim
-from custody.verbs.pipelines import Placed, Sink, Work
+from custody.verbs.pipelines import BatchReport, Sink, StagedCount
 from custody.verbs.settle import storable
 
 RESULT = (
@@ -19,9 +19,9 @@ RESULT = (
     "attempt bigint, topic_id int, messages bigint, of int, cause string"
 )
 KEEPING = f"{RESULT}, key string, payload string"
-"""A report that has rows for sinks outside of the database beside it."""
+"""Columns of a report together with rows for sinks outside of the database."""
 DATA, MADE_BY = "_data", "_made_by"
-"""Columns of such rows: what is written outside, and the number of the attempt that made it."""
+"""Columns of such rows: the key and payload, and the number of the attempt that made the row."""
 _ARROW = pa.schema(
     [
         ("what", pa.string()),
@@ -43,7 +43,7 @@ _KEEPING = pa.schema([*_ARROW, ("key", pa.string()), ("payload", pa.string())])
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """It travels in the closure of a task: what is in it, the URL above all, stands in no plan and no log."""
+    """Sent in the closure of a task, so that its contents, above all the URL, appear in no plan and no log."""
 
     url: str
     topic: str
@@ -55,35 +55,35 @@ class Job:
     sinks: Mapping[str, Sink]
     """The topics that may be written to; the first is the default."""
     schema: Mapping[str, Any] | None
-    """The value of a StructType."""
+    """`jsonValue()` of a StructType."""
     topic_uid: UUID | None = None
-    """Of the topic, which a message carries."""
+    """`topic_uid` of the messages."""
     priorities: bool = False
-    """The topic has them: the partition of a message says which one it has."""
+    """Whether the topic has priorities. The partition of a message determines its priority."""
     keeps: bool = False
-    """What goes to the first sink goes outside of the database too; without any topic, everything."""
+    """Whether there are sinks outside. They get the outputs of the first topic, or all outputs without a topic."""
     once: bool = False
-    """A frame over many messages: a task that failed is not tried again, for what broke it would break it again."""
+    """For a frame over many messages: refuse retries of a failed task, because they would fail too."""
     careful: bool = False
-    """An earlier run of the claim lost a Python worker: tasks note what they run from the start."""
+    """An earlier run of the claim lost a Python worker: tasks record what they run from the start."""
 
     def claim(self, number: int) -> TaskClaim:
-        """A claim of the group, for the task that works on it."""
+        """The claim with this number, for a task."""
         return TaskClaim(self.url, self.group_id, number)
 
 
 class Report:
-    """What one attempt of a task has to say, as rows for the driver."""
+    """The report of one attempt of a task, as rows for the driver."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
 
     def ran(self, claim: int, messages: int) -> None:
-        """So many messages went well."""
+        """Reports how many messages succeeded."""
         self._rows.append({"what": "ran", "claim": claim, "messages": messages})
 
     def left(self, partition: int, offset: int) -> None:
-        """Not run, because an earlier message of its key did not go well."""
+        """Reports a message that was not run, because an earlier message of its key failed."""
         self._rows.append({"what": "left", "partition": partition, "offset": offset})
 
     def failed(
@@ -101,11 +101,11 @@ class Report:
             }
         )
 
-    def placed(self, placed: Iterable[Placed]) -> None:
+    def placed(self, placed: Iterable[StagedCount]) -> None:
         self._rows += [{"what": "placed", **one._asdict()} for one in placed]
 
     def kept(self, attempt: int, rows: int) -> None:
-        """So many rows were made for sinks outside."""
+        """Reports how many rows were made for sinks outside."""
         self._rows.append({"what": "kept", "attempt": attempt, "messages": rows})
 
     def batch(self, *, keeps: bool = False) -> pa.RecordBatch:
@@ -113,7 +113,7 @@ class Report:
 
 
 def rows_batch(attempt: int, rows: Sequence[tuple[int, int, str | None, str]]) -> pa.RecordBatch:
-    """Rows for sinks outside (partition, offset, key, payload), beside the report of the attempt that made them."""
+    """Rows for sinks outside (partition, offset, key, payload), in the format of the report."""
     columns: dict[str, pa.Array] = {"what": pa.repeat("row", len(rows)), "attempt": pa.repeat(attempt, len(rows))}
     for number, name in enumerate(("partition", "offset", "key", "payload")):
         columns[name] = pa.array([row[number] for row in rows], _KEEPING.field(name).type)
@@ -121,9 +121,9 @@ def rows_batch(attempt: int, rows: Sequence[tuple[int, int, str | None, str]]) -
     return pa.RecordBatch.from_pydict({**nothing, **columns}, schema=_KEEPING)
 
 
-def gather(table: pa.Table) -> tuple[int | None, Work]:
-    """What all tasks of a batch said: the number of the claim (None if it had no rows), and the work."""
-    work = Work()
+def gather(table: pa.Table) -> tuple[int | None, BatchReport]:
+    """Combines the reports of all tasks: the number of the claim (None without rows), and the outcomes."""
+    work = BatchReport()
     claim: int | None = None
     for row in table.to_pylist():
         if row["what"] == "ran":
@@ -132,14 +132,16 @@ def gather(table: pa.Table) -> tuple[int | None, Work]:
         elif row["what"] == "left":
             work.left.setdefault(row["partition"], []).append(row["offset"])
         elif row["what"] == "placed":
-            work.placed.append(Placed(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"]))
+            work.placed.append(
+                StagedCount(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"])
+            )
         elif row["what"] == "kept":
             work.kept[row["attempt"]] = work.kept.get(row["attempt"], 0) + row["messages"]
         else:
             kind: Kind = row["outcome"]
             if row["cause"] is not None:
                 work.causes[row["partition"], row["offset"]] = row["cause"]
-            # of several rows of one message the first that failed counts
+            # if several rows of a message failed, the first counts
             work.failed.setdefault(
                 (row["partition"], row["offset"]), Outcome(kind, error=row["error"], delay=row["delay"])
             )

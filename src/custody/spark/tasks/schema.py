@@ -1,7 +1,7 @@
-"""The schema of a pipeline's payloads, as JSON is checked against it before a message reaches the pipeline.
+"""Checks payloads against the schema of a pipeline before a message reaches the handler or frame.
 
-Runs in executors, without Spark: the schema comes as the plain value of a StructType. Types that JSON does not know
-(timestamps, decimals, binary) are taken as they are here; Spark's own reading of them decides.
+Runs in executors, without Spark: the schema is the `jsonValue()` of a StructType. Types that JSON lacks (timestamps,
+decimals, binary) are not checked here; Spark parses them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN: dict[str, Any] = {"string": str, "boolean": bool, "double": float, "floa
 
 
 def decoder(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]:
-    """What turns a payload (its kind, its bytes) into the schema's fields; one that does not fit is refused."""
+    """A function that turns a payload (kind, bytes) into the schema's fields, and refuses one that does not fit."""
     names = [field["name"] for field in schema["fields"]]
     decode = msgspec.json.Decoder(_type(schema)).decode
 
@@ -40,11 +40,11 @@ def plain(kind: str, payload: bytes) -> Any:
     try:
         return codec.decode(kind, payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidPayload(f"the payload is not what it says it is: {error}") from None
+        raise InvalidPayload(f"the payload is not of its declared kind: {error}") from None
 
 
 def _type(kind: Any) -> Any:
-    """The type for msgspec of a type of Spark, as `DataType.jsonValue` writes it. Any field may be missing or null."""
+    """The msgspec type for a Spark type, given as `DataType.jsonValue`. Any field may be missing or null."""
     if isinstance(kind, str):
         if kind in _INTEGERS:
             bound = _INTEGERS[kind]

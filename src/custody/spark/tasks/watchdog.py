@@ -1,8 +1,8 @@
-"""The watchdog of an executor's Python process: a process of its own, which kills the other when a handler hangs in it.
+"""The watchdog of an executor's Python process: a child process that kills it when a handler hangs.
 
-A handler that is stuck in C code, that holds the interpreter or blocks signals cannot be interrupted from within. What
-it runs stands in memory that both processes share; before the watchdog kills, it notes in the database which message
-that was. The next attempt of the task then fails this message, and no other.
+A handler that is stuck in C code, holds the interpreter or blocks signals cannot be interrupted from within. The
+running message is recorded in shared memory. Before the watchdog kills the process, it records in the database which
+message that was. The next attempt of the task then fails this message, and no other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from custody.spark.database.tasks import TaskClaim
 from custody.spark.tasks.job import Job
 
 SLOW = 15.0
-"""Seconds after which a message that still runs is noted, so that the driver can name it; less if its time is short."""
+"""Seconds after which a running message is recorded for the driver's reports; less if the timeout is short."""
 _PERIOD = 0.5
-_NOTING = 5.0  # seconds that a note may take: the process is killed even if the database does not answer
+_NOTING = 5.0  # timeout of a note in seconds: the process is killed even if the database does not answer
 _SIZE = 1 << 16
 _RUN = struct.Struct("=dqi")  # since when (monotonic seconds; 0: nothing runs), offset, partition
 _JOB = struct.Struct("=dqqi")  # seconds until the process is killed (0: never), claim, group, length of the URL
@@ -38,12 +38,12 @@ class _Seen(NamedTuple):
 
 
 def margin(handler_timeout: float) -> float:
-    """How long after that the process is killed: until then the handler is interrupted from within, if it can be."""
+    """Seconds between the timeout and the kill, in which the handler is interrupted from within if that is possible."""
     return min(max(1.0, handler_timeout / 10), 10.0)
 
 
 class Watchdog:
-    """What one executor's process tells its watchdog."""
+    """The executor's side: writes to shared memory what runs."""
 
     _mine: Watchdog | None = None
 
@@ -51,29 +51,29 @@ class Watchdog:
         self._worker = os.getpid()
         self._shared = mmap.mmap(-1, _SIZE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow: the child uses nothing of theirs
+            warnings.simplefilter("ignore", DeprecationWarning)  # about Arrow's threads, which the child does not use
             child = os.fork()
         if child == 0:
             _watch(self._worker, self._shared)
 
     @classmethod
     def of_this_process(cls) -> Watchdog:
-        """The one that is there, or a new one in a process that was forked since."""
+        """The watchdog of this process; a new one after a fork."""
         if cls._mine is None or cls._mine._worker != os.getpid():
             cls._mine = Watchdog()
         return cls._mine
 
     def begin(self, job: Job, claim: int) -> None:
-        """The messages of a claim follow."""
+        """Messages of this claim follow."""
         url = job.url.encode()
-        assert _URL + len(url) <= _SIZE, "the URL of the database is longer than any"
+        assert _URL + len(url) <= _SIZE, "the URL of the database is too long"
         limit = 0.0 if job.handler_timeout is None else job.handler_timeout + margin(job.handler_timeout)
         self.idle()
         _JOB.pack_into(self._shared, _RUN.size, limit, claim, job.group_id, len(url))
         self._shared[_URL : _URL + len(url)] = url
 
     def runs(self, partition: int, offset: int) -> None:
-        """The handler is called on this message now."""
+        """The handler starts with this message."""
         _RUN.pack_into(self._shared, 0, time.monotonic(), offset, partition)
 
     def idle(self) -> None:
@@ -82,10 +82,10 @@ class Watchdog:
 
 
 def _watch(worker: int, shared: mmap.mmap) -> None:
-    """The child: looks at what the worker runs until that ends, or has to be ended. Never returns."""
+    """The child process: watches the worker until it ends or must be killed. Never returns."""
     try:
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # its end is the worker's
+            signal.signal(number, signal.SIG_IGN)  # it ends when the worker ends
         signal.signal(signal.SIGALRM, _too_late)
         _let_go_of_files()
         noted: tuple[TaskClaim, _Seen] | None = None
@@ -103,7 +103,7 @@ def _watch(worker: int, shared: mmap.mmap) -> None:
             if not stopped and (ran < (min(SLOW, limit / 4) if limit else SLOW) or noted is not None):
                 continue
             time.sleep(0.01)
-            if _Seen(*_RUN.unpack_from(shared, 0)) != seen:  # it goes on, or was read while it was written
+            if _Seen(*_RUN.unpack_from(shared, 0)) != seen:  # it made progress, or was read during a write
                 continue
             url = bytes(shared[_URL : _URL + length]).decode()
             noted = (TaskClaim(url, group_id, claim), seen)
@@ -115,7 +115,7 @@ def _watch(worker: int, shared: mmap.mmap) -> None:
 
 
 def _note(claim: TaskClaim, seen: _Seen, ran: float | None, *, stopped: bool) -> None:
-    """Says it in the database, if that answers soon. If not, the message is found as one that kills its process."""
+    """Records it in the database, if that answers in time; else the message is found as one that ends its process."""
     signal.setitimer(signal.ITIMER_REAL, _NOTING)
     try:
         with suppress(CustodyError, TimeoutError):
@@ -125,7 +125,7 @@ def _note(claim: TaskClaim, seen: _Seen, ran: float | None, *, stopped: bool) ->
 
 
 def _let_go_of_files() -> None:
-    """Whoever reads from the worker has to see its end, and must not wait for this process too."""
+    """Closes inherited files: readers of the worker's pipes must see its end, and not wait for this process too."""
     os.closerange(0, os.sysconf("SC_OPEN_MAX"))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)

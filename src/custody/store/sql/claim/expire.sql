@@ -26,7 +26,7 @@ BEGIN
             WHERE group_id = (p_group).group_id AND partition = (p_head).partition AND claim_no >= p_oldest
               AND deadline <= p_now
               AND (p_copied OR size <> 1 OR (p_group).dead_letter <> 'topic')
-            ORDER BY claim_no, part FOR UPDATE SKIP LOCKED
+            FOR UPDATE SKIP LOCKED
         ), gone AS (
             DELETE FROM custody.leases l USING locked k
             WHERE l.group_id = (p_group).group_id AND l.partition = (p_head).partition

@@ -99,7 +99,7 @@ SELECT t.name AS topic, g.name AS consumer_group, k.partition, k.key, c."offset"
        CASE WHEN c.state = 'dead' THEN 'held' WHEN c.state = 'leased' THEN 'retrying'
             WHEN c.state = 'waiting' THEN 'backoff'
             ELSE 'in flight' END AS why,
-       c.attempts, c.run_at, c.last_error, coalesce(c.updated_at, least(p.since, k.since)) AS since,
+       c.attempts, c.run_at, c.last_error, c.worker, coalesce(c.updated_at, least(p.since, k.since)) AS since,
        coalesce(p.messages, 0) + k.cases AS parked
 FROM (
     SELECT group_id, partition, key, sum(cases)::bigint AS cases, min(since) AS since FROM (
@@ -142,7 +142,7 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     (SELECT h.at, h.consumer_group, h.kind,
            -- Deliveries since the last redrive or rewind, without those that were given back.
-           CASE WHEN h.kind IN ('claim', 'ack', 'nack', 'dead', 'expire', 'extend') THEN
+           CASE WHEN h.kind = 'dead' OR h.lease_id IS NOT NULL AND h.kind NOT IN ('release', 'later') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
                    OVER (PARTITION BY h.consumer_group, h.life ORDER BY h.entry) END,
            h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END, h.lease_id,

@@ -34,6 +34,36 @@ BEGIN
     RETURN v_count;
 END $$;
 
+-- Makes messages that wait for a retry due now: all, those of a key, or those whose last error is like a pattern.
+-- Returns how many there were. The cursors are locked, because claims look at what is due.
+CREATE FUNCTION custody.retry_now(
+    p_topic text, p_group text, p_key text DEFAULT NULL, p_where_error text DEFAULT NULL, p_actor text DEFAULT NULL,
+    p_reason text DEFAULT NULL, p_now timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now   timestamptz;
+    v_group custody.groups := custody.lifecycle_group(p_topic, p_group);
+    v_count bigint;
+BEGIN
+    PERFORM custody.require_read_committed();
+    PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id ORDER BY partition FOR UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    WITH due AS (
+        UPDATE custody.cases SET run_at = v_now
+        WHERE group_id = v_group.group_id AND state = 'waiting' AND run_at > v_now
+          AND (p_key IS NULL OR key = p_key) AND (p_where_error IS NULL OR last_error LIKE p_where_error)
+        RETURNING partition, "offset"
+    ), journalled AS (
+        INSERT INTO custody.journal (at, kind, group_id, partition, offsets, worker, error)
+        SELECT v_now, 'hasten', v_group.group_id, d.partition, range_agg(int8range(d."offset", d."offset" + 1)),
+               p_actor, p_reason
+        FROM due d GROUP BY d.partition
+    )
+    SELECT count(*) INTO v_count FROM due;
+    RETURN v_count;
+END $$;
+
 -- Skips one message that waits or is dead: it counts as done. Only its worker can settle a message in flight.
 CREATE FUNCTION custody.skip(
     p_topic text, p_group text, p_partition int, p_offset bigint, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL,
@@ -69,7 +99,7 @@ BEGIN
             'Wait until its worker has settled it or its lease has expired.');
     END IF;
     SELECT * INTO v_case FROM custody.cases
-    WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset FOR UPDATE;
+    WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset;
     IF FOUND THEN
         DELETE FROM custody.cases WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset;
         IF v_case.key IS NOT NULL AND v_group.ordering = 'key' THEN

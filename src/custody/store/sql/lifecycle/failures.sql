@@ -38,10 +38,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_dead bigint[];
 BEGIN
-    PERFORM 1 FROM custody.cases c
-    WHERE c.group_id = (p_group).group_id AND c.partition = p_partition
-      AND c."offset" IN (SELECT f."offset" FROM unnest(p_failures) f)
-    ORDER BY c."offset" FOR UPDATE;
     WITH charged AS (
         SELECT f."offset", f.key, f.error, f.delay,
                coalesce(c.attempts, f.attempts) AS attempts,
@@ -50,7 +46,8 @@ BEGIN
                coalesce(c.first_failure, p_now) AS first_failure,
                coalesce(c.errors, '{}') AS errors,
                CASE WHEN f.dead_reason IS NOT NULL THEN f.dead_reason
-                    WHEN coalesce(c.failures, 0) + 1 >= (p_group).max_attempts THEN p_exhausted END AS dead_reason
+                    WHEN coalesce(c.failures, 0) + 1 >= (p_group).max_attempts
+                        OR c.first_failure <= p_now - (p_group).retry_for THEN p_exhausted END AS dead_reason
         FROM unnest(p_failures) f
         LEFT JOIN custody.cases c
             ON c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" = f."offset"

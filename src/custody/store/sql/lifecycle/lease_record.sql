@@ -20,12 +20,9 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 CREATE TYPE custody.lease_record AS (
-    given    int8multirange,     -- what the claim handed out; null: not known
-    acked    int8multirange,     -- what the holder has settled, by outcome
-    nacked   int8multirange,
-    dead     int8multirange,
-    later    int8multirange,
-    released int8multirange
+    given   int8multirange,      -- what the claim handed out; null: not known
+    kinds   text[],              -- what the holder has settled: each kind of journal entry once,
+    settled int8multirange[]     -- and the messages of each
 );
 
 -- What the journal has of a lease, besides p_known, whose state the caller knows. It reads the entries of the partition
@@ -36,7 +33,8 @@ DECLARE
     v_claim  custody.journal;
     v_entry  record;
     v_open   int8multirange;
-    v_record custody.lease_record := ROW(NULL, '{}', '{}', '{}', '{}', '{}');
+    v_nth    int;
+    v_record custody.lease_record := ROW(NULL, '{}', '{}');
 BEGIN
     SELECT * INTO v_claim FROM custody.claim_of(p_lease_id);
     IF NOT FOUND THEN
@@ -52,21 +50,15 @@ BEGIN
                j.detail ->> 'reason' AS reason, j.lease_id IS NOT NULL AS settled
         FROM custody.journal j
         WHERE j.group_id = v_claim.group_id AND j.partition = v_claim.partition AND j.entry > v_claim.entry
-          AND (j.lease_id = p_lease_id AND j.kind IN ('ack', 'nack', 'dead', 'later', 'release', 'expire')
-               OR j.kind = 'rewind')
+          AND (j.lease_id = p_lease_id AND j.kind <> 'extend' OR j.kind = 'rewind')
         ORDER BY j.group_id, j.partition, j.entry
     LOOP
         IF v_entry.reason = 'bytes' THEN      -- the holder never had them
             v_record.given := v_record.given - v_entry.offsets;
-        ELSIF v_entry.settled AND v_entry.reason IS DISTINCT FROM 'lease_expired' THEN
-            CASE v_entry.kind
-                WHEN 'ack' THEN v_record.acked := v_record.acked + v_entry.offsets;
-                WHEN 'nack' THEN v_record.nacked := v_record.nacked + v_entry.offsets;
-                WHEN 'dead' THEN v_record.dead := v_record.dead + v_entry.offsets;
-                WHEN 'later' THEN v_record.later := v_record.later + v_entry.offsets;
-                WHEN 'release' THEN v_record.released := v_record.released + v_entry.offsets;
-                ELSE NULL;
-            END CASE;
+        ELSIF v_entry.settled AND v_entry.kind <> 'expire' AND v_entry.reason IS DISTINCT FROM 'lease_expired' THEN
+            v_nth := coalesce(array_position(v_record.kinds, v_entry.kind), cardinality(v_record.kinds) + 1);
+            v_record.kinds[v_nth] := v_entry.kind;
+            v_record.settled[v_nth] := coalesce(v_record.settled[v_nth], '{}') + v_entry.offsets;
         END IF;
         v_open := v_open - v_entry.offsets;
         EXIT WHEN isempty(v_open);
@@ -74,14 +66,12 @@ BEGIN
     RETURN v_record;
 END $$;
 
--- The messages of a lease that were settled with this outcome.
+-- The messages of a lease that were settled with this outcome. A nack, too, may have left them dead.
 CREATE FUNCTION custody.settled_as(p_record custody.lease_record, p_outcome text) RETURNS int8multirange
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE p_outcome WHEN 'ack' THEN (p_record).acked
-                          WHEN 'nack' THEN (p_record).nacked + (p_record).dead
-                          WHEN 'later' THEN (p_record).later
-                          WHEN 'release' THEN (p_record).released
-                          ELSE (p_record).dead END
+    SELECT coalesce(range_agg(s.offsets), '{}')
+    FROM unnest((p_record).kinds, (p_record).settled) s (kind, offsets)
+    WHERE s.kind = p_outcome OR s.kind = 'dead' AND p_outcome IN ('nack', 'reject')
 $$;
 
 -- What a verb means that names no offsets: every message that the claim handed out and the holder has not settled.
@@ -104,7 +94,7 @@ BEGIN
     END IF;
     past := custody.record_of(p_lease_id, held);
     IF (past).given IS NOT NULL THEN
-        lost := (past).given - held - (past).acked - (past).nacked - (past).dead - (past).later - (past).released;
+        lost := (past).given - held - (SELECT coalesce(range_agg(s), '{}') FROM unnest((past).settled) s);
     ELSIF v_size IS NOT NULL THEN
         PERFORM custody.refuse('lease_lost',
             format('lease %s has lost messages, and the journal does not go back to its claim to say which',

@@ -19,18 +19,13 @@ LANGUAGE sql STABLE AS $$
     LIMIT (p_filter).most
 $$;
 
--- Locks the cursors, because claims depend on what is dead, and then the dead cases that match, in order.
+-- The dead messages that match, under the locks of their cursors: claims depend on what is dead.
 CREATE FUNCTION custody.lock_dead(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM custody.cursors
     WHERE group_id = (p_group).group_id AND (partition = (p_filter).partition OR (p_filter).partition IS NULL)
         ORDER BY partition FOR UPDATE;
-    PERFORM 1 FROM custody.cases c
-        WHERE c.group_id = (p_group).group_id
-          AND (c.partition, c."offset") IN (SELECT d.partition, d."offset"
-                                            FROM custody.dead_matching(p_group, p_filter) d)
-        ORDER BY c.partition, c."offset" FOR UPDATE;
     RETURN QUERY SELECT * FROM custody.dead_matching(p_group, p_filter);
 END $$;
 
@@ -98,7 +93,7 @@ BEGIN
     RETURN QUERY SELECT d.partition, d."offset" FROM unnest(v_dead) d ORDER BY 1, 2;
 END $$;
 
--- Closes these dead messages as done, and frees their keys. The caller has locked them.
+-- Closes these dead messages as done, and frees their keys. The caller holds their cursors.
 CREATE FUNCTION custody.close_dead(p_group custody.groups, p_dead custody.cases[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -153,7 +153,7 @@ BEGIN
     -- Claims depend on what is dead.
     PERFORM 1 FROM custody.cursors WHERE group_id = v_group.group_id AND partition = p_partition FOR UPDATE;
     SELECT * INTO v_case FROM custody.cases
-    WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset AND state = 'dead' FOR UPDATE;
+    WHERE group_id = v_group.group_id AND partition = p_partition AND "offset" = p_offset AND state = 'dead';
     IF NOT FOUND THEN
         RETURN false;
     END IF;

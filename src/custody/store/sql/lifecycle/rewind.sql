@@ -63,9 +63,6 @@ BEGIN
             UPDATE custody.leases l SET held = l.held - v_back, remaining = custody.cardinality(l.held - v_back)
                 WHERE l.group_id = v_group.group_id AND l.partition = v_head.partition
                   AND l.claim_no >= v_at.oldest_claim AND l.held && v_back;
-            PERFORM 1 FROM custody.cases c
-                WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target
-                ORDER BY c."offset" FOR UPDATE;
             DELETE FROM custody.cases c
             WHERE c.group_id = v_group.group_id AND c.partition = v_head.partition AND c."offset" >= v_target;
             PERFORM custody.cut_parked(v_group.group_id, v_head.partition, v_back);

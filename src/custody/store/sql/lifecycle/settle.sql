@@ -10,8 +10,16 @@ CREATE TYPE custody.settled AS (
     already  bigint[]            -- settled before by the same lease with the same outcome
 );
 
--- One outcome for each offset: ack, nack, dead (the handler gave up), reject (a nack without a retry), later or
--- release.
+-- Whether the later messages of a key have to wait after this outcome. Null: there is no such outcome. Those that there
+-- are: model/outcomes.py.
+CREATE FUNCTION custody.stops_key(p_outcome text, p_on_dead text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_outcome IN ('nack', 'later', 'release') THEN true
+                WHEN p_outcome IN ('dead', 'reject') THEN p_on_dead = 'hold'
+                WHEN p_outcome IN ('ack', 'skip') THEN false END
+$$;
+
+-- One outcome for each offset.
 -- p_delays: seconds until a nack or later comes back. p_acked: more done messages, as a set, which costs less. p_copy:
 -- false if the caller locks heads itself, and copies the dead messages together with them (see dead_letter.sql).
 -- p_exact: all or nothing, for a call in a transaction. If the lease does not hold all of it now, the call is refused
@@ -43,9 +51,11 @@ BEGIN
     IF custody.cardinality(v_named) <> cardinality(p_offsets) + custody.cardinality(p_acked)
         OR cardinality(p_offsets) <> cardinality(p_outcomes) THEN
         PERFORM custody.refuse('invalid_argument', 'each offset must be named once, with one outcome');
-    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o
-                  WHERE o IS NULL OR o NOT IN ('ack', 'nack', 'dead', 'reject', 'later', 'release')) THEN
-        PERFORM custody.refuse('invalid_argument', 'an outcome is one of ack, nack, dead, reject, later, release');
+    ELSIF EXISTS (SELECT FROM unnest(p_outcomes) o WHERE custody.stops_key(o, 'hold') IS NULL) THEN
+        PERFORM custody.refuse('invalid_argument',
+            format('%L is not an outcome', (SELECT o FROM unnest(p_outcomes) o
+                                            WHERE custody.stops_key(o, 'hold') IS NULL LIMIT 1)),
+            'An outcome is one of ack, nack, dead, reject, later, skip and release.');
     END IF;
     v_parts := custody.lock_lease(p_lease_id);
     v_now := coalesce(p_now, clock_timestamp());
@@ -73,24 +83,22 @@ BEGIN
     SELECT coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'ack'), '{}') + p_acked * v_held AS ack,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x IN ('nack', 'dead', 'reject')), '{}') AS failed,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'later'), '{}') AS later,
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'skip'), '{}') AS skipped,
            coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE x = 'release'), '{}') AS released,
-           -- After one of these the rest of its key has to wait.
-           coalesce(range_agg(int8range(o, o + 1)) FILTER (
-               WHERE x IN ('nack', 'later', 'release') OR x IN ('dead', 'reject') AND v_group.on_dead = 'hold'), '{}'
-           ) AS stops
+           coalesce(range_agg(int8range(o, o + 1)) FILTER (WHERE custody.stops_key(x, v_group.on_dead)), '{}') AS stops
     INTO v_set
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE v_held @> o;
 
     SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released,
            '{}'::bigint[] AS leaving INTO v_follow;
     IF v_group.ordering = 'key' AND v_held <> v_set.ack THEN
-        v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack, v_set.failed, v_set.stops,
-                                      v_set.released);
+        v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack + v_set.skipped, v_set.failed,
+                                      v_set.stops, v_set.released);
         v_result.released := v_result.released || v_follow.leaving;
     END IF;
 
-    IF NOT isempty(v_set.ack) THEN
-        PERFORM custody.settle_acked(v_group, v_head.partition, v_parts, v_set.ack);
+    IF NOT isempty(v_set.ack + v_set.skipped) THEN
+        PERFORM custody.settle_acked(v_group, v_head.partition, v_parts, v_set.ack + v_set.skipped);
     END IF;
     IF NOT isempty(v_set.failed) THEN
         v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes,
@@ -120,10 +128,11 @@ BEGIN
         UNION ALL SELECT 'later', v_put_off, NULL, '{"outcome": "nack"}'
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
-        SELECT 'nack', v_set.failed - custody.offsets_set(v_dead), min(e),
-               CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
-        FROM (SELECT o, custody.kept_error(e) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e)
-        WHERE v_set.failed @> o AND o <> ALL (v_dead)
+        SELECT s.kind, s.offsets, min(e), CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
+        FROM (SELECT 'nack' AS kind, v_set.failed - custody.offsets_set(v_dead) AS offsets
+              UNION ALL SELECT 'skip', v_set.skipped) s
+        JOIN (SELECT o, custody.kept_error(e) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) ON s.offsets @> m.o
+        GROUP BY s.kind, s.offsets
     ) j
     WHERE NOT isempty(j.offsets);
     IF v_group.breaker_rate IS NOT NULL THEN
@@ -165,15 +174,19 @@ DECLARE
     v_other int8multirange;      -- repeated, and not acked
     v_again int8multirange;
 BEGIN
+    WITH past AS MATERIALIZED (
+        SELECT x, custody.settled_as(v_past, x) AS offsets FROM (SELECT DISTINCT x FROM unnest(p_outcomes) x) o
+    )
     SELECT coalesce(range_agg(int8range(m.o, m.o + 1)) FILTER (WHERE m.x <> 'ack'), '{}'),
-           coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') + p_acked * v_past.acked * p_gone
+           coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') + p_acked * custody.settled_as(v_past, 'ack') * p_gone
     INTO v_other, v_again
-    FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE p_gone @> m.o AND custody.settled_as(v_past, m.x) @> m.o;
+    FROM unnest(p_offsets, p_outcomes) m (o, x) JOIN past p USING (x) WHERE p_gone @> m.o AND p.offsets @> m.o;
     RETURN ROW(custody.cardinality(v_again), custody.offsets_list(p_gone - v_again),
-               custody.offsets_list(v_other * v_past.dead),
+               custody.offsets_list(v_other * custody.settled_as(v_past, 'dead')),
                -- This includes what left the lease behind a message that stopped.
                CASE WHEN isempty(v_other) THEN '{}'
-                    ELSE custody.offsets_list(v_past.released - custody.offsets_set(p_offsets) - p_acked) END,
+                    ELSE custody.offsets_list(custody.settled_as(v_past, 'release') - custody.offsets_set(p_offsets)
+                                              - p_acked) END,
                custody.offsets_list(v_again))::custody.settled;
 END $$;
 
@@ -229,10 +242,9 @@ BEGIN
         PERFORM custody.refuse_lost(p_lease_id, v_meant.lost);
     END IF;
     IF isempty(v_meant.held) THEN
-        v_again := coalesce(custody.settled_as(v_meant.past, p_outcome), '{}');
+        v_again := custody.settled_as(v_meant.past, p_outcome);
         RETURN ROW(custody.cardinality(v_again), custody.offsets_list(v_meant.lost),
-                   CASE WHEN p_outcome IN ('nack', 'dead', 'reject')
-                        THEN custody.offsets_list(v_again * (v_meant.past).dead) ELSE '{}' END, '{}',
+                   custody.offsets_list(v_again * custody.settled_as(v_meant.past, 'dead')), '{}',
                    custody.offsets_list(v_again))::custody.settled;
     END IF;
     IF p_outcome <> 'ack' THEN

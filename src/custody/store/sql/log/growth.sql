@@ -95,7 +95,7 @@ BEGIN
     FROM unnest(p_dead) d JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = d.partition
     WHERE custody.key_moved(h, d."offset", d.key);
     IF v_moved.messages > 0 THEN
-        PERFORM custody.refuse('conflict',
+        PERFORM custody.refuse('keys_moved',
             format('the keys of %s of these dead messages have moved to other partitions since the topic has grown, '
                    'the first is %s',
                    v_moved.messages, v_moved.first),
@@ -120,7 +120,7 @@ BEGIN
         FROM custody.keys_of(p_head, int8multirange(int8range(p_from, least(p_from + c_step, v_until)))) k
         WHERE custody.key_moved(p_head, k."offset", k.key);
         IF v_moved IS NOT NULL THEN
-            PERFORM custody.refuse('conflict',
+            PERFORM custody.refuse('keys_moved',
                 format('%s/%s cannot be rewound to before offset %s: the topic has grown since, '
                        'and the key of message %s has moved to another partition',
                        p_topic, (p_head).partition, v_until, v_moved),

@@ -1,6 +1,6 @@
 -- Transactions. Messages that a producer adds wait in tables of their own. The commit publishes them and acknowledges
 -- what was consumed, in one transaction of the database: no reader sees them before, and an abort leaves no gap. A
--- timeout is a rule, not a process. Locks: transaction → producer → lease → case → head.
+-- timeout is a rule, not a process. Locks: transaction → producer → lease → head.
 
 CREATE FUNCTION custody.begin_transaction(
     p_producer text, p_epoch int DEFAULT NULL, p_timeout interval DEFAULT NULL, p_now timestamptz DEFAULT NULL

@@ -10,7 +10,7 @@ LANGUAGE sql AS $$
     WITH expired AS (
         SELECT o.id FROM custody.outbox o
         WHERE o.id = ANY (p_ids) AND o.claimed_by IS NOT NULL AND o.expires_at <= p_now
-        ORDER BY o.id FOR UPDATE SKIP LOCKED
+        FOR UPDATE SKIP LOCKED
     )
     UPDATE custody.outbox o
     SET status = CASE WHEN o.suspect = 1 AND o.crashes + 1 >= p_max_attempts THEN 'DEAD' ELSE 'PENDING' END,
@@ -138,7 +138,7 @@ BEGIN
     END IF;
     v_ids := ARRAY(
         SELECT o.id FROM custody.outbox o WHERE o.id = ANY (v_ids) AND o.status = 'PENDING' AND o.available_at <= v_now
-        ORDER BY o.id FOR UPDATE SKIP LOCKED);
+        FOR UPDATE SKIP LOCKED);
     IF p_max_age IS NOT NULL THEN
         SELECT coalesce(array_agg(o.id) FILTER (WHERE x.old), '{}'),
                coalesce(array_agg(o.id) FILTER (WHERE NOT x.old), '{}') INTO v_old, v_ids
@@ -219,7 +219,7 @@ BEGIN
     END IF;
     -- Lock the rows first, so that each later statement sees their current state: the claim may have expired, and
     -- another relay may hold them.
-    v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id FOR UPDATE SKIP LOCKED);
+    v_ids := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) FOR UPDATE SKIP LOCKED);
     v_now := coalesce(p_now, clock_timestamp());
     IF cardinality(v_ids) < cardinality(p_ids) THEN
         v_ids := custody.outbox_unhindered(p_claim, p_ids, v_ids);
@@ -266,8 +266,7 @@ CREATE FUNCTION custody.outbox_extend(p_claim text, p_ids bigint[], p_lease inte
 RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) ORDER BY o.id
-                            FOR UPDATE SKIP LOCKED);
+    v_ids bigint[] := ARRAY(SELECT o.id FROM custody.outbox o WHERE o.id = ANY (p_ids) FOR UPDATE SKIP LOCKED);
     v_now timestamptz := coalesce(p_now, clock_timestamp());
 BEGIN
     IF cardinality(v_ids) < cardinality(p_ids) THEN

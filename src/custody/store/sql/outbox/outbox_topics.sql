@@ -242,7 +242,7 @@ BEGIN
         ARRAY(SELECT o.id FROM custody.outbox o
               WHERE o.topic_id = p_topic_id AND o.partition = p_partition AND o.ended_at IS NULL
                 AND o.status = 'PENDING'
-              ORDER BY o.id LIMIT p_max FOR UPDATE SKIP LOCKED),
+              LIMIT p_max FOR UPDATE SKIP LOCKED),
         'custody', 'its topic was deleted', v_now);
     RETURN 0;
 END $$;

@@ -44,7 +44,7 @@ BEGIN
     SELECT array_agg(m.o) AS offsets, array_agg(m.x) AS outcomes, array_agg(m.e) AS errors, array_agg(m.d) AS delays,
            coalesce(range_agg(int8range(m.o, m.o + 1)), '{}') AS named,
            coalesce(range_agg(int8range(m.o, m.o + 1))
-                    FILTER (WHERE m.x NOT IN ('dead', 'reject') OR (p_group).on_dead = 'hold'), '{}') AS stops
+                    FILTER (WHERE custody.stops_key(m.x, (p_group).on_dead)), '{}') AS stops
     INTO v_named
     FROM (SELECT * FROM unnest(p_partitions, p_offsets, p_outcomes, p_errors, p_delays) f (p, o, x, e, d)
           UNION ALL
@@ -70,11 +70,6 @@ BEGIN
     RETURN v_result;
 END $$;
 
-CREATE TYPE custody.committed AS (
-    repeated boolean, messages bigint, done bigint, failed bigint, dead bigint, later bigint, released bigint,
-    lost bigint, outputs bigint
-);
-
 -- Commits a claim in one transaction: the outcomes of its messages, as in outcome_of_part, and what they published.
 -- p_placed_…: what was staged (see publish_staged). p_ran: with p_exact, for how many messages output was staged; if
 -- exactly those are done, all of it is published as it is, else only the output of the done ones. p_done: so many have
@@ -86,9 +81,9 @@ CREATE FUNCTION custody.commit_claim(
     p_left_partitions int[], p_left text[],      -- multiranges
     p_placed_attempts bigint[], p_placed_topics int[], p_placed_partitions int[], p_placed_counts int[],
     p_placed_of int[], p_exact boolean, p_ran bigint, p_done bigint DEFAULT NULL, p_worker text DEFAULT NULL,
-    p_query text DEFAULT NULL,
-    p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL
-) RETURNS custody.committed
+    p_query text DEFAULT NULL, p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    OUT repeated boolean, OUT counts jsonb
+)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_group    custody.groups := custody.lifecycle_group(p_topic, p_group);
@@ -101,19 +96,21 @@ DECLARE
     v_sources  int[] := '{}';
     v_sets     int8multirange[] := '{}';
     v_died     custody.death[];
-    v_result   custody.committed := ROW(false, 0, 0, 0, 0, 0, 0, 0, 0);
+    v_result   custody.pipeline_batches;
 BEGIN
     SELECT * INTO v_claim FROM custody.pipeline_claims c WHERE c.group_id = v_group.group_id;
     IF v_claim.claim IS DISTINCT FROM p_claim THEN
-        SELECT true, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs INTO v_result
+        SELECT true, custody.counts_of(b) INTO repeated, counts
         FROM custody.pipeline_batches b WHERE b.group_id = v_group.group_id AND b.claim = p_claim;
         IF NOT FOUND THEN
             PERFORM custody.refuse('claim_lost',
                 format('claim %s of group %L is not in flight: all of it was taken away', p_claim, p_group),
                 'Nothing was published of it; its messages are delivered again.');
         END IF;
-        RETURN v_result;
+        RETURN;
     END IF;
+    v_result := ROW(v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch,
+                    0, 0, 0, 0, 0, 0, 0, 0, 0, v_claim.claimed_at, NULL);
     FOR v_part IN SELECT * FROM custody.pipeline_parts p WHERE p.group_id = v_group.group_id ORDER BY p.partition LOOP
         PERFORM custody.lock_lease(v_part.lease_id);
         v_now := coalesce(p_now, clock_timestamp());
@@ -131,9 +128,10 @@ BEGIN
             END IF;
         END IF;
         v_result.done := v_result.done + custody.cardinality(v_out.done);
-        SELECT v_result.failed + count(*) FILTER (WHERE x <> 'later'),
-               v_result.later + count(*) FILTER (WHERE x = 'later')
-        INTO v_result.failed, v_result.later FROM unnest(v_out.outcomes) x;
+        SELECT v_result.failed + count(*) FILTER (WHERE x NOT IN ('later', 'skip')),
+               v_result.later + count(*) FILTER (WHERE x = 'later'),
+               v_result.skipped + count(*) FILTER (WHERE x = 'skip')
+        INTO v_result.failed, v_result.later, v_result.skipped FROM unnest(v_out.outcomes) x;
         v_result.released := v_result.released + custody.release_rest(v_part.lease_id, p_worker, p_now);
         v_sources := v_sources || v_part.partition;
         v_sets := v_sets || v_out.done;
@@ -154,10 +152,9 @@ BEGIN
     IF v_died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_died, p_now);
     END IF;
-    INSERT INTO custody.pipeline_batches
-    VALUES (v_group.group_id, p_claim, p_epoch, v_pipeline.driver, p_query, p_batch, v_result.messages, v_result.done,
-            v_result.failed, v_result.dead, v_result.later, v_result.released, v_result.lost, v_result.outputs,
-            v_claim.claimed_at, coalesce(p_now, clock_timestamp()));
+    v_result.committed_at := coalesce(p_now, clock_timestamp());
+    INSERT INTO custody.pipeline_batches SELECT v_result.*;
     PERFORM custody.forget_claim(v_group.group_id);
-    RETURN v_result;
+    repeated := false;
+    counts := custody.counts_of(v_result);
 END $$;

@@ -1,5 +1,5 @@
 -- Pipelines: groups that Spark drives. Every call is fenced by the epoch, and a repeated commit is recognised by the
--- number of its claim. Locks: pipeline → cursor → lease → case → head.
+-- number of its claim. Locks: pipeline → cursor → lease → head.
 
 -- The row of the pipeline, locked, if this epoch still drives it.
 CREATE FUNCTION custody.driven_by(p_group custody.groups, p_epoch bigint) RETURNS custody.pipelines
@@ -444,12 +444,17 @@ $$;
 
 CREATE VIEW custody.pipeline_state AS SELECT * FROM custody.pipeline_states();
 
+-- The counts of a batch.
+CREATE FUNCTION custody.counts_of(p_batch custody.pipeline_batches) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT to_jsonb(p_batch) - '{group_id, claim, epoch, driver, query_id, batch_id, claimed_at, committed_at}'::text[]
+$$;
+
 -- The figures of a pipeline in one row: the state of its group, and the result of its last batch.
 CREATE FUNCTION custody.pipeline_figures(p_topic text, p_group text, p_now timestamptz DEFAULT NULL)
 RETURNS TABLE (
-    lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint,
-    claim bigint, messages bigint, done bigint, failed bigint, died bigint, later bigint, released bigint, lost bigint,
-    outputs bigint, bound boolean
+    lag bigint, waiting bigint, in_flight bigint, parked bigint, dead bigint, blocked_keys bigint, bound boolean,
+    last_claim bigint, last jsonb
 )
 LANGUAGE sql STABLE AS $$
     SELECT s.lag, s.waiting, s.in_flight, s.parked, s.dead,
@@ -459,13 +464,13 @@ LANGUAGE sql STABLE AS $$
                   AND g.ordering = 'key'
                 UNION
                 SELECT p.partition, p.key FROM custody.parked p WHERE p.group_id = g.group_id) k),
-           b.claim, b.messages, b.done, b.failed, b.dead, b.later, b.released, b.lost, b.outputs,
-           g.bindings IS NOT NULL
+           g.bindings IS NOT NULL, b.claim, b.counts
     FROM custody.group_named(p_topic, p_group) g
     CROSS JOIN LATERAL (
         SELECT sum(x.lag)::bigint AS lag, sum(x.waiting)::bigint AS waiting, sum(x.in_flight)::bigint AS in_flight,
                sum(x.parked)::bigint AS parked, sum(x.dead)::bigint AS dead
         FROM custody.partition_stats(p_topic, p_group, p_now) x) s
     LEFT JOIN LATERAL (
-        SELECT * FROM custody.pipeline_batches x WHERE x.group_id = g.group_id ORDER BY x.claim DESC LIMIT 1) b ON true
+        SELECT x.claim, custody.counts_of(x) AS counts FROM custody.pipeline_batches x
+        WHERE x.group_id = g.group_id ORDER BY x.claim DESC LIMIT 1) b ON true
 $$;

@@ -12,7 +12,8 @@ BEGIN
         RETURN p_stage;
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('custody.stages'), hashtext(p_stage));
-    IF to_regclass('custody.' || quote_ident(p_stage)) IS NOT NULL THEN
+    -- A query: to_regclass may still answer from the session's cache, from before the wait.
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = 'custody'::regnamespace AND relname = p_stage) THEN
         RETURN p_stage;
     END IF;
     FOR v_old IN SELECT name FROM custody.stages WHERE opened_at < v_now - interval '1 day' AND name <> p_stage LOOP

@@ -11,6 +11,7 @@ CREATE TABLE custody.groups (
     fairness           text CHECK (fairness IN ('key', 'tenant')),
     tenant_separator   text NOT NULL DEFAULT ':' CHECK (length(tenant_separator) BETWEEN 1 AND 200),
     max_attempts       int NOT NULL DEFAULT 3 CHECK (max_attempts >= 1),
+    retry_for          interval CHECK (retry_for BETWEEN '1 ms' AND '36500 days'),
     backoff_kind       text NOT NULL DEFAULT 'exponential'
                        CHECK (backoff_kind IN ('exponential', 'linear', 'constant')),
     backoff_initial    interval NOT NULL DEFAULT '100 ms' CHECK (backoff_initial BETWEEN '0' AND '36500 days'),

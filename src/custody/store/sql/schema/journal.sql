@@ -10,7 +10,8 @@ CREATE TABLE custody.journal (
     xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
     kind      text NOT NULL CHECK (kind IN (
         'start', 'drop', 'claim', 'pass', 'ack', 'nack', 'dead', 'later', 'release', 'expire', 'extend', 'park',
-        'redrive', 'rewind', 'skip', 'free', 'discard', 'pause', 'resume', 'policy', 'commit', 'breaker', 'replay')),
+        'redrive', 'hasten', 'rewind', 'skip', 'free', 'discard', 'pause', 'resume', 'policy', 'commit', 'breaker',
+        'replay')),
     group_id  int NOT NULL,
     partition int,
     lease_id  uuid,

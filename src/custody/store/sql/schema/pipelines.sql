@@ -59,6 +59,7 @@ CREATE TABLE custody.pipeline_batches (
     failed       bigint NOT NULL,          -- with those that died of it
     dead         bigint NOT NULL,
     later        bigint NOT NULL,
+    skipped      bigint NOT NULL,
     released     bigint NOT NULL,
     lost         bigint NOT NULL,          -- the lease was gone before the commit: no output of these was published
     outputs      bigint NOT NULL,

@@ -26,20 +26,20 @@ DECLARE
     v_unit      record;
 BEGIN
     PERFORM custody.require_read_committed();
-    -- All locks in the order of kinds and keys, before the first request takes its own.
+    -- All locks before the first request takes its own. Whoever waits for them takes them in the order of kinds and
+    -- keys.
     IF p_wait THEN
         PERFORM FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id FOR UPDATE;
         PERFORM FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
         WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition FOR UPDATE OF h;
     ELSE
         SELECT array_agg(x.producer_id) INTO v_producers FROM (
-            SELECT p.producer_id FROM custody.producers p WHERE p.producer_id = ANY (p_producers) ORDER BY p.producer_id
+            SELECT p.producer_id FROM custody.producers p WHERE p.producer_id = ANY (p_producers)
             FOR UPDATE SKIP LOCKED) x;
         SELECT array_agg(x.head) INTO v_heads FROM (
             SELECT h.topic_id || '/' || h.partition AS head
             FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions) w
-            WHERE h.topic_id = w.topic_id AND h.partition = w.partition ORDER BY h.topic_id, h.partition
-            FOR UPDATE OF h SKIP LOCKED) x;
+            WHERE h.topic_id = w.topic_id AND h.partition = w.partition FOR UPDATE OF h SKIP LOCKED) x;
         SELECT coalesce(array_agg(DISTINCT p_requests[b.unit]), '{}') INTO v_blocked
         FROM (
             SELECT w.unit FROM custody.heads h, custody.units_heads(p_topics, p_units, p_partitions, true) w
@@ -115,7 +115,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_leases uuid[] := p_leases;
     v_failed boolean[] := array_fill(false, ARRAY[cardinality(p_leases)]);
-    v_locked uuid[];
+    v_locked text[];      -- lease and part
     v_named  bigint[];
     v_result custody.settled;
 BEGIN
@@ -135,14 +135,16 @@ BEGIN
         PERFORM FROM custody.leases l WHERE l.lease_id = ANY (v_leases) ORDER BY l.group_id, l.partition, l.claim_no,
             l.part FOR UPDATE;
     ELSE
-        SELECT array_agg(x.lease_id) INTO v_locked FROM (
-            SELECT l.lease_id FROM custody.leases l WHERE l.lease_id = ANY (v_leases)
-            ORDER BY l.group_id, l.partition, l.claim_no, l.part FOR UPDATE SKIP LOCKED) x;
+        SELECT array_agg(x.row) INTO v_locked FROM (
+            SELECT l.lease_id || '/' || l.part AS row FROM custody.leases l WHERE l.lease_id = ANY (v_leases)
+            FOR UPDATE SKIP LOCKED) x;
     END IF;
     FOR i IN 1..cardinality(p_leases) LOOP
         CONTINUE WHEN v_failed[i];
-        IF NOT p_wait AND v_leases[i] <> ALL (coalesce(v_locked, '{}'))
-            AND EXISTS (SELECT FROM custody.leases l WHERE l.lease_id = v_leases[i])
+        -- Somebody may hold a part of a lease: a rewind locks only what it takes from.
+        IF NOT p_wait AND EXISTS (
+            SELECT FROM custody.leases l
+            WHERE l.lease_id = v_leases[i] AND l.lease_id || '/' || l.part <> ALL (coalesce(v_locked, '{}')))
         THEN
             RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean, 'blocked', NULL::text, NULL::text;
             CONTINUE;

@@ -40,10 +40,6 @@ BEGIN
     LOOP
         CONTINUE WHEN v_at.first_offset >= v_at.until;
         v_reach := int8multirange(int8range(v_at.first_offset, v_at.until));
-        PERFORM 1 FROM custody.cases c
-            WHERE c.group_id = v_at.group_id AND c.partition = v_at.partition AND c."offset" >= v_at.first_offset
-              AND c."offset" < v_at.until
-              AND c.state <> 'dead' ORDER BY c."offset" FOR UPDATE;
         WITH closed AS (
             DELETE FROM custody.cases c
             WHERE c.group_id = v_at.group_id AND c.partition = v_at.partition AND c."offset" >= v_at.first_offset

@@ -1,55 +1,63 @@
-"""Groups: their policy, pause and resume, and the position of a bare one."""
+"""Groups: their policy, pause and resume, and the position of a bare group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from custody.engine.base import Base
-from custody.errors import InvalidArgument
-from custody.model.bounds import require
+from custody.errors import InvalidArgument, InvalidPolicy
 from custody.model.entities import Group, Message
-from custody.model.policy import Policy, require_zone
+from custody.model.policy import Policy
 from custody.model.routing import Binding, bindings_of
+from custody.model.start import start_columns
 from custody.verbs import log
 from custody.wire.answers import ChangedOut, DueOut
-from custody.wire.fields import Batch, Help, Offset, Partition, Reason
+from custody.wire.fields import Batch, Help, NewName, Offset, Partition, Reason
 from custody.wire.messages import MessageOut
+from custody.wire.policies import GivenBindings, GivenPolicy, GivenSettings, GivenStart
 from custody.wire.reports import GroupOut
 from custody.wire.verb import verb
 
 GROUPS = "/topics/{topic}/groups"
 GROUP = GROUPS + "/{group}"
 
-Start = Literal["earliest", "latest"] | int | datetime
-"""Where a new group starts: at the first message, after the last one, at an offset, or at a time."""
 
-
-class Grouping(Base):
+class Groups(Base):
     """Groups of a topic."""
 
+    @verb(
+        "POST",
+        GROUPS,
+        tag="groups",
+        right="admin",
+        answer=GroupOut,
+        status=201,
+        repeat=True,
+        names={"group": "name"},
+        example={"name": "stock", "policy": {"ordering": "key", "max_attempts": 5}, "start": "earliest"},
+    )
     def create_group(
         self,
         topic: str,
-        group: str,
-        policy: Policy | None = None,
+        group: NewName,
+        policy: GivenPolicy | None = None,
         *,
-        start: Start = "earliest",
+        start: GivenStart = "earliest",
         bare: bool = False,
-        bindings: Iterable[Binding | str] | None = None,
+        bindings: GivenBindings | None = None,
     ) -> Group:
-        """A new group. Without a policy it has the defaults; a bare one is only a cursor (`fetch`, `commit`).
+        """Creates a group. Without a policy it has the defaults. A bare group is only a cursor (`fetch`, `commit`).
 
-        With bindings it gets the messages that one of them matches, and all others count as done for it.
+        With bindings it gets only the messages that match one of them; the others count as done.
         """
         if bare and policy is not None:
-            raise InvalidArgument("a bare group has no policy")
-        how, offset, time = _start(start)
+            raise InvalidArgument("a bare group has no policy", "Leave out the policy, or bare.")
+        how, offset, time = start_columns(start)
         row = self._rows(
             "create_group",
             topic=topic,
@@ -63,50 +71,59 @@ class Grouping(Base):
         )[0]
         return describe_group(topic, row)
 
-    def update_group(self, topic: str, group: str, policy: Policy) -> Group:
-        """Replaces the policy of a group, for everything that happens from now on. Its ordering stays."""
-        return describe_group(topic, self._rows("update_group", topic=topic, group=group, policy=_policy(policy))[0])
-
-    def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
-        """Replaces all bindings of a group; without any it gets every message again.
-
-        They hold for what the group has not come to yet, and after a `rewind` for the past too.
-        """
-        return describe_group(topic, self._rows("bind", topic=topic, group=group, bindings=_bindings(bindings))[0])
-
-    def _change_group(
+    @verb(
+        "PATCH",
+        GROUP,
+        tag="groups",
+        right="admin",
+        answer=GroupOut,
+        repeat=True,
+        example={"policy": {"max_attempts": 10}},
+    )
+    def change_group(
         self,
         topic: str,
         group: str,
-        change: Callable[[Policy | None], Policy] | None,
-        bindings: Iterable[Binding | str] | UnsetType | None,
+        *,
+        policy: GivenSettings | UnsetType = UNSET,
+        bindings: GivenBindings | UnsetType | None = UNSET,
     ) -> Group:
-        """Changes fields of the policy, and replaces the bindings unless they are UNSET, in one transaction.
+        """Changes settings of the policy, or replaces all bindings, or both in one transaction. The ordering cannot
+        change.
 
-        Only what `change` makes different is written, under the lock of the group's row: others may change other fields
-        at the same time.
+        Omitted settings stay unchanged, and others may change them at the same time.
         """
+        if policy is UNSET and bindings is UNSET:
+            raise InvalidArgument("there is nothing to change", "Give policy or bindings.")
         with self._db.transaction() as connection:
             rows = partial(self._rows, on=connection)
             rows("lock_topic", topic=topic)
             row = rows("group_named", topic=topic, group=group)[0]
-            if bindings is not UNSET:  # the cursors come before the group's row, by the order of locks
+            if bindings is not UNSET:  # the order of locks wants cursors before the group's row
                 rows("lock_cursors", group_id=row["group_id"])
-            if change is not None:
-                policy = describe_group(topic, row).policy
-                before = {} if policy is None else policy.columns()
-                after = change(policy).columns()
-                different = {name: value for name, value in after.items() if (name, value) not in before.items()}
+            if policy is not UNSET:
+                different = _different(describe_group(topic, row).policy, policy)
                 text = msgspec.json.encode(different).decode()
                 row = rows("update_group", topic=topic, group=group, policy=text)[0]
             if bindings is not UNSET:
                 row = rows("bind", topic=topic, group=group, bindings=_bindings(bindings))[0]
         return describe_group(topic, row)
 
+    def update_group(self, topic: str, group: str, policy: Policy) -> Group:
+        """Replaces the policy of a group, from now on. Its ordering cannot change."""
+        return self.change_group(topic, group, policy=policy.plain())
+
+    def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
+        """Replaces all bindings of a group. Without bindings it gets every message.
+
+        They apply to messages that the group has not reached yet, and after a `rewind` to older ones too.
+        """
+        return self.change_group(topic, group, bindings=bindings)
+
     @verb("DELETE", GROUP, tag="groups", right="admin", answer=None)
     def delete_group(self, topic: str, group: str) -> None:
-        """Removes a group and all it knows."""
-        # a client does not send it again after a lost answer: by then somebody may have made another one of that name
+        """Removes a group with its state."""
+        # a client does not repeat it after a lost answer: somebody may have created a new group of that name since
         self._rows("delete_group", topic=topic, group=group)
 
     @verb("GET", GROUPS, tag="groups", right="consume", answer=list[GroupOut])
@@ -129,18 +146,18 @@ class Grouping(Base):
         example={"reason": "the shop is closed"},
     )
     def pause(self, topic: str, group: str, *, reason: Reason = None) -> bool:
-        """Stops handing out messages; what is in flight can be settled. False if it was paused already."""
+        """Stops the delivery of messages; leased ones can still be settled. False if the group was already paused."""
         return bool(self._value("pause", topic=topic, group=group, reason=reason))
 
     @verb("POST", GROUP + "/resume", tag="groups", right="admin", answer=ChangedOut)
     def resume(self, topic: str, group: str) -> bool:
-        """Goes on after a pause, and closes an open circuit breaker. False if there was nothing to resume."""
+        """Ends a pause, and closes an open circuit breaker. False if there was nothing to resume."""
         return bool(self._value("resume", topic=topic, group=group))
 
     @verb("GET", GROUP + "/due", tag="groups", right="consume", answer=DueOut)
     def next_due(self, topic: str, group: str) -> float | None:
-        """Seconds until something of the group is due by itself: a retry, an expiring lease, or, while the circuit
-        breaker is open, its next probe. None if nothing is, or while the group is paused.
+        """Seconds until the group's next timed event: a retry, an expiring lease, or the next probe of an open circuit
+        breaker. None if there is none, or while the group is paused.
         """
         due: float | None = self._value("next_due", topic=topic, group=group)
         return due
@@ -164,7 +181,7 @@ class Grouping(Base):
         """For a bare group: the messages after its committed position. Nothing is recorded until `commit`."""
         positions = {row["partition"]: row["next_offset"] for row in self._rows("positions", topic=topic, group=group)}
         if partition not in positions:
-            log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that is not there
+            log.read(self._db, topic, partition, offset=None, max_messages=1)  # refuses a partition that does not exist
         return log.read(
             self._db,
             topic,
@@ -186,8 +203,8 @@ class Grouping(Base):
     )
     def commit(self, topic: str, group: str, partition: Partition, next_offset: Offset) -> None:
         """For a bare group: everything below `next_offset` is done."""
-        # a client does not send it again after a lost answer: the first one could still arrive, after a later commit,
-        # and set it back
+        # a client does not repeat it after a lost answer: the first request could arrive after a later commit and move
+        # the position back
         self._rows("commit_position", topic=topic, group=group, partition=partition, offset=next_offset)
 
 
@@ -204,26 +221,19 @@ def describe_group(topic: str, row: Mapping[str, Any]) -> Group:
     )
 
 
+def _different(before: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that these settings change."""
+    try:
+        after = Policy.from_mapping({**({} if before is None else before.plain()), **settings}).columns()
+    except InvalidPolicy as error:
+        raise InvalidPolicy(error.message, error.remedy, path="$.policy") from error
+    known = {} if before is None else before.columns()
+    return {name: value for name, value in after.items() if (name, value) not in known.items()}
+
+
 def _policy(policy: Policy) -> str:
     return msgspec.json.encode(policy.columns()).decode()
 
 
 def _bindings(given: Iterable[Binding | str] | None) -> str:
     return msgspec.json.encode([binding.plain() for binding in bindings_of(given)]).decode()
-
-
-def require_start(start: Start) -> None:
-    """Refuses what names no place to start at."""
-    if isinstance(start, datetime):
-        require_zone(start)
-    elif isinstance(start, int) and not isinstance(start, bool):
-        require("start", start)
-    elif start not in ("earliest", "latest"):
-        raise InvalidArgument(f"start cannot be {start!r}", "Start at earliest, latest, an offset or a time.")
-
-
-def _start(start: Start) -> tuple[str, int | None, datetime | None]:
-    require_start(start)
-    if isinstance(start, datetime):
-        return "time", None, start
-    return (start, None, None) if isinstance(start, str) else ("offset", start, None)

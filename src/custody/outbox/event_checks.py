@@ -1,4 +1,4 @@
-"""The checks of section O, 1 to 7: writing an event, and its life."""
+"""Conformance checks O1 to O7: writing an event, and its lifecycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The outbox alone, in a database that has nothing else of Custody: the same table and functions, its own ledger."""
+"""Installs the outbox alone, in a database without the rest of Custody: the same tables and functions, its own
+ledger."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import LiteralString
 from custody.errors import SchemaMissing, SchemaOlder
 from custody.store import migrate
 from custody.store.connecting import BoundedConnection
+from custody.store.functions import script_of
 from custody.store.postgres import Connection, translated
 
 FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate")
@@ -17,20 +19,19 @@ FUNCTIONS = ("base/refuse", "outbox/outbox_alone", "outbox/outbox", "outbox/outb
 @cache
 def functions() -> tuple[LiteralString, str]:
     """The functions and views of the outbox as one script, and its digest."""
-    script = migrate.script_of(*FUNCTIONS)
+    script = script_of(*FUNCTIONS)
     return script, hashlib.sha256(script.encode()).hexdigest()[:16]
 
 
 def wanted(release: int = migrate.RELEASE) -> migrate.SchemaState:
-    """The state that this code needs. Its release does not matter: most of them change nothing of the outbox."""
+    """The state that this code needs. The release does not matter, because most releases do not change the outbox."""
     return migrate.SchemaState(migrate.outbox_version(), release, functions()[1])
 
 
 def install(url: str) -> bool:
-    """Makes the outbox, or brings it to this version; nothing if it is there. Safe to run by several at once.
+    """Installs the outbox, or migrates it to this version. Several may run it at once. True if anything changed.
 
-    A database that has all of Custody has the outbox with it, and is migrated as a whole. True if anything changed.
-    Refuses an outbox of newer code.
+    A database with all of Custody includes the outbox, and is migrated as a whole. Refuses an outbox of newer code.
     """
     with translated(), BoundedConnection.connect(url) as connection:
         migrate.lock(connection)
@@ -49,7 +50,7 @@ def install(url: str) -> bool:
             migrate.make_outbox(connection, found)
             connection.execute(script)
             if found is None:
-                connection.execute(migrate.script_of("schema/outbox_installed"))
+                connection.execute(script_of("schema/outbox_installed"))
             connection.execute("DELETE FROM custody.outbox_installed")
             connection.execute(
                 "INSERT INTO custody.outbox_installed (version, release, digest) VALUES (%s, %s, %s)",
@@ -60,11 +61,11 @@ def install(url: str) -> bool:
 
 
 def check(connection: Connection) -> bool:
-    """Refuses a database whose outbox is not the one of this code. True if it has all of Custody."""
+    """Refuses a database whose outbox is not that of this code. True if it has all of Custody."""
     if migrate.state(connection) is not None:
         migrate.check(connection)
         return True
-    remedy = "Run `custody outbox install` once, with no older version of Custody still at work."
+    remedy = "Run `custody outbox install` once, while no older version of Custody is running."
     found = migrate.outbox_state(connection)
     if found is None:
         raise SchemaMissing("the database has no outbox", remedy)

@@ -1,4 +1,4 @@
-"""Opening Custody: which database, is it there, and does its schema fit."""
+"""connect(): finds the database, starts it if it is embedded, and checks its schema."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def connect(
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
-    The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with every other
-    process that uses it, and stopped by the last one. Its schema is kept up to date by itself; in a database of your
-    own it is created if there is none, and changed only by `custody.migrate`. A call that takes the database longer
-    than `statement_timeout` is given up (`busy`). `clock` replaces the server's clock, for tests.
+    The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with other
+    processes, and stopped by the last one. Its schema is migrated automatically. In a database of your own the schema
+    is created if it is missing, and changed only by `custody.migrate`. A call that takes longer than
+    `statement_timeout` in the database is cancelled (`busy`). `clock` replaces the server's clock, for tests.
 
-    Behind a connection pooler, which is detected, those who wait for messages poll. With `listen_url` (or
-    CUSTODY_LISTEN_URL), which leads to the same database past the pooler, they are woken at once.
+    Behind a connection pooler, which is detected, waiting consumers poll. With `listen_url` (or CUSTODY_LISTEN_URL),
+    a URL of the same database that bypasses the pooler, they are woken at once.
 
-    With an `http://` or `https://` URL the verbs are those of a server (`custody serve`). `api_key` (or
-    CUSTODY_API_KEY) is sent to it, `ca` (or CUSTODY_CA) is a file of certificates to trust, and what gets no answer is
-    sent again, where that is safe, for `retry_for` (30 s). A key is not sent over plain `http://` beyond this machine
-    (`insecure_key`), unless `allow_insecure` (or CUSTODY_ALLOW_INSECURE) says so.
+    With an `http://` or `https://` URL the verbs are called at a server (`custody serve`). `api_key` (or
+    CUSTODY_API_KEY) is sent to it, and `ca` (or CUSTODY_CA) is a file of certificates to trust. A request without an
+    answer is repeated, where that is safe, for `retry_for` (30 s). A key is not sent to another machine over plain
+    `http://` (`insecure_key`), unless `allow_insecure` (or CUSTODY_ALLOW_INSECURE) allows it.
     """
     bounds.require("pool_size", pool_size)
     if worker is not None:
@@ -71,7 +71,7 @@ def connect(
         _require_database(listen_url)
     if api_key is not None or ca is not None or retry_for is not None or allow_insecure:
         raise InvalidArgument(
-            "api_key, ca, retry_for and allow_insecure are for a server", "Give the http:// or https:// URL of one."
+            "api_key, ca, retry_for and allow_insecure are only for a server", "Give the http:// URL of a server."
         )
     timeout = seconds_or_none(statement_timeout)
     return _open(
@@ -110,16 +110,16 @@ def _remote(
     )
 
 
-def look(
+def connect_existing(
     database: str | None = None,
     *,
     home: str | Path | None = None,
     worker: str | None = None,
     listen_url: str | None = None,
 ) -> Custody | None:
-    """Opens Custody as `connect` does, but makes and changes nothing: None if there is no embedded database yet.
+    """Opens Custody like `connect`, but creates and changes nothing. None if there is no embedded database yet.
 
-    A schema that is missing or of another version is refused. An embedded PostgreSQL that is there is started.
+    Refuses a schema that is missing or of another version. Starts an existing embedded PostgreSQL.
     """
     settings = config.load()
     url, place = _where(database, home, settings)
@@ -166,13 +166,11 @@ def _open(
 
 def _require_database(url: str) -> None:
     if not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument(
-            f"{url!r} is not a database", "Give a URL that begins with postgresql:// or http://, or nothing."
-        )
+        raise InvalidArgument(f"{url!r} is not the URL of a database", "Give a postgresql:// or http:// URL, or none.")
 
 
 def _where(database: str | None, home: str | Path | None, settings: config.Config) -> tuple[str | None, Path]:
-    """The URL of a database of your own, or None; and the home of the embedded one."""
+    """The URL of a database or server, or None; and the home of the embedded database."""
     url = database or (None if home is not None else settings.database)
     return url, settings.home if home is None else Path(home)
 
@@ -191,7 +189,9 @@ def _check(db: Database, _embedded: bool) -> None:
 
 
 def migrate(database: str) -> list[int]:
-    """Brings the schema of a database to this version of Custody. Returns the versions that were applied."""
+    """Migrates the schema of a database to this version of Custody. Returns the applied versions."""
     if is_remote(database):
-        raise NeedsDatabase("a server's schema is changed in its database", "Give the postgresql:// URL of that.")
+        raise NeedsDatabase(
+            "the schema of a server cannot be changed over HTTP", "Give the postgresql:// URL of its database."
+        )
     return schema.migrate(database)

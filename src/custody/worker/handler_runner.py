@@ -1,4 +1,4 @@
-"""Calling a handler: a function in the calling thread, a coroutine function in an event loop of its own."""
+"""Calls a handler: a function in the calling thread, a coroutine function in its own event loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
 
 
 class NotBegun(Exception):
-    """The handler was not called: its lease may have run out."""
+    """The handler was not called, because its lease may have expired."""
 
 
-class Caller:
-    """Calls the handler and says what it raised. Nothing that a handler raises gets out, not even SystemExit."""
+class HandlerRunner:
+    """Calls the handler and returns what it raised. No exception of a handler propagates, not even SystemExit."""
 
     def __init__(self, handler: Handler, timeout: float | None, group: str) -> None:
         self._handler = handler
@@ -36,7 +36,7 @@ class Caller:
 
     @property
     def ends_stuck_handlers(self) -> bool:
-        """A coroutine can be cancelled at its time-out; a thread cannot."""
+        """A coroutine can be cancelled at its timeout; a thread cannot."""
         return self._loop is not None
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Caller:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def __call__(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
-        """What the handler raised, or `NotBegun` if it may not begin."""
+        """What the handler raised, or `NotBegun` if it may not start."""
         if not may_begin():
             return NotBegun()
         with tracing.processing(message, self._group) as span:
@@ -72,11 +72,11 @@ class Caller:
             return error
 
     async def _guarded(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
-        """What the coroutine raised; raised in the loop, a SystemExit would end it for all."""
-        if not may_begin():  # the loop may have been held up by another coroutine
+        """What the coroutine raised. Caught here, because a SystemExit in the loop would end it for all."""
+        if not may_begin():  # another coroutine may have blocked the loop
             return NotBegun()
         try:
-            await cast("Awaitable[object]", self._handler(message))
+            require_finished(await cast("Awaitable[object]", self._handler(message)))
         except asyncio.CancelledError:
             raise
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Rows for the log in PostgreSQL's binary COPY format: the fastest way in for a batch."""
+"""Writes rows to the log in PostgreSQL's binary COPY format, the fastest way for a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _key_field(key: str) -> bytes:
 
 
 def row_tail(key: str | None, kind: bytes, payload: bytes, headers: bytes | None) -> bytes:
-    """The part of a row that is known before its offset is: key, kind, payload, headers (JSON)."""
+    """The part of a row that does not depend on its offset: key, kind, payload, headers (JSON)."""
     start = _NULL if key is None else _key_field(key)
     if headers is None:
         return start + _ONE_BYTE + kind + _LENGTH(len(payload)) + payload + _NULL
@@ -54,9 +54,9 @@ def copy_rows(
     offsets: Iterable[int],
     times: Mapping[int, datetime],
 ) -> None:
-    """Appends rows to a segment, inside the caller's transaction, which holds the heads of the partitions.
+    """Appends rows to a segment in the caller's transaction, which has locked the heads of the partitions.
 
-    `times` is the time of publishing for each partition.
+    `times` has the time of publishing for each partition.
     """
     stamps = {partition: (time - _EPOCH) // _MICROSECOND for partition, time in times.items()}
     buffer: list[bytes] = [SIGNATURE]

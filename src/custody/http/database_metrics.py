@@ -1,4 +1,4 @@
-"""The figures of the database for /metrics: one look at a time for all who ask; it may fail, and must not take long."""
+"""The figures of the database for /metrics. Scrapes share one query at a time, which may fail and has a time limit."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from custody.errors import CustodyError
 from custody.model.insights import GroupFigures, TopicFigures
 from custody.outbox.events import Figures as OutboxFigures
-from custody.verbs.pipelines import PipelineState, State
+from custody.verbs.pipelines import PipelineState, RunState
 
 logger = logging.getLogger(__name__)
 
 KEEP = 1.0
-"""Seconds for which a look is good for others too."""
+"""Seconds for which the figures are cached."""
 LIMIT = 5.0
+"""Timeout of the query in seconds."""
 OTHER = "(other)"
-"""The label of what has no series of its own, because there are too many. No topic and no group has such a name."""
+"""The label of all topics and groups beyond the limit of series. No topic and no group can have this name."""
 BREAKER = ("closed", "open", "probing")
 
 _GROUPS = {
-    "lag": "Messages that were never handed out; of a bound group, those that it has not looked at yet.",
-    "waiting": "Messages to be tried again.",
+    "lag": "Messages that were never delivered; for a group with bindings, those that it has not scanned yet.",
+    "waiting": "Messages that wait for a retry.",
     "in_flight": "Messages under a lease.",
     "holes": "Gaps among the resolved offsets.",
     "parked": "Messages behind an earlier one of their key.",
     "dead": "Dead letters.",
-    "depth": "Messages that are not resolved; of a bound group, with those that it has not looked at yet.",
+    "depth": "Messages that are not resolved; for a group with bindings, including those that it has not scanned yet.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """All that one look finds."""
+    """The figures of one query."""
 
     topics: list[TopicFigures]
     groups: list[GroupFigures]
@@ -45,8 +46,8 @@ class Overview:
     pipelines: list[PipelineState]
 
 
-class Scraping:
-    """Looks at the database at most once at a time, and not again within a second. Lives in one event loop."""
+class DatabaseMetrics:
+    """Caches the figures for a second, and queries the database once at a time. Used in one event loop."""
 
     def __init__(self, look: Callable[[], Awaitable[Overview]]) -> None:
         self._look = look
@@ -54,11 +55,11 @@ class Scraping:
         self._until = 0.0
 
     async def overview(self) -> Overview | None:
-        """The figures, or None if the database does not give them in time."""
+        """The figures, or None if the database does not answer in time."""
         loop = asyncio.get_running_loop()
         if self._last is None or (self._last.done() and loop.time() >= self._until):
-            self._last = asyncio.ensure_future(self._look())
-            self._last.add_done_callback(self._looked)
+            self._last = asyncio.ensure_future(self._query())
+            self._last.add_done_callback(_retrieve)
         try:
             async with asyncio.timeout(LIMIT):
                 return await asyncio.shield(self._last)
@@ -68,15 +69,23 @@ class Scraping:
             logger.warning("the figures of the database could not be read: %s", error)
         return None
 
-    def _looked(self, look: asyncio.Future[Overview]) -> None:
-        self._until = asyncio.get_running_loop().time() + KEEP
-        if not look.cancelled():
-            look.exception()  # perhaps nobody waits for it any more
+    async def _query(self) -> Overview:
+        """The figures. They are cached from the moment in which they are there, which is before callbacks run."""
+        try:
+            return await self._look()
+        finally:
+            self._until = asyncio.get_running_loop().time() + KEEP
+
+
+def _retrieve(look: asyncio.Future[Overview]) -> None:
+    """Marks an error as retrieved: perhaps nobody waits for it any more."""
+    if not look.cancelled():
+        look.exception()
 
 
 def families(overview: Overview | None, *, most_topics: int, most_groups: int) -> Iterator[Metric]:
-    """The metrics of a look; without one, only that there is none. The first topics and groups have series of their
-    own, the others one together: sums, and the greatest age."""
+    """The metrics of an overview; without one, only `custody_up` 0. The first topics and groups have series of their
+    own, the others share one: sums, and the greatest age."""
     yield GaugeMetricFamily(
         "custody_up", "Whether the database gave its figures in time.", value=0 if overview is None else 1
     )
@@ -94,10 +103,12 @@ def families(overview: Overview | None, *, most_topics: int, most_groups: int) -
     age = GaugeMetricFamily(
         "custody_group_oldest_unresolved_age_seconds", "Age of the oldest message that is not resolved.", labels=labels
     )
-    bound = GaugeMetricFamily("custody_group_bound", "1 if the group is bound to a part of its topic.", labels=labels)
+    bound = GaugeMetricFamily("custody_group_bound", "1 if the group has bindings.", labels=labels)
     paused = GaugeMetricFamily("custody_group_paused", "1 while the group is paused.", labels=labels)
     breaker = GaugeMetricFamily(
-        "custody_group_breaker_state", "1 for the state that the group's breaker is in.", labels=[*labels, "state"]
+        "custody_group_breaker_state",
+        "1 for the current state of the group's circuit breaker.",
+        labels=[*labels, "state"],
     )
     for one in groups:
         age.add_metric([one.topic, one.group], one.oldest_unresolved_age or 0.0)
@@ -112,7 +123,7 @@ def families(overview: Overview | None, *, most_topics: int, most_groups: int) -
     yield from (age, bound, paused, breaker)
     held = GaugeMetricFamily("custody_topic_messages", "Messages that the log holds.", labels=["topic"])
     appended = CounterMetricFamily(
-        "custody_topic_appended", "Messages that were ever appended, through any interface.", labels=["topic"]
+        "custody_topic_appended", "Messages ever appended, through any interface.", labels=["topic"]
     )
     for topic in overview.topics[:most_topics]:
         held.add_metric([topic.topic], topic.messages)
@@ -127,18 +138,20 @@ def families(overview: Overview | None, *, most_topics: int, most_groups: int) -
 def _of_pipelines(pipelines: list[PipelineState]) -> Iterator[Metric]:
     labels = ["topic", "group"]
     state = GaugeMetricFamily(
-        "custody_pipeline_state", "1 for the state that the pipeline is in.", labels=[*labels, "state"]
+        "custody_pipeline_state", "1 for the current state of the pipeline.", labels=[*labels, "state"]
     )
-    since = GaugeMetricFamily("custody_pipeline_state_seconds", "How long it has been in that state.", labels=labels)
+    since = GaugeMetricFamily(
+        "custody_pipeline_state_seconds", "Time since the pipeline entered its state.", labels=labels
+    )
     seen = GaugeMetricFamily(
-        "custody_pipeline_seen_seconds", "How long ago its driver was known to be alive.", labels=labels
+        "custody_pipeline_seen_seconds", "Time since the last sign of life of its driver.", labels=labels
     )
     tries = GaugeMetricFamily(
-        "custody_pipeline_tries", "Failures in a row, without a batch committed in between.", labels=labels
+        "custody_pipeline_tries", "Consecutive failures without a committed batch.", labels=labels
     )
     for one in pipelines:
         name = [one.topic, one.group]
-        for known in get_args(State):
+        for known in get_args(RunState):
             state.add_metric([*name, known], one.state == known)
         since.add_metric(name, one.for_seconds)
         seen.add_metric(name, one.seen_seconds)
