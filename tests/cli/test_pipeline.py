@@ -231,6 +231,7 @@ def test_trying_shows_what_would_come_of_the_next_messages(
     assert live.topic("screened").message_count == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S6")
 def test_ctrl_c_on_a_terminal_finishes_the_batch_that_runs_and_gives_back_the_rest(
     launch: Launch, live: Custody, tmp_path: Path

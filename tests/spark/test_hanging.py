@@ -181,6 +181,7 @@ def test_a_second_signal_waits_for_nothing(c: custody.Custody, spark: SparkSessi
     wait_for(lambda: not any(map(alive, pids)), "a Python process is still there")
 
 
+@pytest.mark.chaos
 def test_a_trial_ends_too(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, 3)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=policy("1s"))

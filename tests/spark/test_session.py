@@ -49,6 +49,7 @@ def path_without_java(directory: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("whose", ["wheel", pytest.param("own", marks=pytest.mark.slow)])  # other tests run on it
 def test_a_job_runs_on_either_java_and_nothing_is_said_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
