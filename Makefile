@@ -2,8 +2,9 @@
 
 # What `make install` installs beside the package itself.
 EXTRAS := embedded,cli,client,http,spark,test,dev,bench
-# Test processes; 0 runs the suite in one. The files of a process have a server and a Spark of their own.
-WORKERS ?= 2
+# Test processes; 0 runs the suite in one. Each has a server and a Spark of its own, and often waits for them: on two
+# cores three are faster than two.
+WORKERS ?= 3
 # More arguments for pytest, for example: make test ARGS="-k claim"
 ARGS ?=
 
@@ -51,7 +52,7 @@ demo: install ## Run the stock example
 test: install ## Run the test suite on the embedded PostgreSQL
 	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler' $(ARGS)
 
-test-chaos: install ## Run what kills processes, cuts connections or waits for real timeouts
+test-chaos: install ## Run what kills or breaks processes, drivers, sinks and connections, or waits for real timeouts
 	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'chaos and not slow and not long and not pooler' $(ARGS)
 
 test-long: install ## Run the whole suite, volume and chaos runs included

@@ -85,6 +85,7 @@ def live(database_url: str) -> Iterator[custody.Custody]:
         yield opened
 
 
+@pytest.mark.chaos
 def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
     live: custody.Custody,
     db: psycopg.Connection[Any],

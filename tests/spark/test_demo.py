@@ -36,6 +36,7 @@ HARMS = {
 }
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S8", "K9")
 def test_the_verdict_notices_what_is_wrong(
     database_url: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

@@ -191,6 +191,7 @@ def test_a_function_that_always_fails_loses_and_charges_nothing(
     assert c.read("out", 0) == c.read("out", 1) == []
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["each", "each, then nothing", "frame", "frame, then nothing"])
 def test_rows_that_had_to_be_made_again_are_not_trusted(
     c: custody.Custody, spark: SparkSession, table: str, tmp_path: Path, style: str
@@ -260,6 +261,7 @@ def test_what_an_earlier_run_of_the_batch_had_is_not_shown(
     assert spark.read.schema(ROW).parquet(table).count() == 0
 
 
+@pytest.mark.chaos
 def test_what_is_taken_away_while_it_is_written_is_not_shown(
     c: custody.Custody, db: psycopg.Connection, spark: SparkSession, table: str
 ) -> None:

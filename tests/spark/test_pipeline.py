@@ -242,6 +242,7 @@ def test_fail_when_charges_the_marked_rows_and_their_key_waits(c: custody.Custod
     assert_in_key_order(c)
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S3")
 def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, [{"n": n, "add": "x" if n == 10 else str(n)} for n in range(24)])
@@ -280,6 +281,7 @@ def test_a_bad_row_that_is_alone_in_its_batch_is_charged_too(c: custody.Custody,
     assert [(letter.attempts, "CAST_INVALID_INPUT" in letter.errors[0]) for letter in c.dead("in", "g")] == [(2, True)]
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S3")
 def test_a_handler_that_kills_its_python_worker_fails_like_any_other(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, [{"n": n} for n in range(600)])

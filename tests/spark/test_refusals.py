@@ -105,6 +105,7 @@ def test_rows_that_a_table_refuses_die_alone(
     assert len(calls) < 24, "fewer than one for each row"
 
 
+@pytest.mark.chaos
 def test_a_function_that_replaces_its_claim_has_each_row_once_and_a_lone_row_dies_too(
     c: custody.Custody, spark: SparkSession, execute: Callable[[str], None]
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_function_that_replaces_its_claim_has_each_row_once_and_a_lone_row_die
     assert all("duplicate key" in error for error in errors.values())
 
 
+@pytest.mark.chaos
 def test_a_row_that_files_refuse_dies_alone_and_the_others_are_there_once(
     c: custody.Custody, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_row_that_files_refuse_dies_alone_and_the_others_are_there_once(
     assert [path for path in Path(home, "_custody").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.chaos
 def test_a_sink_that_refuses_together_what_it_took_in_parts_ends_the_pipeline(
     c: custody.Custody, spark: SparkSession, execute: Callable[[str], None]
 ) -> None:
@@ -157,6 +160,7 @@ def test_a_sink_that_refuses_together_what_it_took_in_parts_ends_the_pipeline(
     assert untouched(c, 8)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("refuses", ["everything", "rows", "nothing that is said"])
 def test_a_sink_that_takes_nothing_ends_the_pipeline_at_once(
     c: custody.Custody, spark: SparkSession, refuses: str
@@ -181,6 +185,7 @@ def test_a_sink_that_takes_nothing_ends_the_pipeline_at_once(
     assert untouched(c, 20)
 
 
+@pytest.mark.chaos
 def test_a_sink_that_is_down_is_waited_for_and_nobody_is_charged(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, [*range(20)])
     pipeline = passing("out")
@@ -199,6 +204,7 @@ def test_a_sink_that_is_down_is_waited_for_and_nobody_is_charged(c: custody.Cust
     assert "did not accept claim 1: Connection refused" in troubles[0]
 
 
+@pytest.mark.chaos
 def test_what_is_behind_a_refused_row_of_its_key_waits_for_it(c: custody.Custody, spark: SparkSession) -> None:
     c.publish_many("in", [custody.Outgoing({"n": n, "name": ""}, key=f"k{n % 2}") for n in range(10)])
     policy = custody.Policy(ordering="key", max_attempts=5, backoff=custody.Constant("10ms"))

@@ -184,6 +184,7 @@ def test_a_replayed_batch_is_published_once(
     assert payloads(orders) == [0, 1, 2, 3, 4] * 2
 
 
+@pytest.mark.chaos
 def test_a_stream_that_failed_goes_on_where_it_was(
     spark: SparkSession, orders: Custody, database_url: str, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_handler_that_fails_on_every_message_pauses_its_group_and_charges_nobo
         assert {message.payload["attempt"] for message in c.read("out", 0)} == {1}
 
 
+@pytest.mark.chaos
 def test_a_frame_that_fails_on_every_row_is_found_out_soon(c: custody.Custody, spark: SparkSession) -> None:
     publish(c, 20)
     pipeline = Pipeline(source="in", group="g", sink="out", policy=POLICY, schema="n int")
