@@ -119,3 +119,44 @@ def test_death_by_expiry_is_one_move_in_the_journal(c: custody.Custody, clock: C
     assert claim(c).reason == "empty"
     assert [entry.kind for entry in Reader(db, TOPIC, GROUP).journal()] == ["start", "claim", "dead"]
     assert c.dead(TOPIC, GROUP)[0].reason == "lease_expired"
+
+
+@pytest.mark.core
+@pytest.mark.req("G14", "C2")
+def test_a_claim_that_copies_a_death_can_hand_out_a_retry_and_a_fresh_message(c: custody.Custody, clock: Clock) -> None:
+    """An expired message dies, and the lease of the same claim has two parts, which get the same deadline."""
+    start(c, None, None, None, ordering="none", max_attempts=2, dead_letter="topic")
+    claim(c, 1)
+    clock.move(40)
+    leases = {message.offset: lease for lease in (claim(c, 1), claim(c, 1)) for message in lease}
+    assert leases.keys() == {0, 1}
+    leases[1].nack(delay=30)
+    clock.move(40)
+    lease = claim(c)
+    assert [(message.offset, message.attempt) for message in lease] == [(1, 2), (2, 1)]
+    assert [death.offset for death in c.dead(TOPIC, GROUP)] == [0]
+    clock.move(29)
+    assert claim(c).reason == "empty"
+    assert lease.ack().settled == 2
+
+
+@pytest.mark.core
+@pytest.mark.req("K2", "V11")
+@pytest.mark.parametrize("earlier", range(4))
+def test_what_was_parked_behind_a_rewound_message_without_a_binding_is_not_hidden(
+    c: custody.Custody, earlier: int
+) -> None:
+    """A claim whose turn it was for fresh messages parked one of them, then passed over what it was parked behind."""
+    start(c)
+    c.bind(TOPIC, GROUP, ["orders"])
+    for _ in range(earlier):
+        c.publish(TOPIC, None, routing_key="orders")
+        claim(c).ack()
+    passed_over = c.publish(TOPIC, None, key="a", routing_key="stock").offset
+    assert not claim(c)
+    c.rewind(TOPIC, GROUP, to_offset=passed_over, partition=0)
+    bound = c.publish(TOPIC, None, key="a", routing_key="orders").offset
+    lease = claim(c, 1)
+    while lease.reason == "busy":
+        lease = claim(c, 1)
+    assert offsets(lease) == [bound]

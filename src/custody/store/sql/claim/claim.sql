@@ -165,10 +165,6 @@ BEGIN
 
     IF v_claim.died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
-        -- This may have waited for heads, so the visibility timeout begins now.
-        UPDATE custody.leases l
-        SET deadline = coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout)
-        WHERE l.lease_id = (v_claim.lease).lease_id RETURNING l.deadline INTO deadline;
     END IF;
     IF v_claim.reason IS NOT NULL THEN
         IF v_passed THEN
@@ -185,7 +181,12 @@ BEGIN
     END IF;
     lease_id := (v_claim.lease).lease_id;
     partition := v_partition;
-    deadline := coalesce(deadline, (v_claim.lease).deadline);
+    deadline := (v_claim.lease).deadline;
+    IF v_claim.died IS NOT NULL THEN
+        -- The copies may have waited for heads, so the visibility timeout begins now.
+        deadline := coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout);
+        UPDATE custody.leases l SET deadline = claim.deadline WHERE l.lease_id = claim.lease_id;
+    END IF;
     IF v_group.breaker_state <> 'closed' THEN
         PERFORM custody.breaker_probes(v_group.group_id, lease_id, deadline);
     END IF;

@@ -104,7 +104,7 @@ BEGIN
     IF isempty(lease.held) THEN
         -- Messages were parked on the way, or passed over: there may be more behind them.
         reason := CASE WHEN (p_group).matcher IS NULL THEN 'busy' WHEN v_taken.frontier < v_has.tail THEN 'passed'
-                       ELSE 'empty' END;
+                       ELSE v_taken.reason END;
         RETURN;
     END IF;
     lease.group_id := v_at.group_id;
