@@ -315,3 +315,67 @@ def test_a_repeated_settle_is_a_success_and_a_lost_one_is_not(orders: custody.Cu
         lease.ack(rest)
     with refused("lease_lost"):
         lease.release()
+
+
+def test_the_next_claim_can_ack_a_lease(orders: custody.Custody, fill: Fill, clock: Clock) -> None:
+    fill(5, keys=5)
+    lease = orders.claim("orders", "stock", max_messages=2, visibility_timeout="45s")
+    lease.nack(lease.messages[0], delay="1h")
+    following = lease.next()
+    assert following.settled == Settled(settled=1)
+    assert following.lost is None
+    assert ([message.offset for message in following], following.deadline) == ([2, 3], clock() + timedelta(seconds=45))
+    last = orders.claim("orders", "stock", settle=following.lease_id)
+    assert (last.settled, [message.offset for message in last]) == (Settled(settled=2), [4])
+    assert orders.in_flight("orders") == {0: (1, 0.0)}
+    nothing = last.next()
+    assert (nothing.settled, nothing.reason) == (Settled(settled=1), "empty")
+    orders.publish("orders", 6, key="another")
+    assert [message.offset for message in nothing.next()] == [5]
+    assert orders.stats("orders", "stock").waiting == 1
+
+
+def test_a_next_claim_has_nothing_to_ack_after_a_settle(orders: custody.Custody, fill: Fill) -> None:
+    fill(6, keys=6)
+    for settle in (
+        lambda lease: lease.nack(delay="1h"),
+        lambda lease: [lease.nack(message, delay="1h") for message in lease],
+        lambda lease: lease.ack(lease.messages),
+    ):
+        lease = orders.claim("orders", "stock")
+        settle(lease)
+        following = lease.next()
+        assert (following.settled, following.lost, len(following)) == (None, None, 1)
+        following.release()
+
+
+def test_a_next_claim_reports_a_lost_lease_beside_the_new_one(
+    orders: custody.Custody, fill: Fill, clock: Clock
+) -> None:
+    fill(2)
+    lease = orders.claim("orders", "stock", visibility_timeout="30s")
+    clock.move(31)
+    following = lease.next()
+    assert following.lost is not None
+    assert (following.lost.code, list(following.lost.lost)) == ("lease_lost", [0])
+    assert len(following) == 1
+    assert following.ack() == Settled(settled=1)
+    unknown = orders.claim("orders", "stock", settle=uuid4())
+    assert unknown.lost is not None
+    assert len(unknown) == 1
+
+
+def test_a_paused_group_acks_and_hands_out_nothing(orders: custody.Custody, fill: Fill) -> None:
+    fill(2)
+    lease = orders.claim("orders", "stock")
+    orders.pause("orders", "stock", reason="a bad deploy")
+    following = lease.next()
+    assert (following.settled, following.reason, following.detail) == (Settled(settled=1), "paused", "a bad deploy")
+
+
+def test_a_claim_settles_a_lease_or_its_id(orders: custody.Custody, fill: Fill) -> None:
+    fill(1)
+    with refused("invalid_argument"):
+        orders.claim("orders", "stock", settle="x")  # type: ignore[arg-type]
+    with refused("lease_lost"):
+        orders.claim("orders", "stock", settle=orders.claim("orders", "stock", max_messages=1, partition=0).next())

@@ -69,6 +69,7 @@ class _Taking:
     ) -> None:
         self._c, self._session, self._topic, self._group = c, session, topic, group
         self._most, self._partition, self._visibility = most, partition, visibility
+        self._printed: Lease | None = None
         self._looked_at: list[Lease] = []
 
     def run(self, *, keep: bool, follow: bool) -> int:
@@ -91,31 +92,45 @@ class _Taking:
                     else:
                         wait(self._c.next_due(self._topic, self._group), lease.reason)
         finally:
+            if self._printed is not None:
+                self._ack(self._printed)
             for lease in self._looked_at:
                 _give_back(lease)
         return count
 
     def _claim(self, count: int) -> Lease:
-        return self._c.claim(
+        """Acks what was printed, and claims the next messages."""
+        lease = self._c.claim(
             self._topic,
             self._group,
             max_messages=count,
             partition=self._partition,
             visibility_timeout=self._visibility,
+            settle=self._printed,
         )
+        self._printed = None
+        if lease.lost is not None:
+            self._note_lost(lease.lost)
+        return lease
+
+    def _ack(self, lease: Lease) -> None:
+        try:
+            lease.ack()
+        except LeaseLost as error:
+            self._note_lost(error)
+
+    def _note_lost(self, error: LeaseLost) -> None:
+        self._session.note(f"printed, but will be delivered again: {error.message}")
 
     def _print(self, lease: Lease, *, keep: bool) -> int:
-        """Prints, then acks: a message may be printed twice, but none is done without being printed."""
+        """Prints first, the ack follows: a message may be printed twice, but none is done without being printed."""
         try:
             _print(self._session, lease)
         except BaseException:
             _give_back(lease)
             raise
         if keep:
-            try:
-                lease.ack()
-            except LeaseLost as error:
-                self._session.note(f"printed, but will be delivered again: {error.message}")
+            self._printed = lease
         else:
             self._looked_at.append(lease)
         return len(lease)

@@ -34,8 +34,12 @@ class Consuming(SettleVerbs, Groups, Topics):
         max_messages: int = 1,
         visibility_timeout: Duration | None = None,
         partition: int | None = None,
+        settle: Lease | UUID | None = None,
     ) -> Lease:
-        """Leases up to `max_messages` of one partition. An empty lease is falsy and has a `reason`."""
+        """Leases up to `max_messages` of one partition. An empty lease is falsy and has a `reason`.
+
+        With `settle` it first acks what is left of that lease, in the same transaction; see `Lease.next`.
+        """
         return claim.claim(
             self._db,
             self._settler(),
@@ -44,6 +48,7 @@ class Consuming(SettleVerbs, Groups, Topics):
             max_messages=max_messages,
             visibility_timeout=visibility_timeout,
             partition=partition,
+            settle=settle,
         )
 
     def _settler(self, connection: Connection | None = None) -> Settler:

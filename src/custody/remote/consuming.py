@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
+from uuid import UUID
 
-from custody.errors import Withheld
-from custody.model.entities import DEFAULT_GROUP
+from custody.errors import LeaseLost, Withheld
+from custody.model.entities import DEFAULT_GROUP, Settled
 from custody.model.policy import Duration
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
 from custody.remote.settling import RemoteSettler
 from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
-from custody.verbs.claim import Lease
+from custody.verbs.claim import Again, Lease, id_of
 from custody.wire import fields
 from custody.wire.answers import WakeupOut
 from custody.wire.fields import MOST
@@ -37,8 +39,9 @@ class RemoteConsuming(RemoteBase):
         max_messages: int = 1,
         visibility_timeout: Duration | None = None,
         partition: int | None = None,
+        settle: Lease | UUID | None = None,
     ) -> Lease:
-        """As with a direct connection, but at most 10,000 messages at once.
+        """As with a direct connection, but at most 10,000 messages at once, and `settle` is a request of its own.
 
         If the answer is lost, the claim is repeated. What the first one leased comes back when that lease expires.
         """
@@ -51,13 +54,33 @@ class RemoteConsuming(RemoteBase):
             visibility_timeout=fields.Timeout.of(visibility_timeout),
             create=group != DEFAULT_GROUP,  # over HTTP a receive creates it by default; this verb does not
         )
+        again = partial(
+            self.claim,
+            topic,
+            group,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            partition=partition,
+        )
+        settled, lost = self._settle_first(id_of(settle))
         try:
             found = self._call("GET", path, LeaseOut, query=query, **self._patience.get("claim", {}))
+            lease = self._lease(found, again)
         except Withheld as error:
-            return self._lease(LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code), error)
-        return self._lease(found)
+            nothing = LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code)
+            lease = self._lease(nothing, again, error)
+        lease.settled, lease.lost = settled, lost
+        return lease
 
-    def _lease(self, found: LeaseOut, withheld: Withheld | None = None) -> Lease:
+    def _settle_first(self, lease_id: UUID | None) -> tuple[Settled | None, LeaseLost | None]:
+        if lease_id is None:
+            return None, None
+        try:
+            return self._settler().ack(lease_id), None
+        except LeaseLost as error:
+            return None, error
+
+    def _lease(self, found: LeaseOut, again: Again, withheld: Withheld | None = None) -> Lease:
         return Lease(
             self._settler(),
             lease_id=found.lease_id,
@@ -65,6 +88,7 @@ class RemoteConsuming(RemoteBase):
             messages=[message.value() for message in found.messages],
             reason=found.reason,
             detail=found.detail if withheld is None else _detail(withheld),
+            again=again,
         )
 
     def _settler(self, connection: Any = None) -> RemoteSettler:

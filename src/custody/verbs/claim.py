@@ -5,33 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
-from custody.errors import LeaseLost
+from custody.errors import InvalidArgument, LeaseLost
 from custody.model.codec import decode
 from custody.model.entities import Message, Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, interval
 from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
-from custody.verbs.settle import Settler, for_each
+from custody.verbs.settle import Settler, answer_of, for_each
 
 MESSAGE = 7
 """Index of the first column of a message in the rows of a claim; the columns before it describe the lease."""
+_HEADERS = 12
+"""Index of the headers. In the first row they are the answer to the settle that the claim began with."""
 
 Which = Message | Iterable[Message]
 """One message, or several. An empty list means none; no argument at all means every message of the lease."""
+
+
+class Again(Protocol):
+    """Repeats the claim of a lease, and settles that lease first if it is given."""
+
+    def __call__(self, *, settle: Lease | None) -> Lease: ...
 
 
 class Lease:
     """Messages that a worker holds until the deadline, to be settled one by one or all at once.
 
     Without messages it is falsy, and `reason` is `empty`, `busy`, `paused`, `breaker_open`, or the limit that was
-    reached.
+    reached. If its claim settled another lease first, `settled` is the answer, and `lost` a LeaseLost if that lease
+    no longer held all its messages.
     """
+
+    settled: Settled | None = None
+    lost: LeaseLost | None = None
 
     def __init__(
         self,
@@ -42,8 +55,11 @@ class Lease:
         messages: Sequence[Message],
         reason: str | None,
         detail: str | None = None,
+        again: Again | None = None,
     ) -> None:
         self._settler = settler
+        self._again = again
+        self._open: set[int] | None = None  # once some were settled: the offsets that were not
         self._lease_id = lease_id
         self._deadline = deadline
         self.messages = messages
@@ -112,7 +128,24 @@ class Lease:
         settler = self._settler
         if connection is not None:
             settler = replace(settler, connection=driver_connection(connection))
-        return settler.settle(self.lease_id, for_each(offsets_of(messages), outcome))
+        offsets = offsets_of(messages)
+        settled = settler.settle(self.lease_id, for_each(offsets, outcome))
+        if offsets is None:
+            self._open = set()
+        else:
+            if self._open is None:
+                self._open = {message.offset for message in self.messages}
+            self._open.difference_update(offsets, settled.released)
+        return settled
+
+    def next(self) -> Lease:
+        """Acks what was not settled, and claims again as this lease was claimed: one transaction, one round trip.
+
+        `settled` and `lost` of the new lease are the answer to the acks. If the claim is refused, nothing is settled.
+        """
+        if self._again is None:
+            raise InvalidArgument("this lease cannot be claimed again", "Use `claim(…, settle=lease)`.")
+        return self._again(settle=self if self and self._open != set() else None)
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.
@@ -141,7 +174,9 @@ def claim(
     max_messages: int,
     visibility_timeout: Duration | None,
     partition: int | None,
+    settle: Lease | UUID | None,
 ) -> Lease:
+    settle_id = id_of(settle)
     rows = db.call(
         "claim",
         topic=topic,
@@ -149,15 +184,44 @@ def claim(
         max=max_messages,
         visibility=interval(visibility_timeout),
         partition=partition,
+        settle=settle_id,
     )
-    return lease_of(settler, topic, rows)
+    again = partial(
+        claim,
+        db,
+        settler,
+        topic,
+        group,
+        max_messages=max_messages,
+        visibility_timeout=visibility_timeout,
+        partition=partition,
+    )
+    lease = lease_of(settler, topic, rows, again=again)
+    if settle_id is not None:
+        lease.settled, lease.lost = answer_of(settle_id, **rows[0][_HEADERS])
+    return lease
 
 
-def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable[[str, bytes], Any] = decode) -> Lease:
+def id_of(lease: Lease | UUID | None) -> UUID | None:
+    """The id of the lease that a claim settles first, if it is to settle one."""
+    if isinstance(lease, Lease):
+        return lease.lease_id
+    if lease is not None and not isinstance(lease, UUID):
+        raise InvalidArgument(f"settle is a lease or its id, not {type(lease).__name__}")
+    return lease
+
+
+def lease_of(
+    settler: Settler,
+    topic: str,
+    rows: Sequence[Row],
+    decode: Callable[[str, bytes], Any] = decode,
+    again: Again | None = None,
+) -> Lease:
     """Makes a lease of the rows of a claim. `decode` makes a payload of its kind and bytes."""
     lease_id, partition, deadline, priority, topic_uid, reason, detail = rows[0][:MESSAGE]
     if lease_id is None:
-        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=detail)
+        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=detail, again=again)
     messages = _messages(topic, topic_uid, partition, rows, decode)
     if priority is not None:
         messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
@@ -167,6 +231,7 @@ def lease_of(settler: Settler, topic: str, rows: Sequence[Row], decode: Callable
         deadline=deadline,
         messages=messages,
         reason=None,
+        again=again,
     )
 
 

@@ -126,16 +126,30 @@ class DirectSettler(Settler):
         )
 
     def _settled(self, function: str, lease_id: UUID, **arguments: Any) -> Settled:
-        settled, lost, dead, released, already = self.db.call(
+        row = self.db.call(
             function,
             on=self.connection,
             lease_id=lease_id,
             exact=self.connection is not None,
             **arguments,
         )[0]
-        if lost or not settled:
-            raise lease_lost(lease_id, lost)
-        return Settled(settled=settled, dead=tuple(dead), released=tuple(released), already=bool(already))
+        settled, lost = answer_of(lease_id, *row)
+        if lost is not None:
+            raise lost
+        return settled
+
+
+def answer_of(
+    lease_id: UUID,
+    settled: int,
+    lost: Sequence[int],
+    dead: Sequence[int],
+    released: Sequence[int],
+    already: Sequence[int],
+) -> tuple[Settled, LeaseLost | None]:
+    """The answer to a settle: what was settled, and an error if something was lost."""
+    answer = Settled(settled=settled, dead=tuple(dead), released=tuple(released), already=bool(already))
+    return answer, lease_lost(lease_id, lost) if lost or not settled else None
 
 
 def lease_lost(lease_id: UUID | None, lost: Sequence[int]) -> LeaseLost:

@@ -15,11 +15,13 @@ from custody.verbs.claim import Lease
 
 @dataclass(eq=False)
 class HeldLease:
-    """A lease and its unsettled messages. Until `expires`, by this process's own clock, it is certainly valid."""
+    """A lease and its unsettled messages. Until `expires`, by this process's own clock, it is certainly valid. `full`:
+    it had as many messages as were wanted, so there are probably more."""
 
     lease_id: UUID
     open: set[int]
     expires: float
+    full: bool
     lost: bool = False
 
     def lose(self, offsets: Collection[int]) -> None:
@@ -68,5 +70,5 @@ def tracks(lease: HeldLease, messages: Iterable[Message], *, ordered: bool) -> l
     return found
 
 
-def held(lease: Lease, expires: float) -> HeldLease:
-    return HeldLease(lease.lease_id, {message.offset for message in lease.messages}, expires)
+def held(lease: Lease, expires: float, *, wanted: int) -> HeldLease:
+    return HeldLease(lease.lease_id, {message.offset for message in lease.messages}, expires, len(lease) >= wanted)

@@ -47,9 +47,17 @@ class Verbs(Protocol):
     """The part of Custody that the worker uses."""
 
     def group(self, topic: str, group: str) -> Group: ...
-    def claim(self, topic: str, group: str, *, max_messages: int, visibility_timeout: Duration | None) -> Lease: ...
+    def claim(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int,
+        visibility_timeout: Duration | None,
+        settle: UUID | None = None,
+    ) -> Lease: ...
     def ack(self, lease_id: UUID) -> Settled: ...
-    def settle(self, lease_id: UUID, outcomes: dict[int, Outcome]) -> Settled: ...
+    def settle(self, lease_id: UUID, outcomes: dict[int, Outcome] | Outcome) -> Settled: ...
     def extend(self, lease_id: UUID, timeout: Duration) -> datetime: ...
     def next_due(self, topic: str, group: str) -> float | None: ...
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]: ...
@@ -117,7 +125,7 @@ class Worker(Bounded):
         """Works until `stop`. Survives a restart of the database. Raises if the topic or group was deleted, or on an
         error that no retry can fix."""
         self._call = HandlerRunner(self._handler, self._handler_timeout, self._group)
-        self._settling = Settling(self._verbs.settle, self._verbs.ack, self._counts, self._settled, self._fail)
+        self._settling = Settling(self._verbs.settle, self._ack, self._counts, self._settled, self._fail)
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
         for _ in range(self._concurrency):
             self._add_hand()
@@ -155,7 +163,7 @@ class Worker(Bounded):
                     self._topic, self._group, max_messages=wanted, visibility_timeout=self._visibility
                 )
                 if lease:
-                    self._take(lease, sent)
+                    self._take(lease, sent, wanted)
                     pause = 0.1
                 else:
                     self._wait(lease.reason or "empty", lease.detail)
@@ -169,26 +177,66 @@ class Worker(Bounded):
     def _wanted(self) -> int:
         """How many messages to claim: none while enough are waiting, else as many as the threads handle in AHEAD."""
         with self._guard:
-            size = self._fixed_size
-            if size is None:
-                ahead = MOST_AT_ONCE if self._took == 0 else int(self._concurrency * AHEAD / self._took)
-                size = max(self._concurrency, min(MOST_AT_ONCE, ahead))
+            size = self._size()
             starving = self._concurrency - len(self._runs) > self._tracks.qsize()
-            if self._ordered and self._took < QUICK:
-                # a second lease would find its keys in the first one and park their messages, only to wake them soon
+            if self._one_at_a_time():
                 return size if self._in_hand == 0 else 0
             if not self._ordered and self._in_hand < max(size // 2, self._concurrency):
                 return size
             return size if starving else 0
 
-    def _take(self, lease: Lease, sent: float) -> None:
-        self.waiting_for, self._overdue = None, 0.0
-        taken = held(lease, holds_until(sent, self._visibility))
+    def _size(self) -> int:
+        if self._fixed_size is not None:
+            return self._fixed_size
+        ahead = MOST_AT_ONCE if self._took == 0 else int(self._concurrency * AHEAD / self._took)
+        return max(self._concurrency, min(MOST_AT_ONCE, ahead))
+
+    def _one_at_a_time(self) -> bool:
+        """Whether a second lease would find its keys in the first one and park their messages, only to wake them
+        soon."""
+        return self._ordered and self._took < QUICK
+
+    def _ack(self, lease: HeldLease) -> Settled:
+        """Acks a whole lease. If the worker has no other one and there are probably more messages, the next claim is
+        part of it. Called by the settling thread; nobody else claims as long as this lease is in hand."""
         with self._guard:
-            self._leases.add(taken)
-            self._in_hand += len(lease)
-        for track in tracks(taken, lease.messages, ordered=self._ordered):
-            self._tracks.put(track)
+            last = self._one_at_a_time() and lease.full and self._in_hand == len(lease.open)
+            wanted = self._size()
+        if not last or self._stopping.is_set():
+            return self._verbs.ack(lease.lease_id)
+        sent = elapsed()
+        try:
+            following = self._verbs.claim(
+                self._topic,
+                self._group,
+                max_messages=wanted,
+                visibility_timeout=self._visibility,
+                settle=lease.lease_id,
+            )
+        except Transient:
+            raise
+        except CustodyError:  # the claim was refused, so nothing was settled; the loop's own claim reports it
+            return self._verbs.ack(lease.lease_id)
+        if following:
+            self._take(following, sent, wanted)
+        if following.lost is not None:
+            raise following.lost
+        assert following.settled is not None, "a claim has not answered to its settle"
+        return following.settled
+
+    def _take(self, lease: Lease, sent: float, wanted: int) -> None:
+        """Hands the messages to the handlers. If the worker stops, they may have ended: then it releases them."""
+        self.waiting_for, self._overdue = None, 0.0
+        taken = held(lease, holds_until(sent, self._visibility), wanted=wanted)
+        with self._guard:
+            if not self._stopping.is_set():
+                self._leases.add(taken)
+                self._in_hand += len(lease)
+                for track in tracks(taken, lease.messages, ordered=self._ordered):
+                    self._tracks.put(track)
+                return
+        with suppress(CustodyError):  # they come back when the lease expires
+            self._verbs.settle(lease.lease_id, Outcome("release"))
 
     def _wait(self, reason: str, detail: str | None) -> None:
         self._say(reason if detail is None else f"{reason}: {detail}")
@@ -306,11 +354,11 @@ class Worker(Bounded):
         """Waits for running handlers, releases the rest and settles everything, within the grace period."""
         self._stopping.set()
         until = time.monotonic() + self._grace
+        with self._guard:  # from here on nothing more is taken
+            hands = list(self._hands)
         with suppress(queue.Empty):
             while (track := self._tracks.get_nowait()) is not None:
                 self._settling.add(track.lease, track.messages[0], Outcome("release"))
-        with self._guard:
-            hands = list(self._hands)
         for _ in hands:
             self._tracks.put(None)
         for hand in hands:

@@ -29,7 +29,7 @@ class Settling:
     def __init__(
         self,
         settle: Callable[[UUID, dict[int, Outcome]], Settled],
-        ack: Callable[[UUID], Settled],
+        ack: Callable[[HeldLease], Settled],
         counts: Counter[str],
         settled: Callable[[HeldLease], None],
         failed: Callable[[Exception], None],
@@ -105,7 +105,7 @@ class Settling:
 
     def _send(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
         if lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values()):
-            return self._ack(lease.lease_id)
+            return self._ack(lease)
         return self._settle(lease.lease_id, outcomes)
 
     def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:

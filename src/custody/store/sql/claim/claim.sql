@@ -58,10 +58,12 @@ END $$;
 -- a second. If none of them could be handed out and there are more, it is busy and its detail says to claim again.
 -- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
 -- published before.
+-- With p_settle it first acks what is left of that lease, in the same transaction: the answer is in the headers of the
+-- first row. Who holds a lease does not wait for a cursor, because a rewind takes them in the other order.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
-    p_heads_held boolean DEFAULT false
+    p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL
 ) RETURNS TABLE (
     lease_id uuid, partition int, deadline timestamptz, priority text, topic_uid uuid, reason text, detail text,
     "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
@@ -88,6 +90,12 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'max_messages must be at least 1');
     ELSIF p_visibility <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the visibility timeout must be positive');
+    END IF;
+    IF p_settle IS NOT NULL THEN
+        headers := to_jsonb(custody.ack_lease(p_settle, p_worker, p_now));
+        IF v_group.breaker_state <> 'closed' THEN
+            v_group := custody.lifecycle_group(p_topic, p_group);       -- the acks may have closed it
+        END IF;
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
         reason := 'paused';
@@ -160,7 +168,7 @@ BEGIN
             v_passed := v_passed OR v_reason = 'passed' OR v_look <= 0;
             EXIT WHEN v_round = 2 OR v_look <= 0 OR v_passed AND clock_timestamp() >= v_stop;
         END LOOP;
-        EXIT WHEN v_tried OR cardinality(v_candidates) = 0;
+        EXIT WHEN v_tried OR cardinality(v_candidates) = 0 OR p_settle IS NOT NULL;
     END LOOP;
 
     IF v_claim.died IS NOT NULL THEN
