@@ -611,9 +611,10 @@ def test_what_a_claim_gave_back_for_its_size_was_never_in_the_lease(
 
     def claim() -> tuple[UUID, int]:
         rows = db.execute(
-            f"SELECT lease_id FROM custody.claim('{TOPIC}', '{GROUP}', 10, p_bytes => 3, p_now => %s)", [clock.time]
+            f"SELECT lease ->> 'lease_id' FROM custody.claim('{TOPIC}', '{GROUP}', 10, p_bytes => 3, p_now => %s)",
+            [clock.time],
         ).fetchall()
-        return rows[0][0], len(rows) - 1
+        return UUID(rows[0][0]), len(rows) - 1
 
     lease, size = claim()
     assert 0 < size < 10

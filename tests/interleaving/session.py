@@ -13,8 +13,6 @@ import psycopg
 from psycopg import sql
 from tests.waiting import wait_for
 
-from custody.verbs.claim import MESSAGE
-
 TOPIC = "orders"
 GROUP = "stock"
 T = TypeVar("T")
@@ -117,9 +115,13 @@ class Session:
             partition=partition,
             now=self._clock(),
         )
-        lease_id, of, _, _, _, reason, _ = rows[0][:MESSAGE]
-        messages = [row[MESSAGE:] for row in rows[1:]]
-        return Claimed(lease_id, of, reason, {offset: attempt for offset, _, _, _, _, _, attempt, _, _ in messages})
+        lease = rows[0][0]
+        return Claimed(
+            UUID(lease["lease_id"]) if "lease_id" in lease else None,
+            lease.get("partition"),
+            lease.get("reason"),
+            {row[1]: row[7] for row in rows[1:]},
+        )
 
     def settle(
         self, lease_id: UUID | None, outcomes: Mapping[int, str], *, delay: float | None = None, exact: bool = False

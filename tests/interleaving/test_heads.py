@@ -113,7 +113,7 @@ def test_claims_for_several_callers_wait_for_copies_once(
         workers=["a", "b"],
         now=clock(),
     ).result(10)
-    assert [(row[0], row[2]) for row in rows if row[2] is not None] == [(1, 1), (2, 0)]
+    assert [(row[0], row[1]["partition"]) for row in rows if row[1] is not None] == [(1, 1), (2, 0)]
     assert not free(c, DLQ, 1), "the first claim has copied its death, and the second leaves its own to a later one"
     one.commit()
     two.rollback()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -12,7 +13,6 @@ from tests.interleaving.session import GROUP, TOPIC, Session
 from tests.waiting import wait_for
 
 import custody
-from custody.verbs.claim import MESSAGE
 
 pytestmark = pytest.mark.core
 
@@ -252,12 +252,12 @@ def test_a_whole_ack_that_waited_past_its_deadline_is_lost(
 ) -> None:
     """Whoever had the row has changed nothing, so nothing makes PostgreSQL look at the deadline again."""
     make("ab")
-    row = one.call("claim", topic=TOPIC, group=GROUP, max=2, visibility=timedelta(seconds=1))[0]
+    lease = one.call("claim", topic=TOPIC, group=GROUP, max=2, visibility=timedelta(seconds=1))[0][0]
     one.commit()
-    one.call("lock_lease", lease_id=row[0])
-    acking = two.blocked(two.ack_lease, row[0], by_its_clock=True)
+    one.call("lock_lease", lease_id=lease["lease_id"])
+    acking = two.blocked(two.ack_lease, UUID(lease["lease_id"]), by_its_clock=True)
     wait_for(
-        lambda: one.connection.execute("SELECT clock_timestamp() > %s", [row[2]]).fetchone() == (True,),
+        lambda: one.connection.execute("SELECT clock_timestamp() > %s", [lease["deadline"]]).fetchone() == (True,),
         "the deadline does not pass",
     )
     one.rollback()
@@ -265,7 +265,7 @@ def test_a_whole_ack_that_waited_past_its_deadline_is_lost(
     assert (outcome.settled, outcome.lost) == (0, [0, 1])
     two.commit()
     assert two.connection.execute("SELECT count(*) FROM custody.journal WHERE kind = 'ack'").fetchone() == (0,)
-    assert two.call("claim", topic=TOPIC, group=GROUP, max=2)[1][MESSAGE] == 0
+    assert two.call("claim", topic=TOPIC, group=GROUP, max=2)[1][1] == 0
 
 
 @pytest.mark.req("X1")

@@ -12,8 +12,6 @@ import psycopg
 import pytest
 from tests.plans.conftest import CASES
 
-from custody.verbs.claim import MESSAGE
-
 pytestmark = pytest.mark.core
 
 Work = dict[str, tuple[int, int]]
@@ -71,7 +69,7 @@ def test_a_claim_of_many_cases_of_one_key_reads_no_more_of_them_than_it_hands_ou
     big.execute("UPDATE custody.cases SET key = 'hot', state = 'parked' WHERE \"offset\" < 5000")
     big.execute("UPDATE custody.cases SET state = 'waiting', run_at = '2020-01-01' WHERE \"offset\" = 0")
     rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 400)")
-    assert [row[MESSAGE] for row in rows[1:202]] == [*range(200), CASES], "half of the lease, and what is fresh"
+    assert [row[1] for row in rows[1:202]] == [*range(200), CASES], "half of the lease, and what is fresh"
     # found, marked and handed out; and the first 200 and 500 cases, to see whether they are few
     assert sum(done["cases"]) <= 3 * 200 + 200 + 500 + 20
 
@@ -79,7 +77,7 @@ def test_a_claim_of_many_cases_of_one_key_reads_no_more_of_them_than_it_hands_ou
 @pytest.mark.req("N1")
 def test_acknowledging_a_lease_reads_no_event(big: psycopg.Connection) -> None:
     rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 1000)")
-    settled, done = done_by(big, "SELECT (custody.ack_lease(%s)).settled", rows[0][0])
+    settled, done = done_by(big, "SELECT (custody.ack_lease(%s)).settled", rows[0][0]["lease_id"])
     assert settled == [(1000,)]
     assert_bounded(done, 5)
 
@@ -87,7 +85,9 @@ def test_acknowledging_a_lease_reads_no_event(big: psycopg.Connection) -> None:
 @pytest.mark.req("N1")
 def test_settling_one_failure_reads_the_lease_only(big: psycopg.Connection) -> None:
     rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 100)")
-    _, done = done_by(big, "SELECT custody.settle(%s, %s, %s, %s)", rows[0][0], [rows[50][MESSAGE]], ["nack"], ["boom"])
+    _, done = done_by(
+        big, "SELECT custody.settle(%s, %s, %s, %s)", rows[0][0]["lease_id"], [rows[50][1]], ["nack"], ["boom"]
+    )
     assert_bounded(done, 250)
     assert sum(done["cases"]) <= 10
 
@@ -105,7 +105,7 @@ def test_a_failure_under_a_breaker_reads_the_newest_of_a_long_history(big: psyco
     )
     big.execute("ANALYZE custody.journal")
     rows, _ = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 10)")
-    _, done = done_by(big, "SELECT custody.settle(%s, %s, %s)", rows[0][0], [rows[1][MESSAGE]], ["nack"])
+    _, done = done_by(big, "SELECT custody.settle(%s, %s, %s)", rows[0][0]["lease_id"], [rows[1][1]], ["nack"])
     assert_bounded(done, 250)
     state = big.execute("SELECT breaker_state FROM custody.groups WHERE name = 'plain'").fetchone()
     assert state == ("closed",)
@@ -168,7 +168,7 @@ def test_a_filter_on_the_status_prunes_the_other_branches(big: psycopg.Connectio
 def test_a_claim_of_a_bound_group_looks_at_a_bounded_stretch(big: psycopg.Connection) -> None:
     big.execute("SELECT custody.bind('big', 'plain', %s)", ('["orders.*", {"headers": {"region": "eu"}}]',))
     rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 100)")
-    assert (len(rows), rows[0][5]) == (1, "busy")
+    assert (len(rows), rows[0][0]["reason"]) == (1, "busy")
     log = {name: read for name, read in done.items() if name.startswith("log_")}
     assert all(scanned == 0 and fetched <= 10_100 for scanned, fetched in log.values()), log
     assert_bounded({name: read for name, read in done.items() if name not in log}, 10)

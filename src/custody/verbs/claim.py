@@ -20,11 +20,6 @@ from custody.store.driver_connection import driver_connection
 from custody.store.postgres import Database, Row
 from custody.verbs.settle import Settler, answer_of, for_each
 
-MESSAGE = 7
-"""Index of the first column of a message in the rows of a claim; the columns before it describe the lease."""
-_HEADERS = 12
-"""Index of the headers. In the first row they are the answer to the settle that the claim began with."""
-
 Which = Message | Iterable[Message]
 """One message, or several. An empty list means none; no argument at all means every message of the lease."""
 
@@ -198,7 +193,7 @@ def claim(
     )
     lease = lease_of(settler, topic, rows, again=again)
     if settle_id is not None:
-        lease.settled, lease.lost = answer_of(settle_id, **rows[0][_HEADERS])
+        lease.settled, lease.lost = answer_of(settle_id, **rows[0][0]["settled"])
     return lease
 
 
@@ -219,16 +214,24 @@ def lease_of(
     again: Again | None = None,
 ) -> Lease:
     """Makes a lease of the rows of a claim. `decode` makes a payload of its kind and bytes."""
-    lease_id, partition, deadline, priority, topic_uid, reason, detail = rows[0][:MESSAGE]
-    if lease_id is None:
-        return Lease(settler, lease_id=None, deadline=None, messages=[], reason=reason, detail=detail, again=again)
-    messages = _messages(topic, topic_uid, partition, rows, decode)
-    if priority is not None:
+    found = rows[0][0]
+    if "lease_id" not in found:
+        return Lease(
+            settler,
+            lease_id=None,
+            deadline=None,
+            messages=[],
+            reason=found["reason"],
+            detail=found["detail"],
+            again=again,
+        )
+    messages = _messages(topic, UUID(found["topic_uid"]), found["partition"], rows, decode)
+    if (priority := found["priority"]) is not None:
         messages = [msgspec.structs.replace(message, priority=priority) for message in messages]
     return Lease(
         settler,
-        lease_id=lease_id,
-        deadline=deadline,
+        lease_id=UUID(found["lease_id"]),
+        deadline=datetime.fromisoformat(found["deadline"]),
         messages=messages,
         reason=None,
         again=again,
@@ -252,7 +255,7 @@ def _messages(
             published_at=published_at,
             topic_uid=uid,
         )
-        for _, _, _, _, _, _, _, offset, published_at, key, kind, data, headers, attempt, first, error in rows[1:]
+        for _, offset, published_at, key, kind, data, headers, attempt, first, error in rows[1:]
     ]
 
 

@@ -51,25 +51,26 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 
--- The first row describes the lease: its id, partition and deadline, the priority of its messages and the uid of the
--- topic. If there is none, it has the reason (empty, busy, paused, breaker_open or the cap that was reached) and a
--- detail of it. The rows after it are the messages, by offset.
+-- The first row describes the lease in `lease`: lease_id, partition, deadline, the priority of its messages and the uid
+-- of the topic. If there is none, it has the reason (empty, busy, paused, breaker_open or the cap that was reached) and
+-- a detail of it. The rows after it are the messages, by offset.
 -- A claim of a bound group matches 10,000 messages at most, or as many as it wants if that is more, and for about half
 -- a second. If none of them could be handed out and there are more, it is busy and its detail says to claim again.
 -- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
 -- published before.
--- With p_settle it first acks what is left of that lease, in the same transaction: the answer is in the headers of the
+-- With p_settle it first acks what is left of that lease, in the same transaction: the answer is in `settled` of the
 -- first row. Who holds a lease does not wait for a cursor, because a rewind takes them in the other order.
+-- The statements of a claim without exceptions read a few rows by their keys, so generic plans are right for them, and
+-- planning takes longer than running. What looks for exceptions has `plan_cache_mode = auto`.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
     p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL
 ) RETURNS TABLE (
-    lease_id uuid, partition int, deadline timestamptz, priority text, topic_uid uuid, reason text, detail text,
-    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
+    lease jsonb, "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
     attempt int, first_delivery timestamptz, last_error text
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_group      custody.groups := custody.lifecycle_group(p_topic, p_group);
     v_topic      custody.topics;
@@ -78,11 +79,15 @@ DECLARE
     v_partition  int;
     v_tried      boolean := false;
     v_claim      record;
+    v_lease      custody.leases;
+    v_source     record;
     v_reason     text := 'empty';
     v_binding    int;
     v_look       bigint := greatest(10000, p_max);
     v_stop       timestamptz := clock_timestamp() + interval '500 ms';
     v_passed     boolean := false;
+    v_settled    jsonb;
+    v_detail     text;
 BEGIN
     PERFORM custody.require_read_committed();
     SELECT p_heads_held AS heads_held, NULL::custody.death[] AS died, 'empty' AS reason INTO v_claim;
@@ -92,22 +97,20 @@ BEGIN
         PERFORM custody.refuse('invalid_argument', 'the visibility timeout must be positive');
     END IF;
     IF p_settle IS NOT NULL THEN
-        headers := to_jsonb(custody.ack_lease(p_settle, p_worker, p_now));
+        v_settled := to_jsonb(custody.ack_lease(p_settle, p_worker, p_now));
         IF v_group.breaker_state <> 'closed' THEN
             v_group := custody.lifecycle_group(p_topic, p_group);       -- the acks may have closed it
         END IF;
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
-        reason := 'paused';
-        detail := v_group.paused_reason;
+        lease := custody.no_lease('paused', v_group.paused_reason, v_settled);
         RETURN NEXT;
         RETURN;
     END IF;
     IF v_group.breaker_state <> 'closed' THEN
         p_max := custody.breaker_allows(v_group.group_id, p_max, coalesce(p_now, clock_timestamp()));
         IF p_max = 0 THEN
-            reason := 'breaker_open';
-            detail := v_group.breaker_reason;
+            lease := custody.no_lease('breaker_open', v_group.breaker_reason, v_settled);
             RETURN NEXT;
             RETURN;
         END IF;
@@ -176,41 +179,50 @@ BEGIN
     END IF;
     IF v_claim.reason IS NOT NULL THEN
         IF v_passed THEN
-            reason := 'busy';
-            detail := 'No bound message among those scanned; claim again';
-        ELSE
-            reason := v_reason;
-            IF v_reason = 'max_parked' THEN
-                detail := custody.most_parked(v_group.group_id);
-            END IF;
+            v_reason := 'busy';
+            v_detail := 'No bound message among those scanned; claim again';
+        ELSIF v_reason = 'max_parked' THEN
+            v_detail := custody.most_parked(v_group.group_id);
         END IF;
+        lease := custody.no_lease(v_reason, v_detail, v_settled);
         RETURN NEXT;
         RETURN;
     END IF;
-    lease_id := (v_claim.lease).lease_id;
-    partition := v_partition;
-    deadline := (v_claim.lease).deadline;
+    v_lease := v_claim.lease;
     IF v_claim.died IS NOT NULL THEN
         -- The copies may have waited for heads, so the visibility timeout begins now.
-        deadline := coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout);
-        UPDATE custody.leases l SET deadline = claim.deadline WHERE l.lease_id = claim.lease_id;
+        v_lease.deadline := coalesce(p_now, clock_timestamp()) + coalesce(p_visibility, v_group.visibility_timeout);
+        UPDATE custody.leases l SET deadline = v_lease.deadline WHERE l.lease_id = v_lease.lease_id;
     END IF;
     IF v_group.breaker_state <> 'closed' THEN
-        PERFORM custody.breaker_probes(v_group.group_id, lease_id, deadline);
+        PERFORM custody.breaker_probes(v_group.group_id, v_lease.lease_id, v_lease.deadline);
     END IF;
-    IF v_topic.starvation_limit IS NOT NULL THEN
-        priority := custody.lane(v_partition);
-    END IF;
-    topic_uid := v_topic.uid;
+    lease := jsonb_build_object(
+        'lease_id', v_lease.lease_id, 'partition', v_partition, 'deadline', v_lease.deadline,
+        'priority', CASE WHEN v_topic.starvation_limit IS NOT NULL THEN custody.lane(v_partition) END,
+        'topic_uid', v_topic.uid, 'settled', v_settled);
     RETURN NEXT;
-    IF (p_max = 1 OR NOT custody.give_back_beyond(p_bytes, v_claim.head, lease_id)) AND v_claim.parts = 1 THEN
+    IF p_max > 1 AND custody.give_back_beyond(p_bytes, v_claim.head, v_lease.lease_id) OR v_claim.parts > 1
+        OR v_claim.fresh IS NULL
+    THEN
         RETURN QUERY
-        SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, NULL::uuid, NULL::text, NULL::text, m.*
-        FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m;
+        SELECT NULL::jsonb, m.*
+        FROM custody.leased_messages(v_group.group_id, v_claim.head, v_lease.claim_no) m ORDER BY m."offset";
     ELSE
-        RETURN QUERY
-        SELECT NULL::uuid, NULL::int, NULL::timestamptz, NULL::text, NULL::uuid, NULL::text, NULL::text, m.*
-        FROM custody.leased_messages(v_group.group_id, v_claim.head, (v_claim.lease).claim_no) m
-        ORDER BY m."offset";
+        FOR v_source IN
+            SELECT * FROM custody.segments_over(v_claim.head, lower(v_claim.fresh), upper(v_claim.fresh))
+        LOOP
+            RETURN QUERY EXECUTE format(
+                'SELECT NULL::jsonb, "offset", published_at, key, kind, payload, headers, 1, NULL::timestamptz,
+                        NULL::text
+                 FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
+            USING v_source.from_offset, v_source.until_offset;
+        END LOOP;
     END IF;
 END $$;
+
+-- The first row of a claim that has handed out nothing.
+CREATE FUNCTION custody.no_lease(p_reason text, p_detail text, p_settled jsonb) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object('reason', p_reason, 'detail', p_detail, 'settled', p_settled)
+$$;

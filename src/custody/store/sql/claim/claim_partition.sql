@@ -2,6 +2,7 @@
 
 -- Claims up to p_max messages of one partition. The caller holds its cursor. Either `reason` is null, and `lease` and
 -- its `parts` are what was claimed, or `reason` says why nothing was: empty, busy, passed or the cap that was reached.
+-- `fresh` is all of the lease, if that is one range of fresh messages; otherwise it is null.
 --
 -- A pipeline also gives p_until and p_due: only messages below that offset, and retries that were due at that time.
 --
@@ -16,7 +17,7 @@ CREATE FUNCTION custody.claim_partition(
     p_group custody.groups, INOUT head custody.heads, p_max int, p_visibility interval, p_worker text,
     p_now timestamptz, p_until bigint, p_due timestamptz, p_look bigint, p_stop timestamptz,
     INOUT heads_held boolean DEFAULT false, INOUT died custody.death[] DEFAULT NULL,
-    OUT lease custody.leases, OUT parts int, OUT reason text, OUT looked bigint
+    OUT lease custody.leases, OUT parts int, OUT fresh int8range, OUT reason text, OUT looked bigint
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -25,6 +26,7 @@ DECLARE
     v_live      record;
     v_delayed   boolean;
     v_has       custody.claimable;
+    v_seen      bigint := v_at.seen;
     v_frontier  bigint;
     v_fresh     int8multirange;
     v_taken     record;
@@ -64,25 +66,32 @@ BEGIN
         reason := 'busy';
         RETURN;
     END IF;
-    SELECT v_live.held, v_live.messages, least((custody.tail(head)).next_offset, p_until), e.* INTO v_has
+    SELECT v_live.held, v_live.messages, NULL::bigint, e.* INTO v_has
     FROM custody.exceptions(v_at.group_id, v_at.partition, (p_group).ordering = 'key', v_live.held) e;
 
     -- Take: only fresh messages, if there are no others and no caps. If no key is blocked they are a range, and no key
-    -- is read.
+    -- is read; nor is the end of the log, if the last look at it was far enough ahead.
     IF v_has.returned OR v_has.next_due IS NOT NULL OR v_has.hints
         OR (p_group).fairness IS NOT NULL OR (p_group).matcher IS NOT NULL OR (p_group).max_in_flight IS NOT NULL
         OR (p_group).max_parked IS NOT NULL OR v_has.messages >= (p_group).max_ack_holes
     THEN
+        v_seen := (custody.tail(head)).next_offset;
+        v_has.tail := least(v_seen, p_until);
         v_taken := custody.take_in_turns(p_group, head, v_at, v_has, p_max, p_worker, p_now, least(p_now, p_due),
                                          p_look, p_stop);
         looked := v_taken.looked;
     ELSE
+        IF v_has.blocking OR v_seen < v_at.frontier + p_max THEN
+            v_seen := (custody.tail(head)).next_offset;
+        END IF;
+        v_has.tail := least(v_seen, p_until);
         IF v_has.blocking THEN
             SELECT f.taken, f.frontier INTO v_fresh, v_frontier
             FROM custody.take_fresh(p_group, head, v_has.held, v_at.frontier, v_has.tail, p_max, p_now) f;
         ELSE
             v_frontier := greatest(v_at.frontier, least(v_has.tail, v_at.frontier + p_max));
-            v_fresh := int8multirange(int8range(v_at.frontier, v_frontier));
+            fresh := int8range(v_at.frontier, v_frontier);
+            v_fresh := int8multirange(fresh);
         END IF;
         SELECT v_fresh AS held, '{}'::custody.leases[] AS back, '{}'::bigint[] AS due, v_fresh AS fresh,
                v_frontier AS frontier, 'empty' AS reason INTO v_taken;
@@ -98,7 +107,8 @@ BEGIN
     END IF;
     lease.claim_no := v_at.claim_no + 1;
     INSERT INTO custody.frontiers
-    VALUES (v_at.group_id, v_at.partition, lease.claim_no, v_taken.frontier, coalesce(v_live.oldest, lease.claim_no));
+    VALUES (v_at.group_id, v_at.partition, lease.claim_no, v_taken.frontier, coalesce(v_live.oldest, lease.claim_no),
+            v_seen);
     DELETE FROM custody.frontiers
     WHERE group_id = v_at.group_id AND partition = v_at.partition AND claim_no = v_at.claim_no;
     IF isempty(lease.held) THEN

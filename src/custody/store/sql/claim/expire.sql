@@ -11,7 +11,7 @@
 CREATE FUNCTION custody.fold_expired(
     p_group custody.groups, p_head custody.heads, p_oldest bigint, p_now timestamptz, p_copied boolean DEFAULT true
 ) RETURNS custody.death[]
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_gone     record;
     v_failures custody.failure[];

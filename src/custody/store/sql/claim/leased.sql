@@ -46,7 +46,7 @@ END $$;
 -- true if there was something. All messages behind the limit are given back, so none stays behind an earlier one of its
 -- key.
 CREATE FUNCTION custody.give_back_beyond(p_bytes bigint, p_head custody.heads, p_lease_id uuid) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_parts  custody.leases[];
     v_lease  custody.leases;

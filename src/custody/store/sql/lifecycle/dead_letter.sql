@@ -107,7 +107,7 @@ END $$;
 -- Appends the copies, in the order of the deaths. The max_depth of the topic does not apply: refusing the copy would
 -- undo the death.
 CREATE FUNCTION custody.copy_dead(p_group custody.groups, p_deaths custody.death[], p_now timestamptz) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_dlq   custody.topics;
     v_heads record;

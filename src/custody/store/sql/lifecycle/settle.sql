@@ -195,7 +195,7 @@ END $$;
 CREATE FUNCTION custody.ack_lease(
     p_lease_id uuid, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_lease custody.leases;
 BEGIN
@@ -225,7 +225,7 @@ CREATE FUNCTION custody.settle_lease(
     p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL,
     p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
 ) RETURNS custody.settled
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = auto AS $$
 DECLARE
     v_parts   custody.leases[];
     v_now     timestamptz;

@@ -88,7 +88,7 @@ END $$;
 -- the head as it is afterwards. The caller may hold cursors and nothing else: heads are locked after them.
 CREATE FUNCTION custody.deliver_due(p_head custody.heads, p_now timestamptz, p_most int DEFAULT 1000)
 RETURNS custody.heads
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_head  custody.heads;
     v_tail  record;

@@ -96,7 +96,7 @@ $$;
 CREATE FUNCTION custody.take_outbox(
     p_head custody.heads, p_now timestamptz, p_max int DEFAULT 1000, p_window int DEFAULT 5000
 ) RETURNS int
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = auto AS $$
 DECLARE
     v_head  custody.heads;
     v_tail  record;

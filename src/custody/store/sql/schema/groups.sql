@@ -67,5 +67,6 @@ CREATE TABLE custody.frontiers (
     claim_no     bigint NOT NULL,
     frontier     bigint NOT NULL,          -- the first offset that was never handed out
     oldest_claim bigint NOT NULL,          -- no earlier claim has a lease left: a scan of leases starts here
+    seen         bigint NOT NULL DEFAULT 0,     -- an end of the log that a claim has read: there may be more by now
     PRIMARY KEY (group_id, partition, claim_no)
 );

@@ -216,10 +216,8 @@ CREATE FUNCTION custody.claim_each(
     p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[],
     p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
-    caller int, lease_id uuid, partition int, deadline timestamptz, priority text, topic_uid uuid, reason text,
-    detail text,
-    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
-    attempt int, first_delivery timestamptz, last_error text
+    caller int, lease jsonb, "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea,
+    headers jsonb, attempt int, first_delivery timestamptz, last_error text
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -237,8 +235,7 @@ BEGIN
     END IF;
     FOR i IN 1..cardinality(p_max) LOOP
         v_rows := 0;
-        FOR caller, lease_id, partition, deadline, priority, topic_uid, reason, detail, "offset", published_at, key,
-            kind, payload, headers, attempt, first_delivery, last_error IN
+        FOR caller, lease, "offset", published_at, key, kind, payload, headers, attempt, first_delivery, last_error IN
             SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition,
                                              p_now, p_bytes, i > 1) c
         LOOP
