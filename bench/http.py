@@ -60,13 +60,7 @@ def rows(stage: Stage) -> Iterator[Row]:
                     note=_times(found),
                 )
             for connections, batch in ((1, 1), (16, 1), (64, 1), (4, 100), (4, 1000)):
-                found = load(together, connections, seconds, kind="consume", batch=batch)
-                yield Row(
-                    what=f"HTTP receive + ack, {batch:,} a request, {connections} connection{'s' * (connections > 1)}",
-                    measured=found["messages"],
-                    unit="msg/s",
-                    note=_times(found),
-                )
+                yield received(together, connections, batch, seconds)
 
 
 def published(stage: Stage, together: tuple[str, int], apart: tuple[str, int], connections: int, seconds: float) -> Row:
@@ -87,6 +81,21 @@ def published(stage: Stage, together: tuple[str, int], apart: tuple[str, int], c
         ratio=with_ / without,
         ratio_target=at_least(TARGET) if connections == 64 else None,
         note=f"{_times(last[True])}; without: {_times(last[False])}",
+    )
+
+
+def received(place: tuple[str, int], connections: int, batch: int, seconds: float) -> Row:
+    """Receive and ack, beside a receive that acks the one before."""
+    apart = load(place, connections, seconds, kind="consume", batch=batch)
+    fused = load(place, connections, seconds, kind="chain", batch=batch)
+    return Row(
+        what=f"HTTP receive + ack, {batch:,} a request, {connections} connection{'s' * (connections > 1)}",
+        measured=apart["messages"],
+        unit="msg/s",
+        beside="ack with the next receive",
+        other=fused["messages"],
+        ratio=apart["messages"] / fused["messages"],
+        note=f"{_times(apart)}; with the next receive: {_times(fused)}",
     )
 
 

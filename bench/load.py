@@ -69,6 +69,21 @@ def consuming(batch: int) -> Callable[[Connection], Awaitable[int]]:
     return consume
 
 
+def chained(batch: int) -> Callable[[Connection], Awaitable[int]]:
+    """Each receive acks the one before."""
+    path = f"/messages/bench?group=bench&max={batch}&wait=1s"
+    last: dict[Connection, str] = {}
+
+    async def receive(connection: Connection) -> int:
+        ack = last.get(connection)
+        lease = json.loads(await connection.ask(get(path if ack is None else f"{path}&ack={ack}")))
+        if lease["messages"]:
+            last[connection] = lease["lease_id"]
+        return lease["settled"]["settled"] if ack is not None and "settled" in lease else 0
+
+    return receive
+
+
 async def load(
     host: str, port: int, connections: int, seconds: float, act: Callable[[Connection], Awaitable[int]]
 ) -> dict[str, float]:
@@ -101,7 +116,13 @@ async def load(
 def main() -> None:
     host, port, connections, seconds = sys.argv[1:5]
     wanted = json.load(sys.stdin)
-    act = consuming(wanted["batch"]) if wanted["kind"] == "consume" else publishing(wanted["batch"], wanted["payload"])
+    batch = wanted["batch"]
+    acts = {
+        "consume": lambda: consuming(batch),
+        "chain": lambda: chained(batch),
+        "publish": lambda: publishing(batch, wanted["payload"]),
+    }
+    act = acts[wanted["kind"]]()
     print(json.dumps(uvloop.run(load(host, int(port), int(connections), float(seconds), act))))
 
 

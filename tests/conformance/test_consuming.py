@@ -360,8 +360,13 @@ def test_a_next_claim_reports_a_lost_lease_beside_the_new_one(
     assert (following.lost.code, list(following.lost.lost)) == ("lease_lost", [0])
     assert len(following) == 1
     assert following.ack() == Settled(settled=1)
+    again = orders.claim("orders", "stock", settle=following.lease_id)
+    assert (again.settled, again.lost) == (Settled(settled=1, already=True), None)
+    again.ack()
+    orders.publish("orders", 3)
     unknown = orders.claim("orders", "stock", settle=uuid4())
     assert unknown.lost is not None
+    assert unknown.lost.lost == ()
     assert len(unknown) == 1
 
 

@@ -78,6 +78,21 @@ def test_a_receive_ends_early_and_gives_the_rest_back_untouched(c: custody.Custo
 
 
 @pytest.mark.req("G19")
+def test_an_ack_with_the_next_receive_is_of_what_was_sent(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    for _ in range(8):
+        c.publish("orders", LARGE)
+    answer, settled, sent = http_.get("/messages/orders?group=g&max=8").json, [], []
+    while answer["messages"]:
+        sent += offsets(answer["messages"])
+        answer = http_.get(f"/messages/orders?group=g&max=8&ack={answer['lease_id']}").json
+        settled.append(answer["settled"]["settled"])
+    assert (sent, settled) == ([*range(8)], [3, 3, 2])
+    assert c.stats("orders", "g").depth == 0
+
+
+@pytest.mark.req("G19")
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_every_message_comes_and_keys_keep_their_order(c: custody.Custody, http_: Http, ordering: Any) -> None:
     dice = random.Random(5)

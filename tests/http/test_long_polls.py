@@ -72,6 +72,20 @@ def test_a_poll_is_answered_by_a_publish_from_anywhere(
         assert poll.took < 15
 
 
+@pytest.mark.req("G4")
+def test_a_poll_acks_before_it_waits(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("orders")
+    c.publish("orders", 1)
+    first = http_.get("/messages/orders").json
+    poll = Poll(http_, f"/messages/orders?wait=20s&ack={first['lease_id']}")
+    waiting(http_, 1)
+    assert c.trace("orders", 0, 0)[-1].kind == "ack"
+    c.publish("orders", 2)
+    assert poll.messages == [2]
+    assert poll.result().json["settled"] == {"settled": 1, "dead": [], "released": []}
+    assert [entry.kind for entry in c.trace("orders", 0, 0)] == ["claim", "ack"]
+
+
 @pytest.mark.req("G4", "G15", "V4")
 def test_a_poll_is_answered_when_something_becomes_due(database_url: str) -> None:
     with custody.connect(database_url) as real, served(real) as http:  # by the clock of the database

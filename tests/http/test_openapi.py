@@ -75,6 +75,7 @@ class Surroundings:
             "offsets": [offsets, offsets[1:2]],
             "lease_id": [lease_id],
             "receipt": [f"{lease_id}:{offset}" for offset in offsets],
+            "ack": [lease_id, f"{lease_id}:{offsets[1]}"],
             "delay_id": [getattr(later, "delay_id", 0)],
             "producer_id": ["service"],
             "epoch": [producer.epoch],

@@ -234,3 +234,64 @@ def test_a_bad_parameter_is_named(http_: Http, query: str, path: str) -> None:
 def test_an_odd_path_is_refused(http_: Http, path: str, found: tuple[int, str, str | None]) -> None:
     make(http_)
     assert error(http_.get(path)) == found
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["lease", "receipt"])
+def test_a_receive_can_ack_what_was_received_before(http_: Http, whole: bool) -> None:
+    make(http_)
+    publish(http_, 1, 2, 3)
+    first = receive(http_, max=2).json
+    assert "settled" not in first
+    assert "lost" not in first
+    ack = first["lease_id"] if whole else first["messages"][1]["receipt"]
+    second = receive(http_, ack=ack, max=1).json
+    assert second["settled"] == {"settled": 2 if whole else 1, "dead": [], "released": []}
+    assert payloads(second["messages"]) == [3]
+    empty = receive(http_, ack=ack).json  # a repeat
+    assert empty["settled"]["already"] is True
+    assert (empty["lease_id"], empty["reason"]) == (None, "empty")
+    assert http_.get("/topics/orders/inflight").json["partitions"]["0"]["in_flight_count"] == (1 if whole else 2)
+
+
+def test_what_an_earlier_lease_has_lost_is_named_beside_the_new_messages(http_: Http, clock: Clock) -> None:
+    make(http_)
+    publish(http_, 1)
+    first = receive(http_, visibility_timeout="5s").json
+    clock.move(5)
+    second = receive(http_, ack=first["lease_id"]).json
+    assert (second["lost"], "settled" in second) == ([0], False)
+    assert [message["attempt"] for message in second["messages"]] == [2]
+    receipt = f"{first['lease_id']}:7"
+    assert receive(http_, ack=receipt).json["lost"] == [7]
+
+
+def test_an_ack_is_done_also_if_the_group_hands_out_nothing(c: custody.Custody, http_: Http) -> None:
+    make(http_)
+    publish(http_, 1, 2)
+    first = receive(http_).json
+    c.pause("orders", "default", reason="a bad deploy")
+    answer = receive(http_, ack=first["lease_id"])
+    assert (answer.status, answer.json["settled"]["settled"]) == (200, 1)
+    assert (answer.json["reason"], answer.json["detail"]) == ("paused", "a bad deploy")
+    assert error(receive(http_))[:2] == (503, "paused")
+
+
+def test_an_ack_that_is_refused_receives_nothing(http_: Http) -> None:
+    make(http_, group="g", policy={"ordering": "key"})
+    publish(http_, 1, 2, key="k")
+    publish(http_, 3, key="other")
+    first = receive(http_, group="g", max=2).json
+    assert error(receive(http_, group="g", ack=first["messages"][1]["receipt"]))[:2] == (409, "order_conflict")
+    for wrong in ("x", "x:1", f"{first['lease_id']}:x", f"{first['lease_id']}:-1", ""):
+        assert error(receive(http_, group="g", ack=wrong)) == (422, "invalid_argument", "$.ack")
+    assert http_.get("/topics/orders/inflight").json["partitions"]["0"]["in_flight_count"] == 2
+
+
+def test_an_ack_with_a_receive_is_counted_once(http_: Http) -> None:
+    make(http_)
+    publish(http_, 1, 2)
+    first = receive(http_, max=2).json
+    for _ in range(2):
+        receive(http_, ack=first["lease_id"])
+    acked = 'custody_messages_settled_total{group="default",outcome="ack",topic="orders"} 2.0'
+    assert acked in http_.get("/metrics").body.decode()

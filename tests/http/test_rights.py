@@ -225,6 +225,9 @@ def test_a_lease_is_no_less_safe_under_the_name_of_another_topic(walk: Walk, c: 
             wanted = {**body, "after": "1s"} if path == "later" else body
             answer = walk.call("other consume", "POST", f"/messages/{path}", wanted)
             assert (answer.status, answer.code) == (409, "lease_lost"), path
+    for topic in ("elsewhere", "orders"):
+        answer = walk.call("other consume", "GET", f"/messages/{topic}?ack={walk.lease}")
+        assert (answer.status, answer.code) == (403, "forbidden")
     assert c.stats("orders", "stock").in_flight == 1
     assert walk.call("consume", "POST", "/messages/ack", {"lease_id": walk.lease}).json["settled"] == 1
 

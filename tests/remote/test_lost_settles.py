@@ -105,6 +105,19 @@ def test_claims_reads_and_extensions_are_repeated(
     assert proxy.waiting == 0
 
 
+@pytest.mark.req("G14")
+def test_an_ack_with_the_next_claim_is_repeated_without_a_false_alarm(
+    c: custody.Custody, remote: custody.Custody, proxy: Proxy, orders: Fill
+) -> None:
+    orders(3)
+    lease = remote.claim("orders", "stock")
+    proxy.lose("GET /messages/orders", "after")
+    following = lease.next()
+    assert (proxy.waiting, following.lost, following.settled) == (0, None, Settled(settled=1, already=True))
+    assert [message.offset for message in following] == [2]  # the second one comes back when its lease expires
+    assert [entry.kind for entry in c.trace("orders", 0, 0)] == ["claim", "ack"]
+
+
 def test_a_repeat_for_all_of_a_lease_counts_all_that_it_has_settled(
     remote: custody.Custody, proxy: Proxy, orders: Fill
 ) -> None:

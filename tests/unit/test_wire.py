@@ -30,12 +30,13 @@ from custody.model.policy import Breaker, Constant, Exponential, Linear, Policy
 from custody.model.retention import Retention
 from custody.model.routing import Binding
 from custody.wire import fields
-from custody.wire.answers import InFlightOut, ProducerOut, RedrivenOut, RewindOut, SettledOut
+from custody.wire.answers import InFlightOut, ProducerOut, RedrivenOut, RewindOut
 from custody.wire.messages import DeadOut, DelayedOut, MessageOut, PlacedOut
 from custody.wire.policies import BindingIn, PolicyIn, RetentionIn
 from custody.wire.queries import ReceiveQuery
 from custody.wire.reports import GroupOut, JournalOut, TopicOut
 from custody.wire.requests import MessageIn, Shape
+from custody.wire.settled import SettledOut
 from custody.wire.verb import declared
 
 pytestmark = pytest.mark.core

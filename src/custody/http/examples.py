@@ -41,12 +41,12 @@ from custody.wire.answers import (
     RedrivenOut,
     RewindOut,
     RewoundOut,
-    SettledOut,
     WakeupOut,
 )
 from custody.wire.messages import DeadOut, DelayedOut, LeaseOut, MessageOut, PlacedOut, ReceiptsOut
 from custody.wire.policies import PolicyOut
 from custody.wire.reports import GroupOut, HandlingOut, JournalOut, JournalPartOut, RetentionOut, TopicOut
+from custody.wire.settled import SettledOut
 
 _AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 _LATER = _AT + timedelta(seconds=30)
@@ -85,7 +85,12 @@ _EXAMPLES: tuple[Any, ...] = (
         headers={},
         duplicate=False,
     ),
-    LeaseOut(lease_id=_LEASE, deadline=_LATER, messages=[MessageOut(**_MESSAGE, attempt=1, receipt=f"{_LEASE}:42")]),
+    LeaseOut(
+        lease_id=_LEASE,
+        deadline=_LATER,
+        messages=[MessageOut(**_MESSAGE, attempt=1, receipt=f"{_LEASE}:42")],
+        settled=SettledOut(1),
+    ),
     WakeupOut("orders-17", woken=True),
     SettledOut(1),
     DeadlineOut(_LATER),

@@ -9,15 +9,17 @@ import msgspec
 
 from custody import tracing
 from custody.coalesced import Ack, Claim
-from custody.errors import CustodyError, Withheld, by_code
+from custody.errors import CustodyError, LeaseLost, Withheld, by_code
 from custody.http.answer import Answer
 from custody.http.call import Call
 from custody.http.long_polls import Place
 from custody.http.operation import Table
+from custody.http.settling import ack_first
 from custody.verbs.claim import Lease
 from custody.wire.answers import WakeupOut
 from custody.wire.messages import LeaseOut, MessageOut
 from custody.wire.queries import ReceiveQuery, WakeupQuery
+from custody.wire.settled import SettledOut
 
 table = Table("messages")
 
@@ -31,6 +33,8 @@ async def receive_from(call: Call) -> Answer:
 
     They are leased until the deadline: acknowledge each, or it is delivered again. With `wait` the answer comes as soon
     as there are messages, or empty after that time. With `auto_ack` they are done when they are sent (at most once).
+    With `ack` it first acks an earlier lease, at once and whatever it finds then: `settled` is what that did, or `lost`
+    has the offsets that the earlier lease no longer held. A paused group is then an empty answer with the reason.
     """
     return await _receive(call, call.partition())
 
@@ -47,6 +51,7 @@ async def receive(call: Call) -> Answer:
 async def _receive(call: Call, partition: int | None) -> Answer:
     call.allow("consume", call.topic)
     query: ReceiveQuery = call.query
+    acked = None if query.ack is None else await ack_first(call, query.ack)
     # a lease has no more messages than one request can settle
     most = min(query.max, call.state.settings.max_batch)
     claim = Claim(max_messages=most, visibility_timeout=query.visibility_timeout, worker=call.worker)
@@ -70,14 +75,19 @@ async def _receive(call: Call, partition: int | None) -> Answer:
         if lease and await call.is_gone():  # its expiry would count as a failed delivery
             await call.state.give_back(lease)
             return _GONE
-    if not lease and lease.reason in _WITHHELD:
+    if not lease and lease.reason in _WITHHELD and acked is None:
         raise _WITHHELD[lease.reason](lease.detail and f"{_said(lease.reason)}: {lease.detail}", _remedy(lease.reason))
     if lease:
         call.state.metrics.received(place.topic, place.group, lease)
         tracing.received(place.topic, place.group, lease.messages, began)
         if query.auto_ack:
             await _acked(call, lease)
-    return Answer(msgspec.json.encode(_lease_out(lease)))
+    out = _lease_out(lease)
+    if isinstance(acked, LeaseLost):
+        out.lost = list(acked.lost)
+    elif acked is not None:
+        out.settled = SettledOut.of(acked)
+    return Answer(msgspec.json.encode(out))
 
 
 def _lease_out(lease: Lease) -> LeaseOut:

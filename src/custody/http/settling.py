@@ -17,8 +17,9 @@ from custody.http.operation import Table
 from custody.model.entities import DEFAULT_GROUP, Settled
 from custody.model.outcomes import Outcome
 from custody.verbs.settle import REMEDY, for_each
-from custody.wire.answers import DeadlineOut, SettledOut
+from custody.wire.answers import DeadlineOut
 from custody.wire.requests import SETTLING, AckIn, ExtendIn, MessageRef, OutcomeOfIn, SettleIn
+from custody.wire.settled import SettledOut
 
 table = Table("messages")
 
@@ -56,6 +57,31 @@ def _count(call: Call, one: Ack, settled: Settled) -> None:
         metrics.settled(one.lease_id, "ack", settled.settled)
     elif one.topic is not None:
         metrics.settled_in(one.topic, one.group or DEFAULT_GROUP, "ack", settled.settled)
+
+
+async def ack_first(call: Call, which: str) -> Settled | LeaseLost:
+    """The ack that a receive begins with: of a whole lease, or of the message of a receipt. It is done at once, however
+    long the receive waits then, and a repeat of it is a success."""
+    one = _earlier(call, which)
+    await _allow(call, [one])
+    try:
+        settled = await call.state.acks.submit(one)
+    except LeaseLost as error:
+        return error
+    _count(call, one, settled)
+    return settled
+
+
+def _earlier(call: Call, which: str) -> Ack:
+    try:
+        if ":" in which:
+            lease_id, offset = lease_of_receipt(which)
+            return Ack(lease_id=lease_id, offsets=[offset], worker=call.worker)
+        return Ack(lease_id=UUID(which), offsets=None, worker=call.worker)
+    except (ValueError, InvalidArgument):
+        raise InvalidArgument(
+            f"{which[:100]!r} is neither a lease nor a receipt", "Send a `lease_id` or a `receipt`.", path="$.ack"
+        ) from None
 
 
 def _acks(call: Call, body: AckIn) -> list[Ack]:

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from custody.errors import LeaseLost, Withheld
-from custody.model.entities import DEFAULT_GROUP, Settled
+from msgspec import UNSET
+
+from custody.errors import Withheld
+from custody.model.entities import DEFAULT_GROUP
 from custody.model.policy import Duration
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
@@ -17,6 +19,7 @@ from custody.remote.settling import RemoteSettler
 from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
 from custody.verbs.claim import Again, Lease, id_of
+from custody.verbs.settle import lease_lost
 from custody.wire import fields
 from custody.wire.answers import WakeupOut
 from custody.wire.fields import MOST
@@ -41,18 +44,21 @@ class RemoteConsuming(RemoteBase):
         partition: int | None = None,
         settle: Lease | UUID | None = None,
     ) -> Lease:
-        """As with a direct connection, but at most 10,000 messages at once, and `settle` is a request of its own.
+        """As with a direct connection, but at most 10,000 messages at once. `settle` is part of the request, but acked
+        also if there is no such group.
 
         If the answer is lost, the claim is repeated. What the first one leased comes back when that lease expires.
         """
         group_path(topic, group)
         require_partition(partition)
         path = f"/messages/{require_topic(topic)}" + ("" if partition is None else f"/{partition}")
+        settle_id = id_of(settle)
         query = ReceiveQuery(
             group=group,
             max=min(max_messages, MOST),
             visibility_timeout=fields.Timeout.of(visibility_timeout),
             create=group != DEFAULT_GROUP,  # over HTTP a receive creates it by default; this verb does not
+            ack=None if settle_id is None else str(settle_id),
         )
         again = partial(
             self.claim,
@@ -62,23 +68,17 @@ class RemoteConsuming(RemoteBase):
             visibility_timeout=visibility_timeout,
             partition=partition,
         )
-        settled, lost = self._settle_first(id_of(settle))
         try:
             found = self._call("GET", path, LeaseOut, query=query, **self._patience.get("claim", {}))
             lease = self._lease(found, again)
+            if found.settled is not UNSET:
+                lease.settled = found.settled.value()
+            if found.lost is not UNSET:
+                lease.lost = lease_lost(settle_id, found.lost)
         except Withheld as error:
             nothing = LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code)
             lease = self._lease(nothing, again, error)
-        lease.settled, lease.lost = settled, lost
         return lease
-
-    def _settle_first(self, lease_id: UUID | None) -> tuple[Settled | None, LeaseLost | None]:
-        if lease_id is None:
-            return None, None
-        try:
-            return self._settler().ack(lease_id), None
-        except LeaseLost as error:
-            return None, error
 
     def _lease(self, found: LeaseOut, again: Again, withheld: Withheld | None = None) -> Lease:
         return Lease(

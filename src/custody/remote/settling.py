@@ -16,8 +16,9 @@ from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.remote.values import is_possible_offset
 from custody.verbs.settle import Settler, lease_lost, storable
 from custody.wire import fields
-from custody.wire.answers import DeadlineOut, SettledOut
+from custody.wire.answers import DeadlineOut
 from custody.wire.requests import AckIn, ExtendIn, OffsetOutcomeIn, OutcomeIn, SettleIn
+from custody.wire.settled import SettledOut
 
 T = TypeVar("T")
 OutcomeT = TypeVar("OutcomeT", bound=OutcomeIn)

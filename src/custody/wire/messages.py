@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from custody.model.entities import DeadLetter, Delayed, Message, Payload, Receipt, Waiting
 from custody.model.lanes import Priority
+from custody.wire.settled import SettledOut
 
 
 class PlacedOut(Struct, kw_only=True):
@@ -176,10 +177,15 @@ def _payload(of: MessageFields | DelayedOut) -> Payload:
 
 
 class LeaseOut(Struct, kw_only=True):
-    """Messages under one lease. Without messages there is no lease, and `reason` is empty or busy."""
+    """Messages under one lease. Without messages there is no lease, and `reason` is empty or busy.
+
+    After a receive with `ack`, `settled` is what that did, or `lost` has the offsets that its lease no longer held.
+    """
 
     lease_id: UUID | None
     deadline: datetime | None
     messages: list[MessageOut]
     reason: str | None = None
     detail: str | None = None
+    settled: SettledOut | UnsetType = UNSET
+    lost: list[int] | UnsetType = UNSET

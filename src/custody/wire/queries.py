@@ -25,6 +25,10 @@ class ReceiveQuery(Shape):
     ] = None
     wait: Annotated[Duration | None, Meta(description="How long to wait for a message if there is none.")] = None
     create: Annotated[bool, Meta(description="Whether to create the group `default` if it is missing.")] = True
+    ack: Annotated[
+        Text | None,
+        Meta(description="First ack what is left of this lease, or the message of this receipt; see `settled`."),
+    ] = None
     auto_ack: Annotated[bool, Meta(description="Ack messages before they are sent: delivery at most once.")] = False
 
 
