@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import custody
 from bench.backlog import outgoing
 from bench.copying import BareCopy
 from bench.measure import in_turn, rate, ratio, repeat
@@ -18,6 +20,8 @@ def rows(stage: Stage) -> Iterator[Row]:
     for size in (1000, 100):
         yield from batch(stage, size)
     yield single(stage)
+    for threads in (8, 32):
+        yield from_threads(stage, threads)
 
 
 def batch(stage: Stage, size: int) -> Iterator[Row]:
@@ -88,4 +92,30 @@ def single(stage: Stage) -> Row:
         beside="bare INSERT",
         other=found["insert"].median,
         ratio=ratio(found["publish"], found["insert"]),
+    )
+
+
+def from_threads(stage: Stage, threads: int) -> Row:
+    """One message a call, from many threads of one client that share commits, beside a lone thread of it."""
+    times = max(1, stage.sizes.batches[1] // threads)
+    message = outgoing(1)[0]
+    with stage.database() as url, custody.connect(url, share_commits=True) as c, ThreadPoolExecutor(threads) as pool:
+        c.create_topic("published")
+
+        def publish(_: int) -> None:
+            repeat(times, lambda: c.publish("published", message.payload, key=message.key))
+
+        def by(callers: int) -> float:
+            return rate(times * callers, lambda: [*pool.map(publish, range(callers))])
+
+        by(threads)
+        found = in_turn(stage.sizes.repetitions, {"together": lambda: by(threads), "one": lambda: by(1)})
+    return Row(
+        what=f"publish, one at a time, {threads} threads",
+        measured=found["together"].median,
+        unit="msg/s",
+        beside="one thread",
+        other=found["one"].median,
+        ratio=ratio(found["together"], found["one"]),
+        ratio_target=at_least(8) if threads == 32 else None,
     )

@@ -30,6 +30,7 @@ def connect(
     ca: str | Path | None = None,
     retry_for: Duration | None = None,
     allow_insecure: bool = False,
+    share_commits: bool = False,
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
@@ -40,6 +41,9 @@ def connect(
 
     Behind a connection pooler, which is detected, waiting consumers poll. With `listen_url` (or CUSTODY_LISTEN_URL),
     a URL of the same database that bypasses the pooler, they are woken at once.
+
+    With `share_commits`, single publishes and acks of threads that would wait for one another go together, in one
+    transaction; each still has its own answer or error. A worker turns it on. A server does it for all of its callers.
 
     With an `http://` or `https://` URL the verbs are called at a server (`custody serve`). `api_key` (or
     CUSTODY_API_KEY) is sent to it, and `ca` (or CUSTODY_CA) is a file of certificates to trust. A request without an
@@ -83,6 +87,7 @@ def connect(
         statement_timeout=timeout,
         listen_url=listen_url,
         clock=clock,
+        share_commits=share_commits,
     )
 
 
@@ -140,6 +145,7 @@ def _open(
     statement_timeout: float | None = None,
     listen_url: str | None = None,
     clock: Callable[[], datetime] | None = None,
+    share_commits: bool = False,
 ) -> Custody:
     settings = config.load()
     server: EmbeddedServer | None = None
@@ -161,7 +167,15 @@ def _open(
         if server is not None:
             server.close()
         raise
-    return Custody(opened, server=server, defaults=settings.policy, worker=worker, clock=clock, listen_url=listen_url)
+    return Custody(
+        opened,
+        server=server,
+        defaults=settings.policy,
+        worker=worker,
+        clock=clock,
+        listen_url=listen_url,
+        share_commits=share_commits,
+    )
 
 
 def _require_database(url: str) -> None:

@@ -28,9 +28,9 @@ def test_single_publishes_that_meet_share_a_commit_and_a_bad_one_spoils_nobody(
     with psycopg.connect(database_url) as holder, ThreadPoolExecutor(21) as clients:
         holder.execute("SELECT FROM custody.heads FOR UPDATE")
         first = clients.submit(http_.post, "/messages", {"topic": "orders", "payload": "first"})
-        wait_for(lambda: http_.state.publishes._running == 1, "the first request is under way")
+        wait_for(lambda: http_.state.publishes.queue.running == 1, "the first request is under way")
         rest = [clients.submit(http_.post, "/messages", body) for body in bodies]
-        wait_for(lambda: len(http_.state.publishes._pending) == 20, "the others have come")
+        wait_for(lambda: len(http_.state.publishes.queue.pending) == 20, "the others have come")
         holder.rollback()
         assert first.result().json["offset"] == 0
         answers = [one.result() for one in rest]
@@ -54,9 +54,9 @@ def test_large_publishes_that_meet_do_not_all_go_together(
     with psycopg.connect(database_url) as holder, ThreadPoolExecutor(5) as clients:
         holder.execute("SELECT FROM custody.heads FOR UPDATE")
         first = clients.submit(http_.post, "/messages", {"topic": "orders", "payload": "first"})
-        wait_for(lambda: http_.state.publishes._running == 1, "the first request is under way")
+        wait_for(lambda: http_.state.publishes.queue.running == 1, "the first request is under way")
         rest = [clients.submit(http_.post, "/messages", body) for _ in range(4)]
-        wait_for(lambda: len(http_.state.publishes._pending) == 4, "the others have come")
+        wait_for(lambda: len(http_.state.publishes.queue.pending) == 4, "the others have come")
         holder.rollback()
         assert [one.result().status for one in (first, *rest)] == [200] * 5
     assert commits() == 3
@@ -75,12 +75,12 @@ def test_single_acks_that_meet_share_a_commit(c: custody.Custody, http_: Http, d
             clients.submit(http_.post, "/messages/ack", {"receipt": lease["messages"][0]["receipt"]})
             for lease in leases[:2]
         ]
-        wait_for(lambda: http_.state.acks._running == 2, "two are under way")
+        wait_for(lambda: http_.state.acks.queue.running == 2, "two are under way")
         rest = [
             clients.submit(http_.post, "/messages/ack", {"receipt": lease["messages"][0]["receipt"]})
             for lease in leases[2:]
         ]
-        wait_for(lambda: len(http_.state.acks._pending) == 10, "the others have come")
+        wait_for(lambda: len(http_.state.acks.queue.pending) == 10, "the others have come")
         db.execute("COMMIT")
         answers: list[Response] = [one.result() for one in (*first, *rest)]
     assert [answer.json["settled"] for answer in answers] == [1] * 12
@@ -104,7 +104,7 @@ def test_an_ack_that_waits_for_somebody_does_not_hold_up_others(
             target=lambda: http_.post("/messages/ack", {"lease_id": str(pair.lease_id), "offsets": [1]})
         )
         held.start()
-        wait_for(lambda: http_.state.acks._running == 1, "the ack that waits is under way")
+        wait_for(lambda: http_.state.acks.queue.running == 1, "the ack that waits is under way")
         assert http_.post("/messages/ack", {"lease_id": str(other.lease_id)}, timeout=10).json["settled"] == 1
         assert held.is_alive()
         own.commit()

@@ -152,9 +152,12 @@ def test_one_of_two_keys_is_not_overtaken_for_ever() -> None:
 
 def test_what_is_blocked_comes_again_by_itself_and_holds_up_nobody() -> None:
     batches: list[list[str]] = []
-    free = threading.Event()
+    free, begin = threading.Event(), threading.Event()
 
     def perform(items: Sequence[str]) -> list[object]:
+        if items[0].startswith("first"):
+            assert begin.wait(10)
+            return list(items)
         batches.append(list(items))
         if items == ["held a"]:
             assert free.wait(10)
@@ -164,11 +167,12 @@ def test_what_is_blocked_comes_again_by_itself_and_holds_up_nobody() -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as executor:
             c: Coalescer[str, str] = Coalescer(perform, executor, keys=lambda item: {item[-1]}, slots=2)
-            c._running = 2  # all slots are taken: what comes now goes together
+            first = asyncio.ensure_future(c.submit("first c")), asyncio.ensure_future(c.submit("first d"))
+            await asyncio.sleep(0)  # all slots are taken: what comes now goes together
             both = [asyncio.ensure_future(c.submit(item)) for item in ("held a", "1 b")]
             await asyncio.sleep(0)
-            c._running = 0
-            c._start()
+            begin.set()
+            assert await asyncio.gather(*first) == ["first c", "first d"]
             assert await asyncio.wait_for(both[1], 5) == "1 b done"
             assert await asyncio.wait_for(c.submit("2 b"), 5) == "2 b done"
             assert not both[0].done()

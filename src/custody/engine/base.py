@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from custody.config import this_process
+from custody.engine.sharing import SharedCommits
 from custody.model.bounds import Bounded
 from custody.model.codec import Decoding, decode
 from custody.model.placement import Layout
@@ -19,6 +20,8 @@ from custody.store.postgres import Connection, Database
 class Base(Bounded):
     """An open database, the clock, and the name that the journal records as the actor."""
 
+    _shared: SharedCommits | None = None
+
     def __init__(
         self,
         db: Database,
@@ -28,6 +31,7 @@ class Base(Bounded):
         worker: str | None = None,
         clock: Callable[[], datetime] | None = None,
         listen_url: str | None = None,
+        share_commits: bool = False,
     ) -> None:
         self.worker = worker or this_process()
         self._db = db.acting(self.worker, clock)
@@ -38,6 +42,13 @@ class Base(Bounded):
         self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
         self._hints = Hints(db.url)
+        if share_commits:
+            self._share_commits()
+
+    def _share_commits(self) -> None:
+        """From now on threads of this client share transactions."""
+        if self._shared is None:
+            self._shared = SharedCommits(self._db, self)
 
     def close(self) -> None:
         """Closes the connections; the last user of an embedded database stops its server."""
@@ -61,6 +72,9 @@ class Base(Bounded):
             _, partitions, priorities = self._db.call("layout", topic=topic)[0]
             layout = self._layouts[topic] = Layout(partitions, priorities)
         return layout
+
+    def _forget(self, topic: str) -> None:
+        self._layouts.pop(topic, None)
 
     def _rows(self, function: str, /, *, on: Connection | None = None, **arguments: Any) -> list[dict[str, Any]]:
         """Calls an SQL function in one round trip; returns its rows."""

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from custody.engine.groups import Groups
+from custody.engine.sharing import SharingSettler
 from custody.engine.topics import Topics
 from custody.model.entities import Settled
 from custody.model.outcomes import Outcome
@@ -52,6 +53,8 @@ class Consuming(SettleVerbs, Groups, Topics):
         )
 
     def _settler(self, connection: Connection | None = None) -> Settler:
+        if self._shared is not None:
+            return SharingSettler(db=self._db, connection=connection, acks=self._shared.acks)
         return DirectSettler(db=self._db, connection=connection)
 
     def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled:
@@ -95,7 +98,11 @@ class Consuming(SettleVerbs, Groups, Topics):
             return worker.run()
 
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
-        """A worker that you run in a thread of yours and stop with `stop()`. It takes the settings of `work`."""
+        """A worker that you run in a thread of yours and stop with `stop()`. It takes the settings of `work`.
+
+        From now on threads of this client share commits, as with `share_commits` of `connect`.
+        """
+        self._share_commits()
         return Worker(self, topic, group, handler, **settings)
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, TypeVar, overload
 
 from msgspec import Meta
 
+from custody.coalesced import Publish
+from custody.engine.sharing import SharedCommits
 from custody.engine.topics import TOPIC, Topics
 from custody.errors import DelayNotFound, InvalidArgument
 from custody.model.codec import arrays, encode_event
@@ -79,6 +81,8 @@ class Publishing(Topics):
         `allow_split` gives up the key's order.
         """
         message = Outgoing(payload, **rest)
+        if not message.delayed and expected_offset is None and self._shared is not None:
+            return self._publish_shared(self._shared, topic, message)
         if not message.delayed:
             return self.publish_many(topic, [message], expected_offset=expected_offset)[0]
         if expected_offset is not None:
@@ -170,15 +174,20 @@ class Publishing(Topics):
         """Cancels a delayed message; refused (`delay_not_found`) once it was delivered."""
         self._rows("cancel_delayed", topic=topic, delay_id=delay_id)
 
+    def _publish_shared(self, shared: SharedCommits, topic: str, message: Outgoing) -> Receipt:
+        (message,) = traced([message])
+        (receipt,) = shared.publishes.submit(
+            Publish(messages=[(topic, message)]), lambda: [*self.publish_many(topic, [message])]
+        )
+        assert isinstance(receipt, Receipt)
+        return receipt
+
     def _placed(self, topic: str, publish: Callable[..., list[Placed]]) -> list[Placed]:
         try:
             return publish(layout=self._layout_of(topic))
         except PLACED_WRONGLY:  # the cached layout of the topic may be out of date
             self._forget(topic)
             return publish(layout=self._layout_of(topic))
-
-    def _forget(self, topic: str) -> None:
-        self._layouts.pop(topic, None)
 
     def hint(self, topics: Iterable[str]) -> None:
         """Wakes consumers that wait for messages of these topics, after a publish that Custody did not see: for example

@@ -9,6 +9,7 @@ from uuid import UUID
 from custody import coalesced
 from custody.coalesced import Ack, Claim, Placed, Publish
 from custody.engine import Custody
+from custody.engine.sharing import publish_each
 from custody.errors import CustodyError
 from custody.model.codec import decode_raw
 from custody.model.entities import Replayed, Settled
@@ -38,26 +39,8 @@ class ServerVerbs:
         return other
 
     def publish_each(self, callers: Sequence[Publish], *, patient: bool = True) -> list[Placed | CustodyError]:
-        """Publishes for many callers, to any topics, each all or nothing. Returns for each its receipts or its error.
-
-        Without `patient`, a publish that would delay the others gets `coalesced.BLOCKED`, and nothing is done for it.
-        """
-        answers = coalesced.Publishes(
-            self._db,
-            callers,
-            layout_of=self._engine._layout_of,
-            forget=self._engine._forget,
-            patient=patient,
-        ).run()
-        self._engine.hint(
-            {
-                topic
-                for caller, answer in zip(callers, answers, strict=True)
-                if not isinstance(answer, CustodyError)
-                for topic, _ in caller.messages
-            }
-        )
-        return answers
+        """See `sharing.publish_each`."""
+        return publish_each(self._engine, callers, patient=patient)
 
     def ack_each(self, callers: Sequence[Ack], *, patient: bool = True) -> list[Settled | CustodyError]:
         """Acks for many callers. Returns for each what it settled, or its error. `patient`: see `publish_each`."""

@@ -8,10 +8,10 @@ from typing import Any, Self, TypeVar
 from custody.config import this_process
 from custody.engine import Custody
 from custody.errors import CustodyError, GroupNotFound, NeedsDatabase, OffsetOutOfRange, TopicNotFound
+from custody.forking import reset_after_fork
 from custody.model.entities import NAME
 from custody.model.placement import Layout
 from custody.model.policy import Policy
-from custody.remote.forking import reset_after_fork
 from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.wire.reports import TopicOut
 

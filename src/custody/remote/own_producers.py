@@ -17,7 +17,7 @@ from custody.errors import (
     Terminal,
     Transient,
 )
-from custody.remote.forking import reset_after_fork
+from custody.forking import reset_after_fork
 from custody.remote.transport import ATTEMPT, Tries
 
 T = TypeVar("T")

@@ -29,8 +29,8 @@ from custody.errors import (
     ServerStopping,
     by_code,
 )
+from custody.forking import reset_after_fork
 from custody.model.limits import NAME_LENGTH
-from custody.remote.forking import reset_after_fork
 from custody.wire import fields
 from custody.wire.answers import ErrorOut
 from custody.wire.requests import Shape
