@@ -55,13 +55,15 @@ class Held:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
+    def first(self, c: custody.Custody) -> None:
+        """Returns when a publish of the client waits for this lock, and so others wait for it."""
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        wait_for(lambda: bool(self._connection.execute(waiting).fetchall()), "the first is under way")
+        assert shared(c).publishes.queue.running == 1
+
 
 def queued(c: custody.Custody, count: int) -> None:
     wait_for(lambda: len(shared(c).publishes.queue.pending) == count, "the others have come")
-
-
-def under_way(c: custody.Custody) -> None:
-    wait_for(lambda: shared(c).publishes.queue.running == 1, "the first is under way")
 
 
 def test_publishes_that_wait_go_together_and_one_thread_keeps_its_order(
@@ -70,9 +72,9 @@ def test_publishes_that_wait_go_together_and_one_thread_keeps_its_order(
     def publish(n: int) -> list[Receipt]:
         return [sharing.publish("orders", {"n": n, "m": m}, key=f"k{n}") for m in range(2)]
 
-    with Held(database_url):
+    with Held(database_url) as held:
         first = threads.submit(sharing.publish, "orders", "first")
-        under_way(sharing)
+        held.first(sharing)
         rest = [threads.submit(publish, n) for n in range(20)]
         queued(sharing, 20)
     receipts = [first.result(), *(receipt for one in rest for receipt in one.result())]
@@ -93,9 +95,9 @@ def test_an_error_is_its_callers_own(sharing: custody.Custody, threads: ThreadPo
         except CustodyError as error:
             return error
 
-    with Held(database_url):
+    with Held(database_url) as held:
         first = threads.submit(publish, 0)
-        under_way(sharing)
+        held.first(sharing)
         wanted: list[dict[str, Any]] = [{}, {"partition": 9}, {"partition": 9}, {"headers": {"x": "\0"}}, {}]
         rest = [threads.submit(publish, n, **one) for n, one in enumerate(wanted)]
         queued(sharing, 5)
@@ -164,9 +166,9 @@ def test_acks_that_wait_go_together(
 def test_nobody_waits_for_an_answer_when_it_is_closed(
     sharing: custody.Custody, threads: ThreadPoolExecutor, database_url: str
 ) -> None:
-    with Held(database_url):
+    with Held(database_url) as held:
         calls = [threads.submit(sharing.publish, "orders", 0)]
-        under_way(sharing)
+        held.first(sharing)
         calls += [threads.submit(sharing.publish, "orders", n) for n in range(5)]
         queued(sharing, 5)
         sharing.close()
@@ -176,29 +178,26 @@ def test_nobody_waits_for_an_answer_when_it_is_closed(
 def test_a_lost_connection_is_reported_to_all_of_a_batch_and_to_nobody_else(
     sharing: custody.Custody, threads: ThreadPoolExecutor, database_url: str, db: psycopg.Connection
 ) -> None:
-    with Held(database_url):
+    with Held(database_url) as held:
         first = threads.submit(sharing.publish, "orders", 0)
-        under_way(sharing)
+        held.first(sharing)
         rest = [threads.submit(sharing.publish, "orders", n) for n in range(1, 5)]
         queued(sharing, 4)
-        wait_for(
-            lambda: db.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            ).fetchall(),
-            "it waits for the lock, and is ended",
+        db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
         assert isinstance(first.exception(20), DatabaseUnavailable)
-        under_way(sharing)
+        held.first(sharing)
     assert [one.result(20).topic for one in rest] == ["orders"] * 4
 
 
 def test_ctrl_c_ends_the_call_of_the_main_thread_alone(
     sharing: custody.Custody, threads: ThreadPoolExecutor, database_url: str
 ) -> None:
-    with Held(database_url):
+    with Held(database_url) as held:
         calls = [threads.submit(sharing.publish, "orders", 0)]
-        under_way(sharing)
+        held.first(sharing)
         calls += [threads.submit(sharing.publish, "orders", n) for n in range(5)]
         queued(sharing, 5)
 
@@ -217,9 +216,9 @@ def test_ctrl_c_ends_the_call_of_the_main_thread_alone(
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent(
     sharing: custody.Custody, threads: ThreadPoolExecutor, database_url: str
 ) -> None:
-    with Held(database_url):
+    with Held(database_url) as held:
         first = threads.submit(sharing.publish, "orders", 0)
-        under_way(sharing)
+        held.first(sharing)
         child = os.fork()
         if child == 0:
             queue = shared(sharing).publishes.queue
@@ -243,9 +242,9 @@ def test_a_topic_that_is_made_anew_is_placed_anew(
     threads.submit(sharing.publish, "orders", 1, key="k").result()
     c.delete_topic("orders")
     c.create_topic("orders", partitions=7)
-    with Held(database_url):
+    with Held(database_url) as held:
         calls = [threads.submit(sharing.publish, "orders", 0, key="k")]
-        under_way(sharing)
+        held.first(sharing)
         calls += [threads.submit(sharing.publish, "orders", n, key=f"k{n}") for n in range(8)]
         queued(sharing, 8)
     assert len({(one.result().partition, one.result().offset) for one in calls}) == 9
