@@ -67,8 +67,10 @@ OTHERS = """
 GROWN = """
     SELECT ARRAY(SELECT relname::text FROM pg_class
                  WHERE relnamespace = 'custody'::regnamespace AND relname LIKE 'log\\_%' AND relkind = 'r'),
+           ARRAY(SELECT proname::text FROM pg_proc
+                 WHERE pronamespace = 'custody'::regnamespace AND proname LIKE 'append\\_%'),
            ARRAY(SELECT n FROM unnest({}::text[]) n WHERE pg_relation_size(('custody.' || n)::regclass) > 80 * 1024)"""
-"""Segments of the log, and tables with many rows that no other table refers to."""
+"""Segments of the log, functions of the open ones, and tables with many rows that no other table refers to."""
 
 
 @contextmanager
@@ -185,8 +187,9 @@ class Schema:
     def empty(self, connection: psycopg.Connection[Any]) -> None:
         row = connection.execute(self._grown, prepare=True).fetchone()
         assert row is not None
-        segments, grown = row
+        segments, appends, grown = row
         statements = [sql.SQL("DROP TABLE {}").format(table(name)) for name in segments]
+        statements += [sql.SQL("DROP FUNCTION {}").format(table(name)) for name in appends]
         if grown:
             statements.append(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(map(table, grown))))
         if statements:

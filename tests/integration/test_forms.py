@@ -65,6 +65,18 @@ def test_a_payload_is_what_its_kind_says(
     assert c.topic("orders").message_count == 0
 
 
+@pytest.mark.parametrize("partitions", ["{0}", "{0,0,0}", "{}"])
+def test_arrays_of_different_lengths_are_refused(c: custody.Custody, db: psycopg.Connection, partitions: str) -> None:
+    c.create_topic("orders")
+    found, _ = refused(
+        db,
+        "SELECT custody.publish('orders', %s, '{k,k}', '{j,j}', ARRAY['1'::bytea, '2'], '{NULL,NULL}')",
+        partitions,
+    )
+    assert found == "invalid_argument"
+    assert c.topic("orders").message_count == 0
+
+
 def test_what_has_its_form_is_taken_and_read(c: custody.Custody, db: psycopg.Connection) -> None:
     c.create_topic("orders")
     for kind, payload, headers in (

@@ -15,7 +15,7 @@ from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, InvalidPayload
 from custody.model.entities import KEY_BYTES
 from custody.relay import Relay
-from custody.verbs.log import COPY_FROM
+from custody.verbs import log
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G3", "G11")]
 
@@ -52,7 +52,7 @@ def test_a_longer_one_is_refused_by_python(c: Custody, key: str) -> None:
     c.create_topic("orders")
     ways: list[Callable[[], object]] = [
         lambda: c.publish("orders", 1, key=key),
-        lambda: c.publish_many("orders", [Outgoing(n, key=key) for n in range(COPY_FROM + 1)]),
+        lambda: c.publish_many("orders", [Outgoing(n, key=key) for n in range(log.COPY_FROM + 1)]),
         lambda: c.publish_delayed("orders", [Outgoing(1, key=key, delay="1h")]),
     ]
     with psycopg.connect(c.database_url) as mine:

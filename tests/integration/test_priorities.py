@@ -16,7 +16,7 @@ from custody import Constant, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument, NoPriorities, PartitionNotFound
 from custody.model.lanes import PRIORITIES, WEIGHTS, Priority, priority_of
 from custody.model.placement import partition_for
-from custody.verbs.log import COPY_FROM
+from custody.verbs import log
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G16")]
 
@@ -37,8 +37,9 @@ def test_each_partition_is_five_in_the_log(c: Custody) -> None:
     assert (plain.partitions, plain.priorities, plain.starvation_limit) == (4, False, None)
 
 
-@pytest.mark.parametrize("many", [1, COPY_FROM])
-def test_a_key_and_a_priority_give_one_partition(c: Custody, many: int) -> None:
+@pytest.mark.parametrize("many", [1, 2, 20])
+def test_a_key_and_a_priority_give_one_partition(c: Custody, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    monkeypatch.setattr(log, "COPY_FROM", 20)
     start(c, partitions=4)
     for lane, priority in enumerate(PRIORITIES):
         receipts = c.publish_many(JOBS, [Outgoing(n, key="k", priority=priority) for n in range(many)])

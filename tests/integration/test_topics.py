@@ -111,3 +111,19 @@ def test_a_publisher_notices_a_topic_remade_with_other_partitions(c: Custody, da
 def test_deleting_what_is_not_there_says_so(c: Custody) -> None:
     with pytest.raises(TopicNotFound, match="there is no topic 'nope'"):
         c.delete_topic("nope")
+
+
+def test_only_an_open_segment_has_its_function(c: Custody, db: psycopg.Connection) -> None:
+    def functions() -> list[str]:
+        named = "SELECT proname FROM pg_proc WHERE proname LIKE 'append\\_%' ORDER BY proname"
+        return [str(name) for (name,) in db.execute(named).fetchall()]
+
+    c.create_topic("orders")
+    (first,) = functions()
+    c.publish("orders", 1)
+    db.execute("SELECT custody.seal_segment('orders')")
+    (second,) = functions()
+    assert first != second
+    assert c.publish("orders", 2).offset == 1
+    c.delete_topic("orders")
+    assert functions() == []

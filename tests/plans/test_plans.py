@@ -134,6 +134,20 @@ def test_publishing_reads_one_event(big: psycopg.Connection) -> None:
     assert_bounded(done, 5)
 
 
+def test_publishing_by_a_plan_of_an_empty_segment_reads_one_event(big: psycopg.Connection) -> None:
+    big.execute("SELECT custody.create_topic('grown')")
+    publish = "SELECT * FROM custody.publish('grown', '{0,0}', '{k,k}', '{j,j}', ARRAY['1'::bytea, '2'], '{NULL,NULL}')"
+    for _ in range(10):  # so often that the plans are kept
+        big.execute(publish)
+    big.execute(
+        "INSERT INTO custody.log SELECT h.segment_id, 0, n, now(), 'k', 'j', '1' FROM custody.heads h "
+        "JOIN custody.topics t USING (topic_id), generate_series(20, 40000) n WHERE t.name = 'grown'"
+    )
+    found, done = done_by(big, publish)
+    assert [offset for _, offset, _ in found] == [40001, 40002]
+    assert_bounded(done, 5)
+
+
 @pytest.mark.req("V6")
 def test_dead_letters_are_found_without_reading_the_log(big: psycopg.Connection) -> None:
     big.execute(

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
+from typing import Any
 
 from custody.coalesced.blocking import BLOCKED
 from custody.errors import Busy, CustodyError, DatabaseUnavailable, InvalidArgument, by_code
-from custody.model.codec import Encoded, arrays, encode_message
+from custody.model.codec import Encoded, encode_message
 from custody.model.entities import Delayed, Outgoing, Receipt
 from custody.model.placement import PLACED_WRONGLY, Layout, place
 from custody.model.policy import seconds_or_none
+from custody.store import packed
 from custody.store.postgres import Database, Row
 from custody.verbs import delays, log
-from custody.verbs.producer import producer_identity
 
 _ERRORS = by_code()
 _PLACED_WRONGLY = {error.code for error in PLACED_WRONGLY}
@@ -220,30 +221,27 @@ class Publishes:
 
     def _call_one(self, unit: _Unit) -> list[Row]:
         producer, epoch, sequence = unit.producer
-        if not unit.delayed:
-            identity = producer_identity(producer, epoch, sequence)
-            receipts = log.publish(
-                self._db,
-                unit.topic,
-                unit.messages,
-                layout=unit.layout,
-                producer=identity,
-                expected_offset=unit.expected,
+        if producer is None and not unit.delayed:
+            offsets = log.append(
+                self._db, unit.topic, unit.encoded, unit.placed, layout=unit.layout, expected_offset=unit.expected
             )
-            return [(0, one.partition, one.offset, one.duplicate, None) for one in receipts]
-        rows = self._db.call(
-            "publish_delayed",
-            topic=unit.topic,
-            partitions=unit.placed,
-            **arrays(unit.encoded),
-            deliver_at=[message.deliver_at for message in unit.messages],
-            delays=[seconds_or_none(one.delay) for one in unit.messages],
-            producer=producer,
-            epoch=epoch,
-            sequence=sequence,
-            of=unit.layout.partitions,
-        )
-        return [(0, partition, number, again, at) for partition, number, at, again in rows]
+            return [(0, partition, offset, False, None) for partition, offset in zip(unit.placed, offsets, strict=True)]
+        given: dict[str, Any] = {
+            "topic": unit.topic,
+            "partitions": unit.placed,
+            **packed.columns(unit.encoded),
+            "producer": producer,
+            "epoch": epoch,
+            "sequence": sequence,
+            "of": unit.layout.partitions,
+        }
+        if unit.delayed:
+            given["deliver_at"] = [message.deliver_at for message in unit.messages]
+            given["delays"] = [seconds_or_none(one.delay) for one in unit.messages]
+            rows = self._db.call("publish_delayed", **given)
+            return [(0, partition, number, again, at) for partition, number, at, again in rows]
+        rows = self._db.call("publish", **given, expected=unit.expected, priorities=unit.layout.priorities)
+        return [(0, partition, offset, again, None) for partition, offset, again in rows]
 
     def _call(self, bundles: list[_Bundle], wait: bool) -> list[tuple[str | None, str, str | None, list[Row]]]:
         units = [(number, unit) for number, bundle in enumerate(bundles) for unit in bundle.units]
@@ -261,7 +259,7 @@ class Publishes:
             priorities=[unit.layout.priorities for _, unit in units],
             units=[number for number, (_, unit) in enumerate(units, start=1) for _ in unit.messages],
             partitions=[partition for _, unit in units for partition in unit.placed],
-            **arrays([encoded for _, unit in units for encoded in unit.encoded]),
+            **packed.columns([encoded for _, unit in units for encoded in unit.encoded]),
             deliver_at=[message.deliver_at for message in messages],
             delays=[seconds_or_none(message.delay) for message in messages],
             wait=wait,

@@ -13,12 +13,13 @@ from custody.coalesced import Publish
 from custody.engine.sharing import SharedCommits
 from custody.engine.topics import TOPIC, Topics
 from custody.errors import DelayNotFound, InvalidArgument
-from custody.model.codec import arrays, encode_event
+from custody.model.codec import encode_event
 from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, Waiting, batch_of
 from custody.model.lanes import Priority
 from custody.model.limits import NAME_LENGTH
 from custody.model.placement import PLACED_WRONGLY
 from custody.model.policy import Duration
+from custody.store import packed
 from custody.tracing import traced
 from custody.verbs import delays, log
 from custody.verbs.producer import producer_identity
@@ -217,7 +218,7 @@ class Publishing(Topics):
             topic=topic,
             events=[event_id for event_id, _, _ in events],
             replays=[replays for _, replays, _ in events],
-            **arrays(encoded),
+            **packed.columns(encoded),
             source=source,
         )
         if new:

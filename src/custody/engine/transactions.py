@@ -9,10 +9,11 @@ from datetime import datetime
 from itertools import groupby
 from uuid import UUID
 
-from custody.model.codec import Encoded, arrays
+from custody.model.codec import Encoded
 from custody.model.entities import Delayed, OpenTransaction, Outgoing, Receipt
 from custody.model.placement import PLACED_WRONGLY, place
 from custody.model.policy import Duration, interval, seconds_or_none
+from custody.store import packed
 from custody.store.postgres import Connection, Database
 from custody.tracing import traced_each
 from custody.verbs.transactions import Transactions, encoded
@@ -78,7 +79,7 @@ class DirectTransactions(Transactions):
             partitions=place(messages, layout),
             named=[message.fixed for message in messages],
             of=layout.partitions,
-            **arrays(bodies),
+            **packed.columns(bodies),
             deliver_at=[message.deliver_at for message in messages],
             delays=[seconds_or_none(message.delay) for message in messages],
         )[0][0]

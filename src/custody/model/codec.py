@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -145,13 +144,3 @@ def encode_event(event_id: UUID, replays: int, message: Outgoing) -> Encoded:
                 "Leave it out: its key decides the partition, and it is not delayed.",
             )
     return encode_message(message)
-
-
-def arrays(encoded: Sequence[Encoded]) -> dict[str, Any]:
-    """Many messages as columns, the arguments of the SQL functions."""
-    return {
-        "keys": [key for key, _, _, _ in encoded],
-        "kinds": [kind.decode() for _, kind, _, _ in encoded],
-        "payloads": [payload for _, _, payload, _ in encoded],
-        "headers": [None if headers is None else headers.decode() for _, _, _, headers in encoded],
-    }

@@ -24,6 +24,8 @@ from psycopg.adapt import Buffer, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
 
+from custody.store import packed
+
 CONNECT = 10
 """Timeout of connecting, in seconds."""
 SILENCE = 10.0
@@ -179,6 +181,7 @@ class BoundedConnection(_Limited):
         made = super().connect(url, **settings)
         try:
             made._url = url
+            packed.register(made)
             made._look(limit)
         except BaseException:
             made.close()

@@ -13,7 +13,7 @@ FUNCTIONS = (
     "base/refuse", "base/guards", "base/ranges",
     "log/topics", "log/priorities", "log/read", "log/bulk_reads",
     "insights/stats",
-    "log/delays", "log/publish", "log/producers",
+    "log/delays", "log/append", "log/publish", "log/producers",
     "lifecycle/groups", "lifecycle/bare", "lifecycle/failures", "lifecycle/dead_letter", "lifecycle/breaker",
     "claim/expire", "claim/order", "claim/take", "claim/fairness", "claim/routing", "claim/turns",
     "claim/claim_partition", "claim/claim", "claim/leased",

@@ -31,6 +31,7 @@ from custody.errors import (
 )
 from custody.store.connecting import BoundedConnection
 from custody.store.functions import parameters_of
+from custody.store.packed import Packed
 
 PING = 5.0
 Connection = psycopg.Connection[Any]
@@ -70,7 +71,7 @@ def _injected(function: str) -> tuple[str, ...]:
 
 
 def _is_binary(value: object) -> bool:
-    return isinstance(value, list)
+    return isinstance(value, list | Packed)
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC
 
 from custody.errors import InvalidArgument
-from custody.model.codec import arrays, encode_message
+from custody.model.codec import encode_message
 from custody.model.entities import Delayed, Outgoing
 from custody.model.placement import Layout, place
 from custody.model.policy import require_zone, seconds, seconds_or_none
+from custody.store import packed
 from custody.store.postgres import Database
 
 
@@ -62,7 +63,7 @@ def publish(
         "publish_delayed",
         topic=topic,
         partitions=place(messages, layout),
-        **arrays(encoded),
+        **packed.columns(encoded),
         deliver_at=[message.deliver_at for message in messages],
         delays=[seconds_or_none(message.delay) for message in messages],
         producer=producer_id,

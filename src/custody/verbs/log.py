@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from custody.model.codec import Decoding, arrays, decode, encode_message
+from custody.model.codec import Decoding, Encoded, decode, encode_message
 from custody.model.entities import Message, Outgoing, Receipt
 from custody.model.placement import Layout, place
 from custody.model.policy import require_zone
+from custody.store import packed
 from custody.store.log_copy import copy_rows, row_tail
 from custody.store.postgres import Database
 
-COPY_FROM = 64
-"""Batches of at least this many messages are written by COPY: three more round trips, but less cost for each row."""
+COPY_FROM = 2000
+"""Batches of at least this many messages are written by COPY: three more round trips, but a row costs less."""
 
 
 def publish(
@@ -29,45 +31,76 @@ def publish(
     """Appends the messages in one transaction, in this order within each partition: all or none."""
     if not messages:
         return []
-    if producer is None and len(messages) >= COPY_FROM:
-        return _copy(db, topic, messages, layout=layout, expected_offset=expected_offset)
     encoded = [encode_message(message) for message in messages]
     placed = place(messages, layout)
-    producer_id, epoch, sequence = producer or (None, None, None)
-    rows = db.call(
-        "publish",
+    if producer is not None:
+        producer_id, epoch, sequence = producer
+        rows = db.call(
+            "publish",
+            topic=topic,
+            partitions=placed,
+            **packed.columns(encoded),
+            producer=producer_id,
+            epoch=epoch,
+            sequence=sequence,
+            expected=expected_offset,
+            of=layout.partitions,
+            priorities=layout.priorities,
+        )
+        return [Receipt(topic, partition, offset, duplicate) for partition, offset, duplicate in rows]
+    offsets = append(db, topic, encoded, placed, layout=layout, expected_offset=expected_offset)
+    return [Receipt(topic, partition, offset) for partition, offset in zip(placed, offsets, strict=True)]
+
+
+def append(
+    db: Database,
+    topic: str,
+    encoded: Sequence[Encoded],
+    placed: Sequence[int],
+    *,
+    layout: Layout,
+    expected_offset: int | None,
+) -> Sequence[int]:
+    """Appends messages to the partitions in `placed`. Returns the offset of each."""
+    if len(encoded) >= COPY_FROM:
+        return _copy(db, topic, encoded, placed, layout=layout, expected_offset=expected_offset)
+    counted = Counter(placed)
+    partitions = sorted(counted)
+    if len(partitions) > 1:
+        # a stable sort: the order within a partition stays
+        encoded = [encoded[n] for n in sorted(range(len(placed)), key=placed.__getitem__)]
+    ((firsts,),) = db.call(
+        "append",
         topic=topic,
-        partitions=placed,
-        **arrays(encoded),
-        producer=producer_id,
-        epoch=epoch,
-        sequence=sequence,
+        partitions=packed.integers(partitions),
+        counts=packed.integers([counted[partition] for partition in partitions]),
+        **packed.columns(encoded),
         expected=expected_offset,
         of=layout.partitions,
         priorities=layout.priorities,
     )
-    return [Receipt(topic, partition, offset, duplicate) for partition, offset, duplicate in rows]
+    return _number(placed, dict(zip(partitions, firsts, strict=True)))
 
 
 def _copy(
     db: Database,
     topic: str,
-    messages: Sequence[Outgoing],
+    encoded: Sequence[Encoded],
+    placed: Sequence[int],
     *,
     layout: Layout,
     expected_offset: int | None,
-) -> list[Receipt]:
+) -> Sequence[int]:
     # encoded before the partitions are locked, to hold the locks for a short time
-    tails = [row_tail(*encode_message(message)) for message in messages]
-    placed = place(messages, layout)
-    wanted = sorted(set(placed))
+    tails = [row_tail(*message) for message in encoded]
+    counted = Counter(placed)
     with db.transaction() as connection:
         reserved = db.call(
             "reserve",
             on=connection,
             topic=topic,
-            partitions=wanted,
-            counts=[placed.count(partition) for partition in wanted],
+            partitions=sorted(counted),
+            counts=[counted[partition] for partition in sorted(counted)],
             expected=expected_offset,
             of=layout.partitions,
             priorities=layout.priorities,
@@ -76,11 +109,11 @@ def _copy(
         times = {partition: published_at for partition, _, _, published_at in reserved}
         offsets = _number(placed, {partition: offset for partition, offset, _, _ in reserved})
         copy_rows(connection, segment_id, tails, placed, offsets, times)
-    return [Receipt(topic, partition, offset) for partition, offset in zip(placed, offsets, strict=True)]
+    return offsets
 
 
 def _number(placed: Sequence[int], firsts: Mapping[int, int]) -> Sequence[int]:
-    """The offset of each message, counted from the first reserved one of its partition."""
+    """The offset of each message, counted from the first one of its partition."""
     if len(firsts) == 1:
         first = firsts[placed[0]]
         return range(first, first + len(placed))

@@ -1,8 +1,74 @@
 -- Publishing. The head row is locked until the commit, which makes offsets dense and commit-ordered.
 
--- Locks the heads of the named partitions, in order, and returns where each ends: there COPY or INSERT goes on. p_of is
--- the number of partitions among which the caller placed its keys, and p_priorities whether it chose lanes. The caller
--- should commit at once, because it holds the partitions until then.
+-- Locks the heads of the named partitions, in order, and appends to each what is due there: delayed messages, and
+-- events of the outbox. p_of is the number of partitions among which the caller placed its keys, and p_priorities whether it
+-- chose lanes. The caller should commit at once, because it holds the partitions until then.
+CREATE FUNCTION custody.lock_to_append(
+    p_topic custody.topics, p_partitions int[], p_expected bigint, p_now timestamptz, p_of int, p_priorities boolean
+) RETURNS SETOF custody.heads
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_head custody.heads;
+    v_now  timestamptz;
+    v_seen int := 0;
+BEGIN
+    PERFORM custody.require_read_committed();
+    IF p_expected IS NOT NULL AND cardinality(p_partitions) <> 1 THEN
+        PERFORM custody.refuse('invalid_argument', 'expected_offset needs messages of one partition',
+            'Publish to one partition at a time, and name it.');
+    END IF;
+    IF p_priorities <> (p_topic.starvation_limit IS NOT NULL) THEN
+        PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic.name),
+            'Place the messages anew.');
+    END IF;
+    FOR v_head IN
+        SELECT h.* FROM custody.heads h WHERE h.topic_id = p_topic.topic_id AND h.partition = ANY (p_partitions)
+        ORDER BY h.partition FOR UPDATE
+    LOOP
+        v_seen := v_seen + 1;
+        -- The locked row counts: the topic may have grown while this call waited.
+        IF p_of <> v_head.partitions THEN
+            PERFORM custody.refuse('topic_changed',
+                format('topic %L has %s partitions now, not %s', p_topic.name, v_head.partitions, p_of),
+                'Place the messages anew.');
+        END IF;
+        -- Nothing is delivered if the caller expects an end: it would be refused, the delivery would be rolled back,
+        -- and so each time.
+        IF p_expected IS NULL THEN
+            IF v_head.delayed_from IS NOT NULL THEN
+                v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
+            END IF;
+            -- in a variable: a function call would not be an index condition
+            v_now := coalesce(p_now, clock_timestamp());
+            IF EXISTS (SELECT FROM custody.outbox o
+                       WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL
+                         AND o.available_at <= v_now)
+            THEN
+                PERFORM custody.take_outbox(v_head, v_now);
+            END IF;
+        END IF;
+        RETURN NEXT v_head;
+    END LOOP;
+    IF v_seen < cardinality(p_partitions) THEN
+        p_topic := custody.topic_named(p_topic.name);    -- it may have been deleted while this call waited
+        IF p_of IS NULL OR p_of = p_topic.partitions THEN
+            PERFORM custody.require_partition(p_topic, p) FROM unnest(p_partitions) p;
+        END IF;
+        PERFORM custody.refuse('topic_changed', format('topic %L was made anew meanwhile', p_topic.name),
+            'Publish again.');
+    END IF;
+END $$;
+
+CREATE FUNCTION custody.refuse_end(p_topic custody.topics, p_partition int, p_end bigint, p_expected bigint)
+RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM custody.refuse('offset_conflict',
+        format('%s/%s is at offset %s, not at %s', p_topic.name, p_partition, p_end, p_expected),
+        'Read what was published meanwhile, decide again, and publish with the new offset.');
+END $$;
+
+-- Returns where each of the named partitions ends, for callers that append rows themselves, and holds them as above.
 CREATE FUNCTION custody.reserve(
     p_topic text, p_partitions int[], p_counts int[], p_expected bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL
@@ -12,64 +78,21 @@ DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_head  custody.heads;
     v_tail  record;
-    v_now   timestamptz;
-    v_seen  int := 0;
 BEGIN
-    PERFORM custody.require_read_committed();
-    IF p_expected IS NOT NULL AND cardinality(p_partitions) <> 1 THEN
-        PERFORM custody.refuse('invalid_argument', 'expected_offset needs messages of one partition',
-            'Publish to one partition at a time, and name it.');
-    END IF;
-    IF p_priorities <> (v_topic.starvation_limit IS NOT NULL) THEN
-        PERFORM custody.refuse('topic_changed', format('topic %L was made anew with other lanes', p_topic),
-            'Place the messages anew.');
-    END IF;
-    FOR v_head IN
-        SELECT h.* FROM custody.heads h WHERE h.topic_id = v_topic.topic_id AND h.partition = ANY (p_partitions)
-        ORDER BY h.partition FOR UPDATE
+    FOR v_head IN SELECT * FROM custody.lock_to_append(v_topic, p_partitions, p_expected, p_now, p_of, p_priorities)
     LOOP
-        v_seen := v_seen + 1;
-        -- The locked row counts: the topic may have grown while this call waited.
-        IF p_of <> v_head.partitions THEN
-            PERFORM custody.refuse('topic_changed',
-                format('topic %L has %s partitions now, not %s', p_topic, v_head.partitions, p_of),
-                'Place the messages anew.');
-        END IF;
-        -- Nothing is delivered if the caller expects an end: it would be refused, the delivery would be rolled back,
-        -- and so each time.
-        IF v_head.delayed_from IS NOT NULL AND p_expected IS NULL THEN
-            v_head := custody.deliver_due(v_head, coalesce(p_now, clock_timestamp()));
-        END IF;
-        -- in a variable: a function call would not be an index condition
-        v_now := coalesce(p_now, clock_timestamp());
-        IF p_expected IS NULL AND EXISTS (
-            SELECT FROM custody.outbox o
-            WHERE o.topic_id = v_head.topic_id AND o.partition = v_head.partition AND o.ended_at IS NULL
-              AND o.available_at <= v_now)
-        THEN
-            PERFORM custody.take_outbox(v_head, v_now);
-        END IF;
         v_tail := custody.tail(v_head);
         IF p_expected <> v_tail.next_offset THEN
-            PERFORM custody.refuse('offset_conflict',
-                format('%s/%s is at offset %s, not at %s', p_topic, v_head.partition, v_tail.next_offset, p_expected),
-                'Read what was published meanwhile, decide again, and publish with the new offset.');
+            PERFORM custody.refuse_end(v_topic, v_head.partition, v_tail.next_offset, p_expected);
         END IF;
         IF v_topic.max_depth IS NOT NULL THEN
             PERFORM custody.require_room(v_topic, v_head, v_tail.next_offset,
                                          p_counts[array_position(p_partitions, v_head.partition)]);
         END IF;
         -- Time never goes back within a partition, even if the clock does.
-        v_now := greatest(coalesce(p_now, clock_timestamp()), v_tail.newest);
-        RETURN QUERY SELECT v_head.partition, v_tail.next_offset, v_head.segment_id, v_now;
+        RETURN QUERY SELECT v_head.partition, v_tail.next_offset, v_head.segment_id,
+                            greatest(coalesce(p_now, clock_timestamp()), v_tail.newest);
     END LOOP;
-    IF v_seen < cardinality(p_partitions) THEN
-        v_topic := custody.topic_named(p_topic);    -- the topic may have been deleted while this call waited
-        IF p_of IS NULL OR p_of = v_topic.partitions THEN
-            PERFORM custody.require_partition(v_topic, p) FROM unnest(p_partitions) p;
-        END IF;
-        PERFORM custody.refuse('topic_changed', format('topic %L was made anew meanwhile', p_topic), 'Publish again.');
-    END IF;
 END $$;
 
 -- Refuses a key beside a partition that is not its own, because a key in two partitions has no order. Returns the
@@ -97,6 +120,48 @@ BEGIN
     RETURN v_topic.partitions;
 END $$;
 
+-- Appends messages that lie together by partition: p_counts of them for each of p_partitions, which are in order. All
+-- other arrays are as long as the payloads, or empty if the messages have none of it. Returns the first offset in each
+-- partition. Clients call this: it checks neither the form of messages nor that keys are in their own partitions.
+CREATE FUNCTION custody.append(
+    p_topic text, p_partitions int[], p_counts int[], p_keys text[], p_kinds "char"[], p_payloads bytea[],
+    p_headers text[], p_expected bigint DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL,
+    p_now timestamptz DEFAULT NULL
+) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_topic custody.topics := custody.topic_named(p_topic);
+    v_head  custody.heads;
+    v_first bigint;
+    v_all   bigint[] := '{}';
+    v_n     int := 1;
+    v_from  int := 1;
+    v_until int;
+BEGIN
+    FOR v_head IN SELECT * FROM custody.lock_to_append(v_topic, p_partitions, p_expected, p_now, p_of, p_priorities)
+    LOOP
+        IF v_topic.max_depth IS NOT NULL THEN
+            PERFORM custody.require_room(v_topic, v_head, (custody.tail(v_head)).next_offset, p_counts[v_n]);
+        END IF;
+        IF cardinality(p_partitions) = 1 THEN
+            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8)', v_head.segment_id) INTO v_first
+            USING v_head.topic_id, v_head.partition, p_keys, p_kinds, p_payloads, p_headers, p_expected, p_now;
+        ELSE
+            v_until := v_from + p_counts[v_n] - 1;
+            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8)', v_head.segment_id) INTO v_first
+            USING v_head.topic_id, v_head.partition, p_keys[v_from:v_until], p_kinds[v_from:v_until],
+                  p_payloads[v_from:v_until], p_headers[v_from:v_until], p_expected, p_now;
+            v_from := v_until + 1;
+        END IF;
+        IF p_expected <> v_first THEN
+            PERFORM custody.refuse_end(v_topic, v_head.partition, v_first, p_expected);
+        END IF;
+        v_all := v_all || v_first;
+        v_n := v_n + 1;
+    END LOOP;
+    RETURN v_all;
+END $$;
+
 -- Appends a batch and returns where each message went, in the order given. All arrays are as long as the payloads. With
 -- p_of the caller has placed the keys itself, among so many partitions. Without it a key has to be in its own
 -- partition, unless p_allow_split.
@@ -110,9 +175,13 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_known   int := 0;
     v_where   int[] := p_partitions;
-    v_bases   record;
+    v_sorted  record;
+    v_firsts  bigint[];
     v_offsets bigint[];
 BEGIN
+    IF cardinality(p_partitions) <> cardinality(p_payloads) THEN
+        PERFORM custody.refuse('invalid_argument', 'each payload needs a partition', 'Give arrays of one length.');
+    END IF;
     IF p_producer IS NOT NULL THEN
         RETURN QUERY SELECT r.partition, r."offset", r.duplicate
                      FROM custody.known_receipts(p_topic, p_producer, p_epoch, p_sequence, cardinality(p_payloads)) r;
@@ -129,28 +198,27 @@ BEGIN
     IF p_of IS NULL AND NOT p_allow_split THEN
         p_of := custody.require_whole_keys(p_topic, v_where, p_keys[v_known + 1:]);
     END IF;
-    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, min(r.segment_id) AS segment_id,
-           array_agg(r.published_at) AS times
-    INTO v_bases
-    FROM (SELECT array_agg(p) AS partitions, array_agg(n) AS counts
-          FROM (SELECT p, count(*)::int AS n FROM unnest(v_where) p GROUP BY p) c) w,
-         custody.reserve(p_topic, w.partitions, w.counts, p_expected, p_now, p_of, p_priorities) r;
-    EXECUTE format(
-        'WITH added AS (
-             INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-             SELECT %1$s, m.partition, b.base + row_number() OVER (PARTITION BY m.partition ORDER BY m.n) - 1, b.time,
-                    m.key, m.kind::"char", m.payload, m.headers::jsonb
-             FROM unnest($1, $2, $3, $4, $5) WITH ORDINALITY m (partition, key, kind, payload, headers, n)
-             JOIN unnest($6, $7, $8) b (partition, base, time) USING (partition)
-             WHERE m.n > $9)
-         SELECT array_agg(o ORDER BY n)
-         FROM (SELECT m.n, b.base + row_number() OVER (PARTITION BY m.partition ORDER BY m.n) - 1 AS o
-               FROM unnest($1) WITH ORDINALITY m (partition, n)
-               JOIN unnest($6, $7) b (partition, base) USING (partition)
-               WHERE m.n > $9) x', v_bases.segment_id)
-    INTO v_offsets
-    USING p_partitions, p_keys, p_kinds, p_payloads, p_headers, v_bases.partitions, v_bases.bases, v_bases.times,
-          v_known;
+    SELECT array_agg(c.partition ORDER BY c.partition) AS partitions,
+           array_agg(c.messages ORDER BY c.partition) AS counts
+    INTO v_sorted
+    FROM (SELECT w AS partition, count(*)::int AS messages FROM unnest(v_where) w GROUP BY w) c;
+    IF v_known = 0 AND cardinality(v_sorted.partitions) = 1 THEN
+        v_firsts := custody.append(p_topic, v_sorted.partitions, v_sorted.counts, p_keys, p_kinds::"char"[], p_payloads,
+                                   p_headers, p_expected, p_of, p_priorities, p_now);
+    ELSE
+        SELECT custody.append(p_topic, v_sorted.partitions, v_sorted.counts, array_agg(m.key ORDER BY m.partition, m.n),
+                              array_agg(m.kind::"char" ORDER BY m.partition, m.n),
+                              array_agg(m.payload ORDER BY m.partition, m.n),
+                              array_agg(m.headers ORDER BY m.partition, m.n), p_expected, p_of, p_priorities, p_now)
+        INTO v_firsts
+        FROM unnest(p_partitions, p_keys, p_kinds, p_payloads, p_headers)
+             WITH ORDINALITY m (partition, key, kind, payload, headers, n)
+        WHERE m.n > v_known;
+    END IF;
+    SELECT array_agg(m.first - 1 + m.n ORDER BY m.place) INTO v_offsets
+    FROM (SELECT f.first, w.place, row_number() OVER (PARTITION BY w.partition ORDER BY w.place) AS n
+          FROM unnest(v_where) WITH ORDINALITY w (partition, place)
+          JOIN unnest(v_sorted.partitions, v_firsts) f (partition, first) USING (partition)) m;
     IF p_producer IS NOT NULL THEN
         PERFORM custody.remember_receipts(p_topic, p_producer, p_epoch, p_sequence + v_known, v_where, v_offsets,
                                           p_now);

@@ -21,6 +21,7 @@ BEGIN
                                         CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
                                         PRIMARY KEY (partition, "offset"))', v_segment);
     EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
+    PERFORM custody.make_append(v_segment);
     RETURN v_segment;
 END $$;
 
@@ -87,7 +88,7 @@ BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL
         ORDER BY segment_id LOOP
-        EXECUTE format('DROP TABLE custody.log_%s', v_segment);
+        EXECUTE format('DROP TABLE custody.log_%1$s; DROP FUNCTION IF EXISTS custody.append_%1$s', v_segment);
     END LOOP;
     PERFORM custody.remove_group(group_id) FROM custody.groups WHERE topic_id = v_topic.topic_id;
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;

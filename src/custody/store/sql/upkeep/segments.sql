@@ -23,6 +23,7 @@ BEGIN
     UPDATE custody.heads h SET segment_id = v_segment, segment_start = b.first_offset
     FROM custody.segment_bounds b
     WHERE h.topic_id = v_topic.topic_id AND b.segment_id = v_segment AND b.partition = h.partition;
+    EXECUTE format('DROP FUNCTION custody.append_%s', v_sealed);
     RETURN v_segment;
 END $$;
 

@@ -1,0 +1,131 @@
+"""Arrays in PostgreSQL's binary format. The driver looks at each element of a list; these are packed in one pass."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, ClassVar
+
+import psycopg
+from psycopg.adapt import Buffer, Dumper
+from psycopg.pq import Format
+
+from custody.model.codec import Encoded
+
+_NULL = b"\xff\xff\xff\xff"
+_LENGTH = struct.Struct("!i").pack
+_INTEGER = struct.Struct("!ii").pack
+# number of dimensions, whether there are nulls, the type of the elements, their number, the first subscript
+_HEADER = struct.Struct("!iiIii").pack
+_EMPTY = struct.Struct("!iiI").pack
+_LETTERS = {bytes([code]): _LENGTH(1) + bytes([code]) for code in range(128)}
+
+
+class Packed:
+    """An array that was packed: its elements, each after its length. The driver finds its type by the class."""
+
+    __slots__ = ("data",)
+    element: ClassVar[int]
+
+    def __init__(self, count: int, elements: Iterable[bytes]) -> None:
+        self.data = _HEADER(1, 1, self.element, count, 1) + b"".join(elements) if count else _EMPTY(0, 0, self.element)
+
+
+class Texts(Packed):
+    __slots__ = ()
+    element = 25
+
+
+class ByteStrings(Packed):
+    __slots__ = ()
+    element = 17
+
+
+class Letters(Packed):
+    __slots__ = ()
+    element = 18
+
+
+class Integers(Packed):
+    __slots__ = ()
+    element = 23
+
+
+class _PackedDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: Packed) -> Buffer:
+        return obj.data
+
+
+class _TextsDumper(_PackedDumper):
+    oid = 1009
+
+
+class _ByteStringsDumper(_PackedDumper):
+    oid = 1001
+
+
+class _LettersDumper(_PackedDumper):
+    oid = 1002
+
+
+class _IntegersDumper(_PackedDumper):
+    oid = 1007
+
+
+_DUMPERS: dict[type[Packed], type[Dumper]] = {
+    Texts: _TextsDumper, ByteStrings: _ByteStringsDumper, Letters: _LettersDumper, Integers: _IntegersDumper,
+}  # fmt: skip
+
+
+def register(connection: psycopg.Connection[object]) -> None:
+    """Teaches a connection to send packed arrays."""
+    for kind, dumper in _DUMPERS.items():
+        connection.adapters.register_dumper(kind, dumper)
+
+
+@lru_cache(maxsize=65536)
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return _NULL
+    data = text.encode()
+    return _LENGTH(len(data)) + data
+
+
+def texts(values: Sequence[str | None]) -> Texts:
+    """Texts that come again and again, such as keys."""
+    return Texts(len(values), map(_text, values))
+
+
+def documents(values: Sequence[bytes | None]) -> Texts:
+    """Texts that are encoded already. If all are null, the array is empty."""
+    if not any(values):
+        return Texts(0, ())
+    return Texts(len(values), (_NULL if one is None else _LENGTH(len(one)) + one for one in values))
+
+
+def byte_strings(values: Sequence[bytes]) -> ByteStrings:
+    return ByteStrings(len(values), chain.from_iterable((_LENGTH(len(one)), one) for one in values))
+
+
+def letters(values: Sequence[bytes]) -> Letters:
+    """Values of PostgreSQL's type "char"."""
+    return Letters(len(values), map(_LETTERS.__getitem__, values))
+
+
+def columns(messages: Sequence[Encoded]) -> dict[str, Any]:
+    """Messages as columns, the arguments of the SQL functions."""
+    keys, kinds, payloads, headers = zip(*messages, strict=True) if messages else ((), (), (), ())
+    return {
+        "keys": texts(keys),
+        "kinds": letters(kinds),
+        "payloads": byte_strings(payloads),
+        "headers": documents(headers),
+    }
+
+
+def integers(values: Sequence[int]) -> Integers:
+    return Integers(len(values), (_INTEGER(4, one) for one in values))
