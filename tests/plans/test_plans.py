@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.plans.conftest import CASES
+from tests.plans.conftest import CASES, EVENTS
 
 pytestmark = pytest.mark.core
 
@@ -56,6 +56,17 @@ def test_a_claim_reads_only_what_it_hands_out(big: psycopg.Connection, group: st
     assert len(rows) == 101
     # an ordered claim beside open cases reads the keys once more, and looks at 200 and 500 cases whether they are few
     assert_bounded(done, 720)
+
+
+@pytest.mark.req("N1")
+def test_a_claim_looks_at_the_end_of_the_log_only_when_it_comes_near(big: psycopg.Connection) -> None:
+    big.execute("SET LOCAL track_functions = 'all'")
+    calls = "SELECT coalesce(pg_stat_get_xact_function_calls('custody.tail(custody.heads)'::regprocedure), 0)"
+    looks = []
+    for most in (100, 100, EVENTS - 300, 100, 100):
+        big.execute("SELECT custody.claim('big', 'plain', %s)", [most])
+        looks.extend(big.execute(calls).fetchall())
+    assert [look for (look,) in looks] == [1, 1, 1, 1, 2]
 
 
 @pytest.mark.req("N1", "K7")
