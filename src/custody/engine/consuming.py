@@ -19,6 +19,7 @@ from custody.verbs import claim, pipelines
 from custody.verbs.claim import Lease
 from custody.verbs.pipelines import Driver, DriverVerbs, Figures, PassLimit, PipelineState
 from custody.verbs.settle import DirectSettler, Settler, SettleVerbs
+from custody.wire.verb import composed
 from custody.worker import Worker, WorkerSummary
 from custody.worker.handler_runner import Handler
 from custody.worker.signals import stopped_by_signals
@@ -57,14 +58,17 @@ class Consuming(SettleVerbs, Groups, Topics):
             return SharingSettler(db=self._db, connection=connection, acks=self._shared.acks)
         return DirectSettler(db=self._db, connection=connection)
 
+    @composed
     def settle(self, lease_id: UUID, outcomes: Mapping[int, Outcome] | Outcome) -> Settled:
         """Settles messages of a lease, each with its own outcome, by offset, or all that are not settled with one."""
         return self._settler().settle(lease_id, outcomes)
 
+    @composed
     def extend(self, lease_id: UUID, timeout: Duration | None = None, *, offset: int | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or one of its messages."""
         return self._settler().extend(lease_id, timeout, offset)
 
+    @composed
     def work(
         self,
         topic: str,

@@ -21,7 +21,7 @@ from custody.wire.fields import Batch, Help, NewName, Offset, Partition, Reason
 from custody.wire.messages import MessageOut
 from custody.wire.policies import GivenBindings, GivenPolicy, GivenSettings, GivenStart
 from custody.wire.reports import GroupOut
-from custody.wire.verb import verb
+from custody.wire.verb import composed, verb
 
 GROUPS = "/topics/{topic}/groups"
 GROUP = GROUPS + "/{group}"
@@ -109,10 +109,12 @@ class Groups(Base):
                 row = rows("bind", topic=topic, group=group, bindings=_bindings(bindings))[0]
         return describe_group(topic, row)
 
+    @composed
     def update_group(self, topic: str, group: str, policy: Policy) -> Group:
         """Replaces the policy of a group, from now on. Its ordering cannot change."""
         return self.change_group(topic, group, policy=policy.plain())
 
+    @composed
     def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
         """Replaces all bindings of a group. Without bindings it gets every message.
 

@@ -13,7 +13,7 @@ from custody.verbs.producer import IdempotentProducer
 from custody.verbs.transactions import Transactions
 from custody.wire.answers import ChangedOut, ProducerOut
 from custody.wire.fields import Help, Name, Positive
-from custody.wire.verb import verb
+from custody.wire.verb import composed, verb
 
 
 class Producers(Publishing):
@@ -56,6 +56,7 @@ class Producers(Publishing):
             )
         return _producer(self._rows("init_producer", producer=producer_id)[0], None)
 
+    @composed
     def init_producer(self, producer_id: str) -> IdempotentProducer:
         """Becomes this producer, with a new epoch and sequence 0. Older instances are fenced."""
         state = self.new_epoch(producer_id)

@@ -27,7 +27,7 @@ from custody.wire.answers import CountOut
 from custody.wire.fields import Batch, Help, Offset, Page, Partition, Text
 from custody.wire.messages import DelayedOut, MessageOut
 from custody.wire.requests import GivenEvents
-from custody.wire.verb import verb
+from custody.wire.verb import composed, verb
 
 Placed = TypeVar("Placed", Receipt, Delayed)
 
@@ -66,6 +66,7 @@ class Publishing(Topics):
         deliver_at: datetime | None = ...,
     ) -> Delayed: ...
 
+    @composed
     def publish(
         self,
         topic: str,

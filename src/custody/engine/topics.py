@@ -17,7 +17,7 @@ from custody.verbs import upkeep
 from custody.wire.fields import GivenSize, GivenTimeout, Large, Name, NewName, Partitions
 from custody.wire.policies import GivenRetention
 from custody.wire.reports import JournalOut, TopicOut
-from custody.wire.verb import verb
+from custody.wire.verb import composed, verb
 
 TOPIC = "/topics/{topic}"
 
@@ -137,10 +137,12 @@ class Topics(Base):
             self._hints.send(topic)
         return self.topic(topic)
 
+    @composed
     def grow_topic(self, topic: str, *, partitions: Partitions) -> Topic:
         """Adds partitions. Refused while a group ordered by key has unresolved messages, because keys would move."""
         return self.change_topic(topic, partitions=partitions)
 
+    @composed
     def set_retention(self, topic: str, retention: Retention | None) -> Topic:
         """Sets the retention of a topic; None keeps everything."""
         return self.change_topic(topic, retention=retention)

@@ -18,22 +18,6 @@ from custody.wire.answers import HealthOut
 __all__ = ["RemoteCustody", "is_remote", "open_remote"]
 
 RETRY_FOR = "30s"
-COMPOSED = {
-    "publish",
-    "grow_topic",
-    "set_retention",
-    "update_group",
-    "bind",
-    "init_producer",
-    "work",
-    "ack",
-    "nack",
-    "release",
-    "later",
-    "settle",
-    "extend",
-}
-"""Methods of the façade that only call other methods of it, and so work unchanged in the client."""
 
 
 class RemoteCustody(RemoteTopics, RemoteProducers, RemoteGroups, RemoteConsuming):
@@ -44,7 +28,7 @@ class RemoteCustody(RemoteTopics, RemoteProducers, RemoteGroups, RemoteConsuming
     """
 
 
-derive(RemoteCustody, Custody, COMPOSED)
+derive(RemoteCustody, Custody)
 
 
 def open_remote(

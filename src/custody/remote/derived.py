@@ -6,7 +6,7 @@ import abc
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar, cast, get_args
 from urllib.parse import quote
 
@@ -22,12 +22,12 @@ from custody.wire.fields import Range
 from custody.wire.verb import Verb, sent_as
 
 
-def derive(client: type, facade: type, composed: Set[str]) -> None:
-    """Adds to a client the public methods of the façade that are not written by hand. A declared verb becomes a
-    request; any other method raises `needs_database`."""
+def derive(client: type, facade: type) -> None:
+    """Adds to a client the public methods of the façade that are neither written by hand nor composed of others. A
+    declared verb becomes a request; any other method raises `needs_database`."""
     own = {name for kind in client.__mro__ if not issubclass(facade, kind) for name in vars(kind)}
     for name, function in inspect.getmembers(facade, inspect.isfunction):
-        if not name.startswith("_") and name not in own | composed:
+        if not name.startswith("_") and name not in own and not hasattr(function, "__composed__"):
             verb = getattr(function, "__verb__", None)
             setattr(client, name, bounded(_refusal(function) if verb is None else method_of(verb)))
     abc.update_abstractmethods(client)

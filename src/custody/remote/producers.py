@@ -64,4 +64,4 @@ class RemoteTransactions(Transactions):
         return self.transport.call(method, path, answer, worker=self.worker, **given)
 
 
-derive(RemoteTransactions, Transactions, {"add", "require_places"})
+derive(RemoteTransactions, Transactions)

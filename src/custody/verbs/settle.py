@@ -16,6 +16,7 @@ from custody.model.entities import Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, interval, seconds_or_none
 from custody.store.postgres import Connection, Database
+from custody.wire.verb import composed
 
 LONGEST_ERROR = 8_000
 """Characters of an error that are stored; `custody.kept_error` has the same number."""
@@ -34,10 +35,12 @@ class SettleVerbs(Bounded):
         """
         raise NotImplementedError
 
+    @composed
     def ack(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         """Marks messages as done."""
         return self.settle(lease_id, for_each(offsets, Outcome("ack")))
 
+    @composed
     def nack(
         self,
         lease_id: UUID,
@@ -51,10 +54,12 @@ class SettleVerbs(Bounded):
         outcome = Outcome("nack" if requeue else "reject", error=error, delay=delay)
         return self.settle(lease_id, for_each(offsets, outcome))
 
+    @composed
     def release(self, lease_id: UUID, offsets: Sequence[int] | None = None) -> Settled:
         """Gives messages back: they are ready at once, and the delivery does not count as an attempt."""
         return self.settle(lease_id, for_each(offsets, Outcome("release")))
 
+    @composed
     def later(self, lease_id: UUID, offsets: Sequence[int] | None = None, *, after: Duration) -> Settled:
         """Postpones messages: they are ready again after that time, and the delivery does not count as an attempt."""
         return self.settle(lease_id, for_each(offsets, Outcome("later", delay=after)))

@@ -22,7 +22,7 @@ from custody.verbs.claim import Lease, Which, offsets_of
 from custody.verbs.delays import require_time
 from custody.wire.answers import AbortedOut, BegunOut, CommittedOut
 from custody.wire.fields import GivenTimeout, Name, Offset, Positive, Reason
-from custody.wire.verb import verb
+from custody.wire.verb import composed, verb
 
 FLUSH_AT = 500
 """Messages that are collected before they are sent: they are not visible before the commit anyway."""
@@ -125,6 +125,7 @@ class Transactions(Bounded, ABC):
     def open(self) -> list[OpenTransaction]:
         """Transactions that are neither committed nor aborted."""
 
+    @composed
     def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
         """Refuses a topic that does not exist, and messages with an invalid partition or priority."""
         layout = self.layout_of(topic)
@@ -135,6 +136,7 @@ class Transactions(Bounded, ABC):
             self.forget(topic)
             place(named, self.layout_of(topic))
 
+    @composed
     def add(self, transaction_id: UUID, topic: str, messages: Sequence[Outgoing], *, first: int | None = None) -> int:
         """`add_all` for one topic."""
         return self.add_all(transaction_id, [(topic, message) for message in messages], first=first)

@@ -230,6 +230,12 @@ def verb(
     return declare
 
 
+def composed(function: F) -> F:
+    """Declares a method of the façade that only calls other methods of it, and so works unchanged in the client."""
+    function.__composed__ = True  # type: ignore[attr-defined]
+    return function
+
+
 def declared(kind: type) -> dict[str, Verb]:
     """The verbs of a class, in the order of their declaration."""
     found: dict[str, Verb] = {}
