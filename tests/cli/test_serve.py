@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import os
 import signal
@@ -15,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Run
 from tests.http.conftest import Http
 from tests.waiting import wait_for
 
-from custody.cli.serve import serve
-from custody.http import Settings
+from custody.model.server_settings import ServerSettings
+from custody.model.setting import settings_of
 
 
 @contextmanager
@@ -67,25 +66,26 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy(database_url: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        (["--tls-cert", "only.pem"], "TLS needs a certificate and its key"),
-        (["--max-body", "much"], "is not a size"),
-        (["--connections", "0"], "connections"),
+        (["--tls-cert", "only.pem"], 1, "TLS needs a certificate and its key"),
+        (["--max-body", "much"], 2, "is not a size"),
+        (["--connections", "0"], 2, "connections"),
+        (["--body-timeout", "0s"], 1, "body_timeout"),
+        (["--port", "65536"], 1, "from 0 to 65,535"),
+        (["--origin", "https://app.example.com/path"], 1, "is not an origin"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    database_url: str, tmp_path: Path, arguments: list[str], said: str
-) -> None:
-    with start(database_url, tmp_path, "serve", "--port", "0", *arguments) as server:
-        _, errors = server.communicate(timeout=20)
-    assert server.returncode != 0
-    assert said in errors
-    assert "Traceback" not in errors
+def test_settings_that_make_no_sense_are_refused(quick: Run, arguments: list[str], code: int, said: str) -> None:
+    refused = quick("serve", *arguments, code=code)
+    assert said in refused.err
+    assert "Traceback" not in refused.err
 
 
-def test_its_options_have_the_defaults_of_a_server() -> None:
-    options = inspect.signature(serve).parameters
-    fields = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in options}
-    assert len(fields) > 15
-    assert {name: options[name].default for name in fields} == fields
+def test_every_setting_of_a_server_is_an_option_with_its_default(quick: Run) -> None:
+    said = quick("serve", "--help").out
+    for setting in settings_of(ServerSettings):
+        name = {"origins": "origin"}.get(setting.name, setting.name)
+        assert f"--{name.replace('_', '-')}" in said
+    assert "[default: 16MB]" in said
+    assert "--no-coalesce" in said

@@ -20,7 +20,7 @@ import pytest
 from tests.waiting import wait_for
 
 import custody
-from custody.http import Server, Settings
+from custody.http import Server, ServerSettings
 from custody.http.state import ServerState
 
 
@@ -78,7 +78,7 @@ class Http:
 @contextmanager
 def served(engine: custody.Custody, **settings: Any) -> Iterator[Http]:
     """A server in a thread of this process."""
-    server = Server(engine, Settings(port=0, **settings))
+    server = Server(engine, ServerSettings(port=0, **settings))
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 import custody
 from custody.engine.server_verbs import ServerVerbs
 from custody.errors import DatabaseUnavailable, KeysNeeded, Unauthorized
-from custody.http import Server, Settings, keyring
+from custody.http import Server, ServerSettings, keyring
 from custody.http.keyring import Keyring
 from custody.http.rights import Caller
 from custody.verbs.apikeys import KnownKeys
@@ -102,7 +102,7 @@ def test_the_revocation_of_the_last_key_opens_nothing(
         assert http.get("/topics").status == 401
     assert "the last API key was revoked: every call is refused" in caplog.text
     with pytest.raises(KeysNeeded, match="--open"):
-        Server(c, Settings(port=0))
+        Server(c, ServerSettings(port=0))
     new = c.create_api_key("boss", admin=["*"]).secret
     assert http.get("/topics", headers=bearer(new)).status == 200, "a new key works at once"
     wait_for(lambda: opened.get("/topics").status == 401, "and both ask for it", timeout=2)

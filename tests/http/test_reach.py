@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import InvalidConfig, KeysNeeded
-from custody.http import Server, Settings
+from custody.http import Server, ServerSettings
 
 pytestmark = pytest.mark.core
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.com"])
 def test_beyond_this_machine_a_server_without_keys_does_not_start(c: custody.Custody, host: str) -> None:
     with pytest.raises(KeysNeeded, match="custody apikeys create"):
-        Server(c, Settings(host=host, port=0))
+        Server(c, ServerSettings(host=host, port=0))
 
 
 @pytest.mark.req("G19")
@@ -38,7 +38,7 @@ def test_expired_and_revoked_keys_do_not_count(c: custody.Custody, clock: Callab
     c.revoke_api_key("gone")
     clock.move(3600)  # type: ignore[attr-defined]
     with pytest.raises(KeysNeeded):
-        Server(c, Settings(host="0.0.0.0", port=0))
+        Server(c, ServerSettings(host="0.0.0.0", port=0))
 
 
 @pytest.mark.req("G19")
@@ -182,10 +182,10 @@ def test_bad_certificate_files_are_refused(c: custody.Custody, certificate: tupl
         (cert, locked),
     ):
         with pytest.raises(InvalidConfig, match="PEM files") as refused:
-            Server(c, Settings(port=0, tls_cert=tls_cert, tls_key=tls_key))
+            Server(c, ServerSettings(port=0, tls_cert=tls_cert, tls_key=tls_key))
         assert str(tls_cert) in str(refused.value)
     with pytest.raises(InvalidConfig, match="both"):
-        Settings(tls_cert=cert)
+        ServerSettings(tls_cert=cert)
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_bad_certificate_files_are_refused(c: custody.Custody, certificate: tupl
 )
 def test_an_origin_that_cannot_be_is_refused(origin: str) -> None:
     with pytest.raises(InvalidConfig, match="is not an origin"):
-        Settings(origins=(origin,))
+        ServerSettings(origins=(origin,))

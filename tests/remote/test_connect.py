@@ -32,7 +32,7 @@ from custody.errors import (
     NeedsDatabase,
     PublisherUnavailable,
 )
-from custody.http import Server, Settings
+from custody.http import Server, ServerSettings
 from custody.relay import CustodyPublisher
 from custody.remote import RemoteCustody
 from custody.testing.publishers import event
@@ -206,7 +206,7 @@ def test_every_verb_of_the_direct_connection_is_the_clients_own_or_refused() -> 
 @contextmanager
 def served_tls(c: custody.Custody, cert: Path, key: Path) -> Iterator[str]:
     """A server with a certificate, in a thread."""
-    server = Server(c, Settings(port=0, tls_cert=cert, tls_key=key))
+    server = Server(c, ServerSettings(port=0, tls_cert=cert, tls_key=key))
     thread = threading.Thread(target=server.run)
     thread.start()
 

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from custody.cli.arguments import DURATION, SIZE
+from custody.cli.arguments import DURATION
 from custody.cli.exporting import export_spans
 from custody.cli.session import session_of
+from custody.cli.settings import options
+from custody.model.server_settings import ServerSettings
 
 
+@options(ServerSettings, without=("origins",), none=False, defaults=True)
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
-    connections: Annotated[int, typer.Option(min=2, help="Number of connections to the database.")] = 10,
-    max_body: Annotated[Any, typer.Option(help="Largest body of a request.", **SIZE)] = "16MB",
-    max_batch: Annotated[int, typer.Option(min=1, help="Most messages of one request or lease.")] = 10_000,
-    max_wait: Annotated[Any, typer.Option(help="Longest long poll.", **DURATION)] = "60s",
-    body_timeout: Annotated[Any, typer.Option(help="Timeout for receiving a request.", **DURATION)] = "30s",
-    write_timeout: Annotated[Any, typer.Option(help="Timeout for a client to read its answer.", **DURATION)] = "30s",
-    max_connections: Annotated[int, typer.Option(min=1, help="Most client connections.")] = 10_000,
-    max_connections_per_address: Annotated[
-        int, typer.Option(min=1, help="Most client connections from one address.")
-    ] = 5_000,
-    max_buffered: Annotated[
-        Any,
-        typer.Option(help="Most memory for bodies, and as much again for answers.", **SIZE),
-    ] = "256MB",
     statement_timeout: Annotated[Any, typer.Option(help="Timeout of a database call.", **DURATION)] = "30s",
-    grace: Annotated[Any, typer.Option(help="How long a stop waits for accepted requests.", **DURATION)] = "30s",
-    open: Annotated[
-        bool, typer.Option("--open", help="Serve without API keys even though all existing keys are revoked.")
-    ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     origin: Annotated[
         list[str] | None, typer.Option(help="Allow calls from web pages of this origin (CORS); may be repeated.")
     ] = None,
@@ -45,13 +25,11 @@ def serve(
         str | None,
         typer.Option(metavar="json|text|none", help="Format of the log on stderr (default: text on a terminal)."),
     ] = None,
-    coalesce: Annotated[
-        bool, typer.Option("--coalesce/--no-coalesce", help="Small requests share transactions.")
-    ] = True,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Run the HTTP server. SIGTERM or Ctrl-C stops it after the accepted requests are answered."""
     import custody
-    from custody.http import Settings
     from custody.http import serve as run
     from custody.http.logs import FORMATS, format_for, written
     from custody.http.threads import SPARE
@@ -61,25 +39,7 @@ def serve(
     kind = next((known for known in FORMATS if known == (log or usual)), None)
     if kind is None:
         raise typer.BadParameter(f"--log cannot be {log!r}; it is one of: {', '.join(FORMATS)}")
-    settings = Settings(
-        host=host,
-        port=port,
-        connections=connections,
-        coalesce=coalesce,
-        max_body=max_body,
-        max_batch=max_batch,
-        max_wait=max_wait,
-        body_timeout=body_timeout,
-        write_timeout=write_timeout,
-        max_connections=max_connections,
-        max_connections_per_address=max_connections_per_address,
-        max_buffered=max_buffered,
-        grace=grace,
-        open=open,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        origins=tuple(origin or ()),
-    )
+    settings = ServerSettings(**given, origins=tuple(origin or ()))
 
     def ready(url: str) -> None:
         if session.json:
@@ -92,7 +52,7 @@ def serve(
         custody.connect(
             session.database,
             home=session.home,
-            pool_size=connections + SPARE,
+            pool_size=settings.connections + SPARE,
             statement_timeout=statement_timeout,
             listen_url=session.listen_url,
             worker="http",

@@ -1,10 +1,11 @@
-"""Options derived from settings: those of a group's policy and of a topic's retention."""
+"""Options derived from settings: those of a group's policy, of a topic's retention and of a server."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,10 +29,12 @@ def options(
     without: tuple[str, ...] = (),
     names: dict[str, str] | None = None,
     none: bool = True,
+    defaults: bool = False,
 ) -> Callable[[Command], Command]:
     """Adds an option for each setting to a command, which receives the given ones as the dict `given`.
 
-    `names` renames options; with `none`, the value `none` removes an optional setting.
+    `names` renames options; with `none`, the value `none` removes an optional setting. With `defaults`, an
+    option that is not given has the default of its setting.
     """
     found = {(names or {}).get(one.name, one.name): one for one in settings_of(kind) if one.name not in without}
 
@@ -41,26 +44,31 @@ def options(
             given = {}
             for name, setting in found.items():
                 value = values.pop(name)
-                if value is not None and value is not False:
+                if value is not None and (defaults or value is not False):
                     given[setting.name] = None if setting.optional and value == NONE else value
             command(**values, given=given)
 
         signature = inspect.signature(command, eval_str=True)
         kept = [one for one in signature.parameters.values() if one.name != "given"]
-        made = [_parameter(name, setting, panel, none=none) for name, setting in found.items()]
+        made = [_parameter(name, one, panel, none=none, defaults=defaults) for name, one in found.items()]
         run.__signature__ = signature.replace(parameters=[*kept, *made])  # type: ignore[attr-defined]  # for typer
         return run
 
     return decorate
 
 
-def _parameter(name: str, setting: Setting, panel: str | None, *, none: bool) -> inspect.Parameter:
+def _parameter(name: str, setting: Setting, panel: str | None, *, none: bool, defaults: bool) -> inspect.Parameter:
     kind, how = _shape(setting, none=none and setting.optional)
     text = f"{setting.help} {_EXAMPLES.get(setting.kind, '')}".strip()
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, **how)
+    option = typer.Option(_flag(name, setting), help=text, rich_help_panel=panel, **how)
     annotation = Annotated[kind, option]  # type: ignore[valid-type]  # a variable
-    default = False if setting.kind is bool else None
+    default = setting.default if defaults else False if setting.kind is bool else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flag(name: str, setting: Setting) -> str:
+    written = name.replace("_", "-")
+    return f"--{written}/--no-{written}" if setting.default is True else f"--{written}"
 
 
 def usage(setting: Setting, name: str, *, none: bool) -> str:
@@ -93,6 +101,7 @@ def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 _PARSED: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (arguments.number, "N"),
     str: (str, "TEXT"),
+    Path: (Path, "FILE"),
     Duration: (arguments.duration, "DURATION"),
     Size: (arguments.size, "SIZE"),
     Backoff: (arguments.backoff, "KIND[:INITIAL[:NAME=VALUE…]]"),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from custody.errors import Forbidden
 from custody.http.answer import Answer
-from custody.http.settings import Settings
+from custody.model.server_settings import ServerSettings
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 _OWN = (b"", b"same-origin", b"none")  # "none": a user typed the address
@@ -18,7 +18,7 @@ _SHOWN = b"X-Request-Id, Retry-After"
 Headers = Mapping[bytes, bytes]
 
 
-def require_origin(headers: Headers, scheme: str, settings: Settings, *, open: bool) -> None:
+def require_origin(headers: Headers, scheme: str, settings: ServerSettings, *, open: bool) -> None:
     """Refuses calls that a browser makes for a web page of another origin.
 
     A browser sends the page's origin, except with plain requests such as for an image; with those it sends
@@ -34,7 +34,7 @@ def require_origin(headers: Headers, scheme: str, settings: Settings, *, open: b
         raise Forbidden("a web page of another origin may not call this server", "Start it with --origin to allow it.")
 
 
-def require_host(headers: Headers, settings: Settings) -> None:
+def require_host(headers: Headers, settings: ServerSettings) -> None:
     """Refuses a foreign Host header, against DNS rebinding: a page could give its own name the address of this machine.
 
     Only for a server that needs no key. With keys, a page gains nothing by it.
@@ -58,7 +58,7 @@ def is_preflight(method: str, headers: Headers) -> bool:
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
-def preflight(headers: Headers, settings: Settings) -> Answer:
+def preflight(headers: Headers, settings: ServerSettings) -> Answer:
     """The answer to a preflight: the methods and headers that a permitted page may send."""
     if headers[b"origin"].decode("latin-1") not in settings.origins:
         return Answer(b"", 204)
@@ -73,7 +73,7 @@ def preflight(headers: Headers, settings: Settings) -> Answer:
     )
 
 
-def shared(headers: Headers, settings: Settings) -> list[tuple[bytes, bytes]]:
+def shared(headers: Headers, settings: ServerSettings) -> list[tuple[bytes, bytes]]:
     """The headers that let a permitted page read the answer. Without --origin there are none."""
     if not settings.origins:
         return []

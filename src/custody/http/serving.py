@@ -20,11 +20,11 @@ from custody.engine import Custody
 from custody.errors import InvalidConfig, KeysNeeded
 from custody.http.app import Application
 from custody.http.protocol import bounded
-from custody.http.settings import Settings
 from custody.http.state import ServerState
 from custody.model.policy import seconds
+from custody.model.server_settings import ServerSettings
 
-__all__ = ["Server", "Settings", "serve"]
+__all__ = ["Server", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ OTHER_FILES = 100
 class Server:
     """The HTTP server of an engine. `run` serves until a signal or `stop` ends it."""
 
-    def __init__(self, engine: Custody, settings: Settings) -> None:
+    def __init__(self, engine: Custody, settings: ServerSettings) -> None:
         self._settings = settings = with_room(settings)
         self._state = ServerState(engine, settings)
         context = tls_context(settings)
@@ -151,7 +151,7 @@ class _Uvicorn(uvicorn.Server):
         self._stopping()
 
 
-def bound(settings: Settings) -> socket.socket:
+def bound(settings: ServerSettings) -> socket.socket:
     """Binds the socket before the address is announced, so that a port in use is refused here."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family)
@@ -168,7 +168,7 @@ def bound(settings: Settings) -> socket.socket:
     return made
 
 
-def tls_context(settings: Settings) -> ssl.SSLContext | None:
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """The TLS context. The protocol starts TLS itself, because uvicorn would not count connections in a handshake."""
     if settings.tls_cert is None:
         return None
@@ -184,7 +184,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def with_room(settings: Settings) -> Settings:
+def with_room(settings: ServerSettings) -> ServerSettings:
     """Lowers `max_connections` to what the limit of open files allows, after raising that limit if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = settings.connections + OTHER_FILES
@@ -200,7 +200,7 @@ def with_room(settings: Settings) -> Settings:
     return replace(settings, max_connections=most)
 
 
-def serve(engine: Custody, settings: Settings, *, ready: Callable[[str], object] = lambda _: None) -> None:
+def serve(engine: Custody, settings: ServerSettings, *, ready: Callable[[str], object] = lambda _: None) -> None:
     """Serves until SIGTERM or Ctrl-C. `ready` is called with the address."""
     server = Server(engine, settings)
     ready(server.url)

@@ -23,12 +23,12 @@ from custody.http.keyring import Keyring
 from custody.http.long_polls import LongPolls, Place
 from custody.http.metrics import Metrics
 from custody.http.rights import ANYBODY, Caller
-from custody.http.settings import Settings
 from custody.http.threads import Threads, in_thread
 from custody.http.wakeups import Wakeups
 from custody.model.entities import DEFAULT_GROUP, Settled
 from custody.model.policy import seconds
 from custody.model.retention import size_in_bytes
+from custody.model.server_settings import ServerSettings
 from custody.verbs.claim import Lease
 from custody.verbs.upkeep import EVERY, keep_up
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 class ServerState:
     """The state of one server process. Opened and closed in its event loop."""
 
-    def __init__(self, engine: Custody, settings: Settings) -> None:
+    def __init__(self, engine: Custody, settings: ServerSettings) -> None:
         self.engine, self.verbs, self.settings = engine, ServerVerbs(engine), settings
         self.max_body = size_in_bytes(settings.max_body)
         self.body_timeout, self.max_wait = seconds(settings.body_timeout), seconds(settings.max_wait)

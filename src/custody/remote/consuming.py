@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from custody.errors import Withheld
 from custody.model.entities import DEFAULT_GROUP
+from custody.model.limits import MOST
 from custody.model.policy import Duration
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
@@ -22,7 +23,6 @@ from custody.verbs.claim import Again, Lease, id_of
 from custody.verbs.settle import lease_lost
 from custody.wire import fields
 from custody.wire.answers import WakeupOut
-from custody.wire.fields import MOST
 from custody.wire.messages import LeaseOut
 from custody.wire.queries import ReceiveQuery, WakeupQuery
 from custody.worker import Worker

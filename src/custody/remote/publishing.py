@@ -10,7 +10,7 @@ import msgspec
 from custody.engine import Custody
 from custody.errors import CustodyError, InvalidArgument, OffsetConflict
 from custody.model.entities import Delayed, Message, Outgoing, Payload, Receipt, batch_of
-from custody.model.limits import LARGEST
+from custody.model.limits import LARGEST, MOST
 from custody.model.policy import Policy
 from custody.remote.base import RemoteBase, require_topic, topic_path
 from custody.remote.derived import prepared, special
@@ -19,7 +19,6 @@ from custody.remote.transport import Transport, Tries
 from custody.remote.values import outgoing
 from custody.tracing import traced
 from custody.verbs.producer import producer_identity
-from custody.wire.fields import MOST
 from custody.wire.messages import MessageOut, ReceiptsOut
 from custody.wire.requests import PublishIn
 from custody.wire.verb import Verb

@@ -13,15 +13,13 @@ from msgspec import Meta
 from custody.errors import InvalidArgument
 from custody.model import policy, retention
 from custody.model.entities import NAME
-from custody.model.limits import LARGEST, NAME_LENGTH, SMALL
+from custody.model.limits import LARGEST, MOST, NAME_LENGTH, SMALL
 
 Text = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 """PostgreSQL stores every character but NUL."""
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH, pattern=r"^[^\u0000]*$")]
 """A name to look up. It may be one that cannot exist, which is not found like any other."""
 NewName = Annotated[str, Meta(pattern=NAME)]
-MOST = 10_000
-"""Most messages of one answer."""
 LISTED = 100_000
 """Most entries of one list."""
 

@@ -7,7 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from custody.model.entities import DEFAULT_GROUP
-from custody.wire.fields import MOST, Duration, Name, Text, Timeout
+from custody.model.limits import MOST
+from custody.wire.fields import Duration, Name, Text, Timeout
 from custody.wire.requests import Shape
 
 
