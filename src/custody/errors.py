@@ -45,6 +45,7 @@ CustodyError
     │   ├── TopicExists           topic_exists
     │   ├── TopicChanged          topic_changed
     │   ├── GroupExists           group_exists
+    │   ├── SettingsDiffer        settings_differ
     │   ├── KeyExists             key_exists
     │   ├── LeaseLost             lease_lost
     │   ├── OrderConflict         order_conflict
@@ -455,6 +456,12 @@ class BareGroup(Conflict):
     """The group is bare: it has a cursor and no lifecycle."""
 
     code = "bare_group"
+
+
+class SettingsDiffer(Conflict):
+    """It exists with other settings, which cannot be changed."""
+
+    code = "settings_differ"
 
 
 class LifecycleGroup(Conflict):

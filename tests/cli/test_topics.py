@@ -50,6 +50,21 @@ def test_a_topic_is_created_listed_and_described(quick: Run, live: Custody, expl
     assert "groups             stock" in quick("topics", "describe", "orders").out
 
 
+def test_a_topic_and_a_group_can_be_ensured_again_and_again(quick: Run, live: Custody) -> None:
+    for _ in range(2):
+        said = quick("topics", "create", "orders", "--partitions", "2", "--ensure")
+        assert said.out == "there is topic orders with 2 partitions\n"
+        said = quick("groups", "create", "orders", "stock", "--max-attempts", "5", "--bind", "orders.>", "--ensure")
+        assert said.out == "there is group stock on topic orders\n"
+    quick("topics", "create", "orders", "--ensure", "--retention-time", "7d")
+    quick("groups", "create", "orders", "stock", "--ensure")
+    assert (live.topic("orders").partitions, live.topic("orders").retention is not None) == (2, True)
+    group = live.group("orders", "stock")
+    assert (group.policy and group.policy.max_attempts, len(group.bindings)) == (5, 1)
+    refused = quick("--json", "topics", "create", "orders", "--partitions", "1", "--ensure", code=1)
+    assert refused.error["code"] == "settings_differ"
+
+
 def test_a_topic_is_deleted_only_when_confirmed(quick: Run, live: Custody) -> None:
     live.create_topic("orders")
     live.publish("orders", 1)

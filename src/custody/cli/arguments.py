@@ -142,6 +142,9 @@ SIZE: dict[str, Any] = {"parser": size, "metavar": "SIZE"}
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The group.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Ensure = Annotated[
+    bool, typer.Option("--ensure", help="Accept an existing one: change what may be changed, and say what differs.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
 Reason = Annotated[str | None, typer.Option(help="Reason, recorded in the journal.")]
 Partition = Annotated[int | None, typer.Option(help="Only this partition.")]

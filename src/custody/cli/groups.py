@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
+from msgspec import UNSET
 
 from custody.cli import arguments, render
-from custody.cli.arguments import Group, Topic, Yes
+from custody.cli.arguments import Ensure, Group, Topic, Yes
 from custody.cli.session import Session, counted, session_of
 from custody.cli.settings import options
 from custody.model.entities import Group as GroupFound
@@ -107,6 +108,7 @@ def create(
     bare: Annotated[bool, typer.Option("--bare", help="Only committed offsets: no lifecycle, no policy.")] = False,
     bind: Bind = None,
     bind_header: BindHeader = None,
+    ensure: Ensure = False,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -116,12 +118,14 @@ def create(
     session = session_of(ctx)
     policy = replace(config.load().policy, **given) if given else None
     with session.connect() as c:
-        made = c.create_group(
-            topic, group, policy, start=start, bare=bare, bindings=_bindings(bind, bind_header) or None
-        )
+        bindings = _bindings(bind, bind_header)
+        if ensure:
+            made = c.ensure_group(topic, group, policy, start=start, bare=bare or None, bindings=bindings or UNSET)
+        else:
+            made = c.create_group(topic, group, policy, start=start, bare=bare, bindings=bindings or None)
     if session.json:
         session.emit(made)
-    session.say(f"created {'bare ' if bare else ''}group {group} on topic {topic}")
+    session.say(f"{'there is' if ensure else 'created'} {'bare ' if bare else ''}group {group} on topic {topic}")
 
 
 @app.command()

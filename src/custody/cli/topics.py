@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import render, upkeep
-from custody.cli.arguments import DURATION, Topic, Yes
+from custody.cli.arguments import DURATION, Ensure, Topic, Yes
 from custody.cli.session import counted, session_of
-from custody.model.lanes import priority_of
+from custody.model.lanes import LANES, priority_of
 
 app = typer.Typer(no_args_is_help=True, help="Topics: list, create, describe, retain, grow, delete.")
 
@@ -43,7 +43,9 @@ def list_topics(ctx: typer.Context) -> None:
 def create(
     ctx: typer.Context,
     topic: Topic,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Number of partitions.")] = 1,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="Number of partitions (default: 1).")
+    ] = None,
     max_depth: Annotated[
         int | None, typer.Option(min=1, help="Refuse publishes while a partition has this many unresolved messages.")
     ] = None,
@@ -54,6 +56,7 @@ def create(
         str | None,
         typer.Option(help="With --priorities: messages that wait longer come first (default: 1m).", **DURATION),
     ] = None,
+    ensure: Ensure = False,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -61,18 +64,20 @@ def create(
     session = session_of(ctx)
     retention = upkeep.retention_of(given)
     with session.connect() as c:
-        made = c.create_topic(
-            topic,
-            partitions=partitions,
-            max_depth=max_depth,
-            priorities=priorities,
-            starvation_limit=starvation_limit,
-            retention=retention,
-        )
+        settings: dict[str, Any] = {
+            "max_depth": max_depth,
+            "starvation_limit": starvation_limit,
+            "retention": retention,
+        }
+        if ensure:
+            made = c.ensure_topic(topic, partitions=partitions, priorities=priorities or None, **settings)
+        else:
+            made = c.create_topic(topic, partitions=partitions or 1, priorities=priorities, **settings)
     if session.json:
         session.emit(made)
     lanes = f", {made.partitions} in the log: one for each priority" if made.priorities else ""
-    session.say(f"created topic {topic} with {counted(partitions, 'partition')}{lanes}")
+    asked = made.partitions // LANES if made.priorities else made.partitions
+    session.say(f"{'there is' if ensure else 'created'} topic {topic} with {counted(asked, 'partition')}{lanes}")
 
 
 @app.command()

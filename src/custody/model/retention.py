@@ -86,6 +86,11 @@ class Retention(Settings):
         """The retention as arguments of `custody.set_retention`."""
         return {name.removeprefix("retention_"): value for name, value in super().columns().items()}
 
+    def holds_in(self, kept: Retention | None) -> bool:
+        """Whether a topic that keeps `kept` keeps this; fields that were left out have been filled in there."""
+        found = {} if kept is None else kept.columns()
+        return all(found.get(name) == value for name, value in self.columns().items() if value is not None)
+
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Self | None:
         """The retention of a topic's row."""

@@ -9,7 +9,6 @@ from custody.engine import Custody
 from custody.errors import TopicExists
 from custody.model.entities import Topic
 from custody.model.lanes import LANES
-from custody.model.retention import Retention
 from custody.remote.base import RemoteBase
 from custody.remote.derived import request, special
 from custody.remote.transport import Tries
@@ -51,12 +50,7 @@ def _as_asked(made: Topic, given: Mapping[str, Any]) -> bool:
     """Whether a topic has the requested settings. The value of starvation_limit is not compared: it has a default."""
     partitions = given["partitions"] * LANES if given["priorities"] else given["partitions"]
     asked = partitions, given["max_depth"], given["priorities"]
-    return (made.partitions, made.max_depth, made.priorities) == asked and _fits(made.retention, given["retention"])
-
-
-def _fits(kept: Retention | None, asked: Retention | None) -> bool:
-    """Whether a topic has the requested retention; fields that were left out have been filled in."""
-    if kept is None or asked is None:
-        return kept is asked
-    found = kept.columns()
-    return all(found[name] == value for name, value in asked.columns().items() if value is not None)
+    kept, wanted = made.retention, given["retention"]
+    return (made.partitions, made.max_depth, made.priorities) == asked and (
+        kept is None if wanted is None else wanted.holds_in(kept)
+    )
