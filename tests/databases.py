@@ -51,7 +51,10 @@ CATALOGS = {
     "pg_trigger": "oid",
     "pg_type": "oid",
 }
-VERSIONS = "(SELECT sum(hashtextextended(concat(t.xmin, t.ctid), 0)) FROM {} t WHERE {} >= {})"
+FIRST = {"pg_namespace": 100}
+"""Of most catalogs, rows that belong to this database alone are compared; the schema `public` is, too."""
+VERSIONS = "(SELECT sum(hashint4extended(age(t.xmin) - age('3'::xid), hashtid(t.ctid))) FROM {} t WHERE {} >= {})"
+"""`age` counts back from now, so a difference of two stays the same. It has none for what initdb made first."""
 RELATIONS = """
     (SELECT sum(hashtextextended(concat_ws(' ', c.oid, c.relname, c.relnamespace, c.relkind, c.relowner, c.relacl,
         c.reloptions, c.relhastriggers, c.relrowsecurity, c.relispartition, c.relpersistence,
@@ -171,7 +174,7 @@ class Schema:
     @staticmethod
     def _state_query(filled: list[str], names: list[str], sequences: list[str]) -> sql.Composed:
         catalogs = [
-            sql.SQL(VERSIONS).format(sql.Identifier(name), sql.Identifier(oid), 0 if name == "pg_namespace" else 16384)
+            sql.SQL(VERSIONS).format(sql.Identifier(name), sql.Identifier(oid), FIRST.get(name, 16384))
             for name, oid in CATALOGS.items()
         ]
         rows = [sql.SQL(VERSIONS).format(table(name), 1, 1) for name in filled]
@@ -193,7 +196,9 @@ class Schema:
         if grown:
             statements.append(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(map(table, grown))))
         if statements:
-            connection.execute(sql.SQL("; ").join(statements))
+            # in a block: after a DROP psycopg drops what its session has prepared
+            block = sql.SQL("; ").join(statements).as_string(connection)
+            connection.execute(sql.SQL("DO {}").format(sql.Literal(f"BEGIN {block}; END")))
         connection.execute(self._delete, prepare=True)
 
 
