@@ -152,7 +152,8 @@ class Run:
 @pytest.mark.parametrize(
     ("positive", "negative", "least"),
     [
-        pytest.param(2, 2, 150, id="some"),
+        pytest.param(1, 1, 80, id="some"),
+        pytest.param(5, 5, 400, id="more", marks=pytest.mark.chaos),
         pytest.param(300, 200, 10_000, id="many", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )

@@ -12,6 +12,7 @@ from tests.integration.stream import GROUP, TOPIC, drain, everything, fill, star
 
 from custody import Breaker, Custody, Outgoing, Policy
 from custody.errors import InvalidArgument
+from custody.model.outcomes import Outcome
 
 pytestmark = pytest.mark.core
 
@@ -68,8 +69,8 @@ def test_the_journal_goes_by_size(c: Custody, clock: Clock) -> None:
     noise = random.Random(0)
     for _ in range(12):
         c.publish_many(TOPIC, [Outgoing(1) for _ in range(60)])
-        for _ in range(60):
-            c.claim(TOPIC, GROUP).nack(error=noise.randbytes(8000).hex(), requeue=False)
+        lease = c.claim(TOPIC, GROUP, max_messages=60)
+        c.settle(lease.lease_id, {m.offset: Outcome("reject", error=noise.randbytes(8000).hex()) for m in lease})
         clock.move(HOUR)
         assert "opened" not in did(c)
         assert sum(part.bytes for part in c.journal().parts) < 4.5 * 2**20

@@ -523,7 +523,7 @@ def test_a_new_worker_never_runs_a_blocked_key_from_its_first_claim_on(
 def test_many_workers_on_one_partition_keep_the_order_of_every_key(database_url: str) -> None:
     with custody.connect(database_url, pool_size=8) as c:
         policy = Policy(ordering="key", max_attempts=99, backoff=Constant(0))
-        start(c, policy=policy, keys=[f"k{n % 20}" for n in range(600)])
+        start(c, policy=policy, keys=[f"k{n % 20}" for n in range(300)])
         done: list[tuple[str | None, int]] = []
         lock = threading.Lock()
 
@@ -550,4 +550,4 @@ def test_many_workers_on_one_partition_keep_the_order_of_every_key(database_url:
     for key, offset in done:
         found[key].append(offset)
     assert all(each == sorted(each) for each in found.values())
-    assert sorted(offset for _, offset in done) == list(range(600))
+    assert sorted(offset for _, offset in done) == list(range(300))

@@ -119,7 +119,7 @@ def test_sql_places_as_python_does(c: Custody, db: psycopg.Connection[Any]) -> N
 
 def test_claims_follow_the_weights(c: Custody, db: psycopg.Connection[Any], clock: Clock) -> None:
     start(c, partitions=2, backlog=4)
-    draws = 2000
+    draws = 1000
     db.execute("SELECT setseed(0.25)")
     rows = db.execute(
         "SELECT custody.lane((custody.candidates_by_priority(g, '1 min', %s))[1]) "

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import Clock
+from tests.extent import EXAMPLES
 from tests.unit.test_routing import KEYS, PATTERNS, REFUSED_PATTERNS
 
 from custody import Binding, Custody, Outgoing, Policy
@@ -104,7 +105,7 @@ PATTERN = st.tuples(st.lists(SEGMENT | st.just("*"), max_size=2), SEGMENT | st.s
 
 
 def test_sql_and_python_agree_on_whatever_patterns_and_keys(db: psycopg.Connection) -> None:
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=50 * EXAMPLES, deadline=None, database=None)
     @given(patterns=st.lists(PATTERN, min_size=1, max_size=4), key=KEY)
     def agree(patterns: list[str], key: str) -> None:
         row = db.execute(

@@ -434,17 +434,18 @@ def test_an_error_is_kept_whatever_it_contains(c: Custody, db: psycopg.Connectio
     assert db.execute("SELECT length(custody.kept_error(repeat('x', 20000)))").fetchone() == (LONGEST_ERROR,)
 
 
+@pytest.mark.parametrize("size", [800, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_big_lease_settled_piece_by_piece_stays_right(
-    c: Custody, db: psycopg.Connection, clock: Clock, ordering: str
+    c: Custody, db: psycopg.Connection, clock: Clock, ordering: str, size: int
 ) -> None:
     chosen = random.Random(11)
     policy = Policy.from_mapping({"ordering": ordering, "backoff": {"kind": "constant", "initial": "1s"}})
-    start(c, policy=policy, keys=[f"k{n}" for n in range(2000)])
-    lease = c.claim(TOPIC, GROUP, max_messages=2000)
-    left = set(range(2000))
+    start(c, policy=policy, keys=[f"k{n}" for n in range(size)])
+    lease = c.claim(TOPIC, GROUP, max_messages=size)
+    left = set(range(size))
     acked, nacked, released = set[int](), set[int](), set[int]()
-    for offset in chosen.sample(range(2000), 600):
+    for offset in chosen.sample(range(size), size * 3 // 10):
         verb, done = chosen.choice([(c.ack, acked)] * 8 + [(c.nack, nacked), (c.release, released)])
         verb(lease.lease_id, [offset])
         done.add(offset)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+from tests.extent import EXAMPLES
 from tests.interleaving.conftest import Make
 from tests.interleaving.session import Session
 
@@ -21,7 +22,7 @@ from custody.model.entities import Outgoing
 pytestmark = pytest.mark.core
 
 TOPICS = ("a", "b", "c")
-ROUNDS = 40
+ROUNDS = 10 * EXAMPLES
 
 
 def deadlocks(db: psycopg.Connection) -> int:

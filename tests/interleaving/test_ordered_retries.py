@@ -143,7 +143,7 @@ def test_k7_a_new_worker_never_runs_a_blocked_key_from_its_first_claim_on(
     """Whatever the history behind a block, the first claim of a newcomer obeys it and reads no history."""
     make("K", max_attempts=1000)
     lease = one.claim(1)
-    for _ in range(300):
+    for _ in range(100):
         one.nack(lease.lease_id, 0, delay=0)
         lease = one.claim(1)
         assert lease.offsets == [0]

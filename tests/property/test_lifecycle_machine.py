@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.extent import EXAMPLES
 from tests.property.machine import Bound, Lifecycle
 from tests.property.model import Rules
 from tests.property.tables import Connection
@@ -17,7 +18,6 @@ import custody
 if TYPE_CHECKING:
     from tests.conftest import Clock
 
-EXAMPLES = int(os.environ.get("CUSTODY_PROPERTY_EXAMPLES", "3"))
 STEPS = int(os.environ.get("CUSTODY_PROPERTY_STEPS", "40"))
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 
@@ -95,6 +95,6 @@ def test_random_verbs_on_large_leases(c: custody.Custody, db: Connection, clock:
 @pytest.mark.parametrize("mode", MODES)
 def test_random_verbs_at_length(c: custody.Custody, db: Connection, clock: Clock, mode: str) -> None:
     """The same for many more and longer runs."""
-    run(c, db, clock, MODES[mode], examples=EXAMPLES * 134, steps=STEPS * 2)
+    run(c, db, clock, MODES[mode], examples=EXAMPLES * 200, steps=STEPS * 2)
     if mode in BINDABLE:
-        run(c, db, clock, MODES[mode], examples=EXAMPLES * 67, steps=STEPS * 2, bound="star")
+        run(c, db, clock, MODES[mode], examples=EXAMPLES * 100, steps=STEPS * 2, bound="star")

@@ -79,7 +79,7 @@ class Connections:
 
 
 @pytest.mark.parametrize(
-    ("messages", "size"), [(6_400, 3_200), pytest.param(1_000_000, 500_000, marks=pytest.mark.long)]
+    ("messages", "size"), [(3_200, 1_600), pytest.param(1_000_000, 500_000, marks=pytest.mark.long)]
 )
 def test_many_partitions_in_large_batches(
     c: custody.Custody, db: psycopg.Connection, spark: SparkSession, messages: int, size: int
