@@ -50,7 +50,7 @@ demo: install ## Run the stock example
 	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler' $(ARGS)
 
 test-chaos: install ## Run what kills or breaks processes, drivers, sinks and connections, or waits for real timeouts
 	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'chaos and not slow and not long and not pooler' $(ARGS)

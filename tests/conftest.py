@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -21,6 +23,8 @@ from custody.store import embedded, migrate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 TEMPLATE = "custody_template"
 _numbers = itertools.count()
@@ -28,6 +32,8 @@ FIRST = ("spark", "docs", "chaos", "property", "cli", "worker", "http", "integra
 """Folders of files that take long: what is short comes last, so that no process is left alone with a long one."""
 OWN = ("spark", "chaos", "pooler")
 """Folders whose tests leave processes behind that know a database by its name."""
+OF_SPARK = re.compile(r"\bspark: SparkSession\b")
+"""In files with tests of the session that the tests of a process share."""
 ARCHIVE = pytest.StashKey[Path]()
 """Where the classes for JVMs are to be found, while they are not used yet."""
 
@@ -47,7 +53,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.parent.name, len(FIRST)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """With `--dist loadgroup` each file goes to one process, and all files of the shared Spark go to the same one.
+
+    A JVM that starts, and compiles what it runs for the first time, costs more than most of these files.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]  # untyped
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "spark" if file in shared else file
+
+    tests = Path(__file__).parent
+    found = [file for file in tests.rglob("test_*.py") if OF_SPARK.search(file.read_text("utf-8"))]
+    shared = {file.relative_to(config.rootpath).as_posix() for file in found}
+    return Files(config, log)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests and all that they import stay to the end: do not look through them again
     with_spark = [item for item in session.items if item.path.parent.name == "spark"]
     if session.config.option.collectonly or not with_spark:
         return

@@ -1,8 +1,9 @@
-"""The JVMs of tests: `make test` starts a few, `make test-chaos` some thirty, and each lives for seconds.
+"""The JVMs of tests: `make test` starts one for minutes, `make test-chaos` some thirty that live for seconds.
 
-So they compile quickly rather than well. Where many start they take Spark's classes out of an archive (AppCDS), which
-parses and verifies them once for all: it costs as much as it saves for seven JVMs. Tests that say how Custody itself
-starts Java (tests/spark/test_session.py) clear this away.
+So they compile quickly rather than well, and have room for all code that they compile: else the JVM would remove code
+and compile it again. Where many start they take Spark's classes out of an archive (AppCDS), which parses and verifies
+them once for all: it costs as much as it saves for seven JVMs. Tests that say how Custody itself starts Java
+(tests/spark/test_session.py) clear this away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from custody.spark.environment import java
 
-FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 TRAINING = Path(__file__).parent / "spark" / "training.py"
 STARTUP = Path(__file__).parent / "spark" / "startup"
 PAYS = 10

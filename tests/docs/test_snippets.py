@@ -5,13 +5,12 @@ Where one calls a server, it has one; what the comments of shell snippets show a
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -30,28 +29,35 @@ def snippets(document: Path, language: str) -> list[str]:
     return [code for kind, code in FENCE.findall(document.read_text(encoding="utf-8")) if kind == language]
 
 
-@pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS if FENCE.search(d.read_text("utf-8"))], ids=lambda path: path.name
-)
+def needs_spark(document: Path) -> bool:
+    return any("custody.spark" in code for code in snippets(document, "python"))
+
+
+WITH_SNIPPETS = [document for document in DOCUMENTS if FENCE.search(document.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("document", [d for d in WITH_SNIPPETS if not needs_spark(d)], ids=lambda path: path.name)
 def test_the_snippets_of_a_document_run(
-    document: Path, bare_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    document: Path, bare_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with Spark are run in tests/spark."""
+    run_document(document, bare_url, tmp_path, monkeypatch, lambda script: run_python(script, bare_url, tmp_path))
+
+
+def run_document(
+    document: Path, database_url: str, directory: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[str], None]
 ) -> None:
     """The database comes from the environment: that one is made in an empty home is proved by the examples."""
-    monkeypatch.setenv("CUSTODY_DATABASE", bare_url)
+    monkeypatch.setenv("CUSTODY_DATABASE", database_url)
     monkeypatch.delenv("CUSTODY_HOME", raising=False)
     if script := "\n".join(snippets(document, "python")):
-        if "custody.spark" in script:
-            request.getfixturevalue("spark")  # saves the start of a JVM
-            monkeypatch.chdir(tmp_path)
-            run_here(script)
-        else:
-            run_python(script, bare_url, tmp_path)
+        run(script)
     custody.connect().close()
-    with psycopg.connect(bare_url, autocommit=True) as connection:
+    with psycopg.connect(database_url, autocommit=True) as connection:
         for query in snippets(document, "sql"):
             connection.execute(query)  # type: ignore[arg-type]  # a snippet of our own
     if script := "\n".join(snippets(document, "sh")):
-        run_shell(script, bare_url, tmp_path)
+        run_shell(script, database_url, directory)
 
 
 def run_python(script: str, database_url: str, directory: Path) -> None:
@@ -62,14 +68,6 @@ def run_python(script: str, database_url: str, directory: Path) -> None:
         )
     assert run.returncode == 0, run.stderr
     check_output(script, run.stdout)
-
-
-def run_here(script: str) -> None:
-    """In this process, on the Spark that it has."""
-    output = io.StringIO()
-    with redirect_stdout(output):
-        exec(compile(script, "snippets", "exec"), {"__name__": "__main__"})
-    check_output(script, output.getvalue())
 
 
 def check_output(script: str, output: str) -> None:
