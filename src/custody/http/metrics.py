@@ -21,6 +21,7 @@ from custody.model.entities import Delayed, Receipt
 from custody.outbox.metrics import exposition
 from custody.verbs.claim import Lease
 
+VERSION = version("custody")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "-"
 """The label for unknown methods, paths, topics and groups, of which there may be any number."""
@@ -48,7 +49,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._connections, self._clients, self._bodies = connections, clients, bodies
         ProcessCollector(registry=registry)
-        Info("custody_build", "The version of Custody.", registry=registry).info({"version": version("custody")})
+        Info("custody_build", "The version of Custody.", registry=registry).info({"version": VERSION})
         self._requests = Counter(
             "custody_http_requests", "Requests that were answered.", ["method", "route", "status"], registry=registry
         )
