@@ -8,10 +8,10 @@ from pyspark.errors import AnalysisException, NumberFormatException, PythonExcep
 
 from custody.errors import ClaimLost, PipelineFenced
 from custody.model.outcomes import Outcome
-from custody.spark.driver.isolate import Isolation, Reference
-from custody.spark.faults import NotTheRows, TaskFailed, decisive, described, fault, is_second_try, ours
+from custody.spark.driver.isolate import Isolation, Reference, Sliced
+from custody.spark.faults import NotTheRows, TaskFailed, TookTooLong, decisive, described, fault, is_second_try, ours
 from custody.spark.tasks.job import Report, gather
-from custody.verbs.pipelines import BatchReport
+from custody.verbs.pipelines import BatchReport, StagedCount
 
 pytestmark = pytest.mark.req("S3")
 LOST = (
@@ -141,6 +141,86 @@ def test_neighbours_that_fail_do_not_end_it() -> None:
     assert work.left == {}
 
 
+class Slices(Jobs):
+    """Jobs of many slices, which say what was wrong with those that failed, or nothing."""
+
+    def __init__(self, *bad: int, always: bool = False, silent: bool = False) -> None:
+        super().__init__(*bad, always=always)
+        self.silent, self.alone, self.tasks = silent, Jobs(*bad, always=always), 0
+
+    def isolation(self, *, unproven: bool = False) -> Isolation:
+        return Isolation(run=self.alone, slices=self.sliced, stopping=lambda: False, unproven=unproven)
+
+    def sliced(self, parts: list[list[Reference]]) -> Sliced:
+        self.ran, self.tasks = self.ran + 1, self.tasks + len(parts)
+        work, broken = BatchReport(), dict[int, Exception | None]()
+        for number, part in enumerate(parts):
+            if self.always or any(offset in self.bad for _, offset in part):
+                broken[number] = None if self.silent else raised("ValueError: no")
+            else:
+                work.placed.append(StagedCount(1, 1, 0, len(part), 1))
+        return Sliced(work, broken)
+
+
+@pytest.mark.parametrize("bad", [[0], [99_999], [5, 6], [1, 50_000, 99_000], list(range(0, 100_000, 3_500))])
+def test_slices_find_the_guilty_in_a_few_jobs(bad: list[int]) -> None:
+    jobs = Slices(*bad)
+    work = jobs.isolation().of(messages(100_000))
+    assert sorted(work.failed) == [(0, offset) for offset in bad]
+    assert work.left == {}
+    assert sum(placed.messages for placed in work.placed) == 100_000 - len(bad), "every other message ran once"
+    assert jobs.ran <= 6
+    assert jobs.alone.ran == 0
+
+
+def test_two_bad_messages_of_fifty_are_alone_in_the_second_job() -> None:
+    jobs = Slices(3, 40)
+    assert sorted(jobs.isolation().of(messages(50)).failed) == [(0, 3), (0, 40)]
+    assert jobs.ran == 2
+
+
+def test_a_message_whose_slice_failed_without_a_reason_is_tried_alone() -> None:
+    jobs = Slices(7, silent=True)
+    assert list(jobs.isolation().of(messages(100)).failed) == [(0, 7)]
+    assert jobs.alone.ran == 1
+    innocent = Slices(7, silent=True)
+    innocent.alone.bad = set()
+    assert innocent.isolation().of(messages(100)).failed == {}
+
+
+def test_a_job_of_slices_that_fails_as_a_whole_is_halved_instead() -> None:
+    def hangs(parts: list[list[Reference]]) -> Sliced:
+        raise TookTooLong(f"the frame over {len(parts)} parts")
+
+    jobs = Jobs(70)
+    work = Isolation(run=jobs, slices=hangs, stopping=lambda: False).of(messages(100))
+    assert list(work.failed) == [(0, 70)]
+    assert jobs.ran <= 15
+
+
+def test_slices_charge_nobody_if_nothing_can_go_well() -> None:
+    with pytest.raises(NotTheRows, match="even without messages"):
+        Slices(always=True).isolation().of(messages(1000))
+
+
+def test_what_the_slices_do_not_suffice_for_is_given_back() -> None:
+    work = Slices(*range(0, 100_000, 100)).isolation().of(messages(100_000))
+    assert work.left
+    assert len(work.failed) + sum(placed.messages for placed in work.placed) < 100_000
+
+
+def test_wrong_code_is_found_out_by_a_sample_of_the_batch() -> None:
+    jobs = Slices(*range(100_000))
+    work = jobs.isolation(unproven=True).of(messages(100_000))
+    assert len(work.failed) == 13
+    assert {offset // 20_000 for _, offset in work.failed} == {0, 1, 2, 3, 4}
+    assert len(work.failed) + sum(map(len, work.left.values())) == 100_000
+    assert jobs.ran == 2
+    some = Slices(*range(90_000))
+    found = some.isolation(unproven=True).of(messages(100_000))
+    assert found.placed, "the code is right for a tenth of the messages"
+
+
 def test_no_messages_and_a_stop_end_at_once() -> None:
     assert Isolation(run=Jobs(), stopping=lambda: False).of([]).left == {}
     assert Isolation(run=Jobs(), stopping=lambda: True).of(messages(3)).left == {0: [0, 1, 2]}
@@ -151,6 +231,7 @@ def test_a_report_bears_any_error_and_what_was_left() -> None:
     report.ran(7, 3)
     report.failed(0, 5, Outcome("nack", error="half a \ud800 pair, and a \0" + "x" * 20_000), None)
     report.left(0, 6)
-    claim, work = gather(pa.Table.from_batches([report.batch()]))
-    assert (claim, work.ran, work.left) == (7, 3, {0: [6]})
+    report.broken(4)
+    claim, work, broken = gather(pa.Table.from_batches([report.batch()]))
+    assert (claim, work.ran, work.left, broken) == (7, 3, {0: [6]}, [4])
     assert len(work.failed[0, 5].error or "") == 8000

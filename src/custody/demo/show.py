@@ -25,6 +25,10 @@ from custody.spark.running import prepare
 
 PATIENCE = 180.0
 """The demo gives up when nothing was processed for so many seconds. A slow machine may take as long as it needs."""
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A driver of the demo lives for seconds, so its JVM compiles quickly rather than well."""
+LOOK = 0.25
+"""Seconds between two looks at the figures, which take time from the pipelines."""
 _IN_FLIGHT = """
 SELECT epoch, claim, messages FROM custody.pipeline_state WHERE consumer_group = %s AND claim IS NOT NULL
 """
@@ -86,6 +90,7 @@ def _driver(c: custody.Custody, directory: Path) -> Iterator[subprocess.Popen[by
     with log.open("ab") as output:
         driver = subprocess.Popen(
             [sys.executable, "-c", "from custody.demo.stock import main; main()", c.database_url],
+            env={"SPARK_SUBMIT_OPTS": JVM, "SPARK_LAUNCHER_OPTS": JVM, **os.environ},
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -169,7 +174,7 @@ def _watch(
                     f"nothing was processed for {PATIENCE:.0f} s, and the demo is not finished: {line.strip()}",
                     f"The driver said last: {_last_words(directory)}. CUSTODY_SPARK_LOG=info shows more.",
                 )
-            time.sleep(0.02 if then_kill else 0.2)
+            time.sleep(LOOK)
 
 
 def _last_words(directory: Path) -> str:

@@ -55,6 +55,7 @@ _ENDED = (
     "java.io.IOException: Connection reset",
 )
 _CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
+_TEXT = "_custody_text"  # attribute of an error: Spark takes long to say what a Java exception is
 _TRACEBACK = "Traceback (most recent call last):"
 _NAMES = {f"custody.errors.{error.__name__}": error for error in by_code().values()}
 _JAVA_TRACE = re.compile(r"\n\s*at [\w.$]+\(|\nDriver stacktrace|\n\tat ")
@@ -171,6 +172,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
+    known: str | None = getattr(error, _TEXT, None)
+    if known is not None:
+        return known
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None or isinstance(error, PySparkException) else f"{error}\n{java.toString()}"
-    return text.split("\n=== Streaming Query ===")[0]
+    text = text.split("\n=== Streaming Query ===")[0]
+    setattr(error, _TEXT, text)
+    return text

@@ -215,6 +215,11 @@ class DriverVerbs:
         """Gives back a claim that was not run. False if there is none."""
         return bool(self._db.call("release_claim", **self._named)[0][0])
 
+    def in_flight(self) -> int | None:
+        """The number of the claim in flight, whoever drives it; None if there is none."""
+        number: int | None = self._db.call("claim_in_flight", group_id=self.driver.group_id)[0][0]
+        return number
+
     def claimed(self, number: int) -> list[Part]:
         """The messages of a claim in each partition; empty if the claim is not in flight."""
         rows = self._db.call("claimed", group_id=self.driver.group_id, claim=number)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from random import randrange
+from typing import Literal, cast
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -13,15 +16,16 @@ from pyspark.sql.types import StructType
 from custody.errors import ClaimLost, InvalidArgument
 from custody.spark.driver.frame_check import check
 from custody.spark.driver.group_reader import references
-from custody.spark.driver.isolate import Isolation, Reference
+from custody.spark.driver.isolate import Isolation, Reference, Sliced
+from custody.spark.driver.task_plan import attempts, is_one_stage
 from custody.spark.driver.watching import Watch, limit_of_part
 from custody.spark.environment.shipping import runs_here
-from custody.spark.faults import NotTheRows, TookTooLong, described, fault
+from custody.spark.faults import NotTheRows, TaskFailed, TookTooLong, decisive, described, fault
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.pipeline import Pipeline
 from custody.spark.tasks import each, frame
 from custody.spark.tasks.events import EVENTS, reader
-from custody.spark.tasks.job import DATA, KEEPING, RESULT, Job, gather
+from custody.spark.tasks.job import DATA, KEEPING, RESULT, Gathered, Job, gather
 from custody.verbs.pipelines import BatchReport, DriverVerbs
 
 
@@ -62,7 +66,7 @@ def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
     return Shape(schema=schema, narrow=narrow)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BatchJobs:
     """Runs the batches of a pipeline. Runs in the driver, within `foreachBatch`."""
 
@@ -76,6 +80,8 @@ class BatchJobs:
     watch: Watch
     stopping: Callable[[], bool]
     trouble: Callable[[str], None]
+    whole_tasks: bool = True
+    """Each task has done everything for the messages that it read, in every job so far."""
 
     def work(self, batch: DataFrame, *, careful: bool, unproven: bool = False) -> tuple[int, BatchReport] | None:
         """The claim's number and the outcomes of its messages. None if the batch has no messages.
@@ -91,15 +97,15 @@ class BatchJobs:
                 results = self.kept.handled(batch.mapInArrow(task, KEEPING), schemas)
             else:
                 results = batch.mapInArrow(task, RESULT)
-            claim, work = gather(results.toArrow())
+            claim, work, _ = gather(results.toArrow())
             return None if claim is None else (claim, work)
-        first = batch.select("_claim").first()
-        if first is None:
+        if batch._jdf.queryExecution().toRdd().getNumPartitions() == 0:
             return None
-        number = int(first["_claim"])
+        number = self.drive.in_flight()
+        if number is None:
+            raise ClaimLost("the claim of the batch is no longer in flight")
         try:
-            with self.watch.job("the frame", self.job.handler_timeout):
-                work = self._framed(batch, number, once=True)
+            work = self._whole(batch, number)
         except Exception as error:
             if fault(error) != "row" or self.stopping():
                 raise
@@ -107,18 +113,89 @@ class BatchJobs:
             messages = self.drive.by_key(number)
             if not messages:
                 raise ClaimLost(f"claim {number} is no longer in flight") from error
-            isolation = Isolation(run=lambda part: self._part(number, part), stopping=self.stopping, unproven=unproven)
+            isolation = Isolation(
+                run=lambda part: self._part(number, part),
+                slices=None if isinstance(error, TookTooLong) else self._slicing(number),
+                stopping=self.stopping,
+                unproven=unproven,
+            )
             return number, isolation.of(messages)
         work.exact = self.shape.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
 
-    def _framed(self, batch: DataFrame, number: int, *, once: bool) -> BatchReport:
-        """One job: runs the frame over the referenced messages and stages its rows."""
-        assert self.pipeline.transform is not None
+    def _whole(self, batch: DataFrame, number: int) -> BatchReport:
+        """The job over all messages of the claim."""
         # elsewhere a second attempt may be speculative, or replace a lost executor's, which is no row's fault
-        job = replace(self.job, once=once and runs_here(self.spark.sparkContext))
-        messages = batch.mapInArrow(reader(job), EVENTS)
+        retry: Literal["run", "refuse", "skip"] = "skip" if self._can_skip else "refuse"
+        with self.watch.job("the frame", self.job.handler_timeout):
+            found = self._framed(batch, number, retry=retry if runs_here(self.spark.sparkContext) else "run")
+        if found.broken:
+            told = [error for _, error in self.watch.failures()]
+            raise decisive(told) or TaskFailed("one of its tasks failed")
+        return found.work
+
+    @property
+    def _can_skip(self) -> bool:
+        """Whether a second attempt of a task can leave out what the first one failed with.
+
+        Not with sinks outside: Spark may have cached the rows of the first attempt.
+        """
+        return self.whole_tasks and not self.job.keeps and attempts(self.spark.sparkContext) > 1
+
+    def _slicing(self, number: int) -> Callable[[list[list[Reference]]], Sliced] | None:
+        """Runs many parts of a claim in one job, if the plan of the frame allows it."""
+        if not self._can_skip:
+            return None
+
+        def run(parts: list[list[Reference]]) -> Sliced:
+            start = randrange(1 << 60)  # so that the plan shows that these are the rows that it reads
+            rows = self.spark.range(start, start + len(parts), 1, len(parts))
+            limit = limit_of_part(self.job.handler_timeout, len(parts))
+            with self._timed(f"the frame over {len(parts)} parts", limit):
+                found = self._framed(rows, number, retry="skip", parts=parts)
+            if not found.broken:
+                return Sliced(found.work, {})
+            failures = self.watch.failures()
+            decided = decisive([error for _, error in failures])
+            if decided is not None and fault(decided) != "row":
+                raise decided
+            first = dict(reversed(failures))
+            return Sliced(found.work, {number: first.get(number) for number in found.broken})
+
+        return run
+
+    def _framed(
+        self,
+        batch: DataFrame,
+        number: int,
+        *,
+        retry: Literal["run", "refuse", "skip"],
+        parts: list[list[Reference]] | None = None,
+    ) -> Gathered:
+        """One job: runs the frame over the referenced messages, or over these parts, and stages its rows.
+
+        `retry`: what a second attempt of a task does (see Job). One is refused instead of skipped after a shuffle.
+        """
+        job = replace(self.job, retry=retry, only=number)
+        slices = None if parts is None else [_slice(number, part) for part in parts]
+        staged = self._rows(batch, job, slices).mapInArrow(frame.stager(job, number), RESULT)
+        if retry == "skip" and not is_one_stage(staged, batch):
+            self.whole_tasks = False
+            if parts is not None:
+                raise TaskFailed("the tasks of the frame exchange rows")
+            return self._framed(batch, number, retry="refuse")
+        try:
+            return gather(staged.toArrow())
+        except Exception:
+            if self.job.keeps:
+                self.kept.forget()
+            raise
+
+    def _rows(self, batch: DataFrame, job: Job, slices: list[pa.RecordBatch] | None) -> DataFrame:
+        """What tasks stage, of the messages that the batch refers to."""
+        assert self.pipeline.transform is not None
+        messages = batch.mapInArrow(reader(job, slices), EVENTS)
         try:
             result = self.pipeline.transform(frame.typed(messages, self.shape.schema))
         except PySparkException:
@@ -126,24 +203,26 @@ class BatchJobs:
         except Exception as error:  # raised in the driver, before any row is processed
             raise NotTheRows(f"the frame raised {type(error).__name__}: {error}") from error
         rows = frame.outputs(result, published=bool(self.job.sinks), keeps=self.job.keeps)
-        if self.job.keeps:
-            rows = self.kept.framed(rows).drop(DATA)
-        try:
-            _, work = gather(rows.mapInArrow(frame.stager(self.job, number), RESULT).toArrow())
-        except Exception:
-            if self.job.keeps:
-                self.kept.forget()
-            raise
-        return work
+        return self.kept.framed(rows).drop(DATA) if self.job.keeps else rows
 
     def _part(self, number: int, part: list[Reference]) -> BatchReport:
         rows = self.spark.createDataFrame(references(number, sorted(part))).coalesce(1)
+        with self._timed(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
+            refuse = len(part) > 1 and runs_here(self.spark.sparkContext)
+            return self._framed(rows, number, retry="refuse" if refuse else "run").work
+
+    @contextmanager
+    def _timed(self, what: str, limit: float | None) -> Iterator[None]:
         try:
-            with self.watch.job(_named(part), limit_of_part(self.job.handler_timeout, len(part))):
-                return self._framed(rows, number, once=len(part) > 1)
+            with self.watch.job(what, limit):
+                yield
         except TookTooLong:
             self.drive.keep()  # if the database does not answer, every job waits, which is no row's fault
             raise
+
+
+def _slice(number: int, part: list[Reference]) -> pa.RecordBatch:
+    return references(number, sorted(part)).combine_chunks().to_batches()[0]
 
 
 def _named(part: list[Reference]) -> str:

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 RESTARTS = 8
 """Failures in a row, without a committed batch in between, after which a pipeline gives up."""
+CAREFUL = 100
+"""Batches that are careful after one whose Python worker died."""
 KILLERS = 100
 """The same for batches whose Python workers die: each time that comes closer to the message which does it."""
 FIRST_PAUSE = 0.2
@@ -105,6 +107,8 @@ class Settlement:
         self.failures = 0
         """Failures in a row, without a committed batch in between."""
         self.batches = 0
+        self._careful_until = 0
+        """Until which batch tasks record what they run: a message that ended a Python process comes again."""
         self.totals = Committed()
 
     @property
@@ -114,13 +118,13 @@ class Settlement:
 
     def settle(self, epoch: Epoch, references: DataFrame, batch_id: int) -> None:
         """Runs the batch, again if it has to be. Raises when only a new start of the query can help, or nothing."""
-        pause, started, careful, refused = FIRST_PAUSE, time.monotonic(), False, False
+        pause, started, refused = FIRST_PAUSE, time.monotonic(), False
         while True:
             if self._stop.is_set() or self._ending.is_set():
                 raise InterruptedError("stopped before its commit")  # so that Spark does not count it as done
             try:
                 unproven = self._pauses and not self._beginning.over
-                found = epoch.jobs.work(references, careful=careful, unproven=unproven)
+                found = epoch.jobs.work(references, careful=self.batches < self._careful_until, unproven=unproven)
                 if found is not None:
                     number, work = found
                     if unproven:
@@ -150,7 +154,8 @@ class Settlement:
                 bearable = down or (self.failures <= KILLERS if worker_died(error) else not self.exhausted)
                 if not bearable and not isinstance(known, Transient):
                     raise
-                careful = careful or worker_died(error)
+                if worker_died(error):
+                    self._careful_until = self.batches + CAREFUL
                 reason = str(error) if isinstance(error, SinkTrouble) else described(error)
                 self._report.failed(reason, self.failures)
                 self._trouble(f"retrying the batch in {pause:g} s: {reason}")

@@ -97,7 +97,7 @@ class Watch:
             if step.cancelled:
                 raise TookTooLong(f"{what} took longer than {limit:g} s (handler_timeout) and was cancelled") from error
             if is_second_try(error):
-                raise (decisive(self._failures()) or error) from error
+                raise (decisive([told for _, told in self.failures()]) or error) from error
             raise
         finally:
             self._step = before
@@ -141,20 +141,20 @@ class Watch:
                 running += stage.numActiveTasks()
         return Progress(tuple(finished), running)
 
-    def _failures(self) -> list[TaskFailed]:
-        """The failed task attempts of the last job, in order."""
+    def failures(self) -> list[tuple[int, TaskFailed]]:
+        """The failed task attempts of the last job, in order, each with the number of its task."""
         context = self._context._jsc.sc()
         context.listenerBus().waitUntilEmpty()  # failures arrive through it with a delay
         store, tracker = context.statusStore(), context.statusTracker()
         job = max(tracker.getJobIdsForTag(self._tag), default=None)
-        found: list[tuple[int, str]] = []
+        found: list[tuple[int, int, str]] = []
         for stage in [] if job is None else _stages(tracker, job):
             tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _TASKS)
             for number in range(tasks.size()):
                 task = tasks.apply(number)
                 if task.status() == "FAILED" and task.errorMessage().isDefined():
-                    found.append((task.taskId(), task.errorMessage().get()))
-        return [TaskFailed(text) for _, text in sorted(found)]
+                    found.append((task.taskId(), task.index(), task.errorMessage().get()))
+        return [(number, TaskFailed(text)) for _, number, text in sorted(found)]
 
     def _where(self, step: _Step, found: Progress) -> str:
         try:

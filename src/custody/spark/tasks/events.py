@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +60,10 @@ class Reader:
             references.column(name).to_numpy() for name in ("_claim", "_partition", "_share", "_of")
         )
         offsets = references.column("_offset").to_numpy()
+        if self.job.only is not None and (claims != self.job.only).any():
+            raise ClaimLost(
+                f"claim {self.job.only} is in flight, and not that of the batch", "Another driver may have taken over."
+            )
         # adjacent references of one piece are read together
         cuts = np.flatnonzero((np.diff(claims) != 0) | (np.diff(partitions) != 0) | (np.diff(shares) != 0)) + 1
         for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(offsets)], strict=True):
@@ -103,13 +107,29 @@ class Reader:
         return tuple((max(a, first), min(b, last)) for a, b in place.ranges if a < last and b > first)
 
 
-def reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: references in, messages as columns out, except those that do not fit the schema."""
+def second_try() -> bool:
+    """Whether this is not the first attempt of its task."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        if job.once and context is not None and context.attemptNumber() > 0:
+
+def reader(
+    job: Job, slices: Sequence[pa.RecordBatch] | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: references in, messages as columns out, except those that do not fit the schema.
+
+    With `slices`, task n reads the n-th of them, whatever comes in.
+    """
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if job.retry == "refuse" and second_try():
             raise SecondTry("its first attempt has failed")
+        if slices is not None or job.retry == "skip":
+            batches = list(batches)
+        if slices is not None:
+            batches = [slices[TaskContext.get().partitionId()]]  # type: ignore[union-attr]  # there is one
+        if job.retry == "skip" and second_try():
+            return
         reading = Reader(job)
         fits = None if job.schema is None else decoder(job.schema)
         for references in batches:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
@@ -20,6 +21,7 @@ from custody.model import codec
 from custody.model.outcomes import Kind, Outcome
 from custody.model.policy import Duration, seconds_or_none
 from custody.spark.database.tasks import Stage
+from custody.spark.tasks.events import second_try
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 
 Frame = Callable[[DataFrame], DataFrame]
@@ -116,6 +118,10 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = list(batches)
         report, staged = Report(), job.claim(claim).stage()
+        if job.retry == "skip" and second_try():
+            report.broken(TaskContext.get().partitionId())  # type: ignore[union-attr]  # there is one
+            yield report.batch()
+            return
         if rows:
             table = pa.Table.from_batches(rows)
             # after a join, rows of a task are in another order; the sort is stable for rows of one message

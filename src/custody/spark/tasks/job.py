@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
@@ -62,8 +62,11 @@ class Job:
     """Whether the topic has priorities. The partition of a message determines its priority."""
     keeps: bool = False
     """Whether there are sinks outside. They get the outputs of the first topic, or all outputs without a topic."""
-    once: bool = False
-    """For a frame over many messages: refuse retries of a failed task, because they would fail too."""
+    retry: Literal["run", "refuse", "skip"] = "run"
+    """What a second attempt of a frame's task does, which would fail like the first: `skip` reads nothing and reports
+    that its messages were not run."""
+    only: int | None = None
+    """For a frame: the claim that the driver expects. References of another one are refused."""
     careful: bool = False
     """An earlier run of the claim lost a Python worker: tasks record what they run from the start."""
 
@@ -108,6 +111,10 @@ class Report:
         """Reports how many rows were made for sinks outside."""
         self._rows.append({"what": "kept", "attempt": attempt, "messages": rows})
 
+    def broken(self, task: int) -> None:
+        """Reports that the first attempt of this task has failed, and that this one has run no messages."""
+        self._rows.append({"what": "broken", "partition": task})
+
     def batch(self, *, keeps: bool = False) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(self._rows, schema=_KEEPING if keeps else _ARROW)
 
@@ -121,12 +128,24 @@ def rows_batch(attempt: int, rows: Sequence[tuple[int, int, str | None, str]]) -
     return pa.RecordBatch.from_pydict({**nothing, **columns}, schema=_KEEPING)
 
 
-def gather(table: pa.Table) -> tuple[int | None, BatchReport]:
-    """Combines the reports of all tasks: the number of the claim (None without rows), and the outcomes."""
+class Gathered(NamedTuple):
+    """The reports of all tasks: the number of the claim (None without rows), the outcomes, and the tasks whose messages
+    were not run, because their first attempts have failed."""
+
+    claim: int | None
+    work: BatchReport
+    broken: list[int]
+
+
+def gather(table: pa.Table) -> Gathered:
+    """Combines the reports of all tasks."""
     work = BatchReport()
     claim: int | None = None
+    broken: list[int] = []
     for row in table.to_pylist():
-        if row["what"] == "ran":
+        if row["what"] == "broken":
+            broken.append(row["partition"])
+        elif row["what"] == "ran":
             claim = row["claim"]
             work.ran += row["messages"]
         elif row["what"] == "left":
@@ -145,4 +164,4 @@ def gather(table: pa.Table) -> tuple[int | None, BatchReport]:
             work.failed.setdefault(
                 (row["partition"], row["offset"]), Outcome(kind, error=row["error"], delay=row["delay"])
             )
-    return claim, work
+    return Gathered(claim, work, broken)

@@ -271,6 +271,12 @@ BEGIN
                            p_worker => p_worker, p_now => p_now)).settled;
 END $$;
 
+-- The number of the claim in flight; null if there is none.
+CREATE FUNCTION custody.claim_in_flight(p_group_id int) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT c.claim FROM custody.pipeline_claims c WHERE c.group_id = p_group_id
+$$;
+
 -- What a claim took of each partition. Nothing if it is not in flight any more (it was committed, or came back).
 CREATE FUNCTION custody.claimed(p_group_id int, p_claim bigint)
 RETURNS TABLE (partition int, ranges int8multirange, messages int)
