@@ -8,10 +8,12 @@ from pyspark.errors import AnalysisException, NumberFormatException, PythonExcep
 
 from custody.errors import ClaimLost, PipelineFenced
 from custody.model.outcomes import Outcome
+from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference, Sliced
 from custody.spark.faults import NotTheRows, TaskFailed, TookTooLong, decisive, described, fault, is_second_try, ours
-from custody.spark.tasks.job import Report, gather
-from custody.verbs.pipelines import BatchReport, StagedCount
+from custody.spark.tasks.events import Reader
+from custody.spark.tasks.job import Job, Report, gather
+from custody.verbs.pipelines import BatchReport, Sink, StagedCount
 
 pytestmark = pytest.mark.req("S3")
 LOST = (
@@ -235,3 +237,13 @@ def test_a_report_bears_any_error_and_what_was_left() -> None:
     claim, work, broken = gather(pa.Table.from_batches([report.batch()]))
     assert (claim, work.ran, work.left, broken) == (7, 3, {0: [6]}, [4])
     assert len(work.failed[0, 5].error or "") == 8000
+
+
+def test_references_of_another_claim_are_refused() -> None:
+    """The driver asks which claim is in flight; that the batch is of this claim is known by its rows alone."""
+    sinks = {"out": Sink(2, 1)}
+    settled = {"ordered": True, "on_dead": "hold", "handler_timeout": None, "schema": None}
+    job = Job(url="", topic="in", group="g", group_id=1, sinks=sinks, only=4, **settled)  # type: ignore[arg-type]
+    rows = references(3, [(0, 7)]).to_batches()[0]
+    with pytest.raises(ClaimLost, match="claim 4 is in flight"):
+        list(Reader(job).read(rows))

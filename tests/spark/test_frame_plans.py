@@ -15,6 +15,7 @@ from custody.errors import PipelineRefused
 from custody.spark import Files, Pipeline
 from custody.spark.driver.batch_jobs import parsed
 from custody.spark.driver.frame_check import check
+from custody.spark.driver.task_plan import attempts, is_one_stage
 
 pytestmark = pytest.mark.req("S2")
 SCHEMA = "n int, sku string, xs array<int>, at timestamp"
@@ -270,3 +271,32 @@ def test_a_row_without_a_message_ends_the_pipeline_at_once(
         pipeline.run(c, spark=spark, drain="20s")
     stats = c.stats("in", "g")
     assert (stats.dead, stats.in_flight, stats.waiting + stats.lag) == (0, 0, 12)
+
+
+ONE_STAGE: dict[str, Frame] = {
+    "columns": lambda f: f.withColumn("m", F.col("id") + 1).where("m > 3"),
+    "explode": lambda f: f.withColumn("x", F.explode(F.array("id", "id"))),
+    "a UDF": lambda f: f.withColumn("m", F.udf(lambda n: n, "long")("id")),
+    "mapInArrow": lambda f: f.mapInArrow(same, "id long"),
+    "a broadcast join": lambda f: f.join(F.broadcast(f.sparkSession.range(3)), "id", "left"),
+}
+MORE_STAGES: dict[str, Frame] = {
+    "a sorted join": lambda f: f.join(f.sparkSession.range(3).hint("merge"), "id", "left"),
+    "messages that are broadcast": lambda f: F.broadcast(f).join(f.sparkSession.range(8, numPartitions=8), "id"),
+    "repartition": lambda f: f.repartition(8),
+    "coalesce": lambda f: f.coalesce(2),
+    "orderBy": lambda f: f.orderBy("id"),
+    "groupBy": lambda f: f.groupBy("id").count(),
+    "a union": lambda f: f.union(f),
+}
+
+
+@pytest.mark.req("S3")
+def test_only_where_a_task_does_everything_for_its_messages_it_can_be_left_out(spark: SparkSession) -> None:
+    messages = spark.range(1000, 1008, 1, 8)
+    read = messages.mapInArrow(same, "id long")
+    for name, frame in (ONE_STAGE | MORE_STAGES).items():
+        staged = frame(read).select("id").mapInArrow(same, "id long")
+        assert is_one_stage(staged, messages) == (name in ONE_STAGE), name
+    assert not is_one_stage(read, spark.range(8, numPartitions=8)), "other rows"
+    assert attempts(spark.sparkContext) == 4

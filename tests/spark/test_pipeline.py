@@ -242,9 +242,16 @@ def test_fail_when_charges_the_marked_rows_and_their_key_waits(c: custody.Custod
     assert_in_key_order(c)
 
 
+def jobs_so_far(spark: SparkSession) -> int:
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
 @pytest.mark.chaos
 @pytest.mark.req("S3")
-def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, spark: SparkSession) -> None:
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(
+    c: custody.Custody, spark: SparkSession, shuffles: bool
+) -> None:
     publish(c, [{"n": n, "add": "x" if n == 10 else str(n)} for n in range(24)])
     pipeline = Pipeline(
         source="in",
@@ -260,9 +267,13 @@ def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(c: custody.Custody, 
         def inverse(n):  # type: ignore[no-untyped-def]
             return 1000 // (n - 17)
 
-        return frame.withColumn("add", F.col("add").cast("int")).withColumn("inverse", inverse("n"))
+        broken = frame.withColumn("add", F.col("add").cast("int")).withColumn("inverse", inverse("n"))
+        return broken.repartition(2) if shuffles else broken
 
+    before = jobs_so_far(spark)
     summary = run(pipeline, c, spark)
+    jobs = jobs_so_far(spark) - before
+    assert jobs > 4 if shuffles else jobs == 2, "the batch, and each of its messages as a slice"
     dead = {letter.payload["n"]: letter.last_error or "" for letter in c.dead("in", "g")}
     assert set(dead) == {10, 17}
     assert "CAST_INVALID_INPUT" in dead[10]

@@ -17,19 +17,20 @@ from custody.store.postgres import Connection, Row, run_function, translated
 _COLUMNS = (
     "attempt", "topic_id", "partition", "n", "source_partition", "source_offset", "key", "kind", "payload", "headers",
 )  # fmt: skip
-# number of columns, then (length, value) of attempt, topic, partition, number, source partition and source offset
-_FIXED = struct.Struct("!hiqiiiiiiiiiq").pack
+# number of columns, then (length, value) of attempt, topic and partition; the same of number and source
+_PLACE = struct.Struct("!hiqiiii").pack
+_SOURCE = struct.Struct("!iiiiiq").pack
 _connections: dict[tuple[int, str], BoundedConnection] = {}
 
 
-def stage_row(
-    attempt: int, topic_id: int, partition: int, n: int, source_partition: int, source_offset: int, tail: bytes
-) -> bytes:
-    """One row; `tail` comes from `log_copy.row_tail`."""
-    return (
-        _FIXED(10, 8, attempt, 4, topic_id, 4, partition, 4, n, 4, source_partition, 8, source_offset)
-        + tail
-    )  # fmt: skip
+def row_start(attempt: int, topic_id: int, partition: int) -> bytes:
+    """The part of a row that all rows of an attempt for a partition have."""
+    return _PLACE(10, 8, attempt, 4, topic_id, 4, partition)
+
+
+def stage_row(start: bytes, n: int, source_partition: int, source_offset: int, tail: bytes) -> bytes:
+    """One row; `start` comes from `row_start`, `tail` from `log_copy.row_tail`."""
+    return start + _SOURCE(4, n, 4, source_partition, 8, source_offset) + tail
 
 
 @contextmanager

@@ -116,6 +116,14 @@ class Holding:
         return left is not None and elapsed() < self._until[partition]
 
 
+@dataclass(slots=True)
+class _Place:
+    """A partition of a topic that an attempt writes to: how its rows begin, and their number."""
+
+    start: bytes
+    count: int = 0
+
+
 class Stage:
     """The outputs of one attempt of a task. `write` writes all of them at once."""
 
@@ -124,7 +132,7 @@ class Stage:
         # a random number for each attempt, because Spark's own numbers start again with every driver
         self.attempt = secrets.randbits(62)
         self._rows: list[bytes] = []
-        self._counts: dict[tuple[int, int, int], int] = {}
+        self._places: dict[tuple[int, int, int], _Place] = {}
 
     def add(
         self,
@@ -138,20 +146,18 @@ class Stage:
 
         Delayed messages are counted separately, under the negative id, because they get no offset at the commit.
         """
-        topic_id = -topic[0] if waits else topic[0]
-        place = (topic_id, partition, topic[1])
-        n = self._counts.get(place, 0)
-        self._counts[place] = n + 1
-        self._rows.append(
-            staging.stage_row(self.attempt, topic_id, partition, n, source[0], source[1], row_tail(*message))
-        )
+        named = (-topic[0] if waits else topic[0], partition, topic[1])
+        place = self._places.get(named)
+        if place is None:
+            place = self._places[named] = _Place(staging.row_start(self.attempt, named[0], partition))
+        self._rows.append(staging.stage_row(place.start, place.count, *source, row_tail(*message)))
+        place.count += 1
 
     def write(self) -> list[StagedCount]:
         """Writes all outputs in one transaction, and returns their counts by topic and partition."""
         if self._rows:
             staging.copy_staged(self._url, self._name, self._rows)
         return [
-            StagedCount(self.attempt, topic, partition, count, of)
-            for (topic, partition, of), count in self._counts.items()
-            if count
+            StagedCount(self.attempt, topic, partition, place.count, of)
+            for (topic, partition, of), place in self._places.items()
         ]

@@ -6,7 +6,6 @@ are staged under a number that only this attempt has, and published only if the 
 
 from __future__ import annotations
 
-import inspect
 import random
 import signal
 import time
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any, Literal, cast
 
 import msgspec
@@ -27,6 +26,7 @@ from custody.model import codec
 from custody.model.entities import Message, Outgoing
 from custody.model.lanes import priority_of
 from custody.model.outcomes import Outcome, outcome_of
+from custody.model.placement import Layout
 from custody.model.policy import seconds_or_none
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
 from custody.spark.database.tasks import Holding, TaskClaim
@@ -196,6 +196,7 @@ class Handling:
         self._sinks = dict(job.sinks)
         self._default = next(iter(job.sinks), None)
         self.first = None if self._default is None else job.sinks[self._default]
+        self._layout = Layout(1) if self.first is None else self.first.layout
         self._keeps = job.keeps
         self.decode = plain if job.schema is None else decoder(job.schema)
         self._turn = random.randrange(1 << 16)
@@ -222,10 +223,12 @@ class Handling:
         self._since = time.monotonic()
         try:
             returned = self._handler(message)
-            if inspect.isgenerator(returned):
+            if isinstance(returned, GeneratorType):
                 returned = list(returned)
         finally:
             self._since = 0.0
+        if type(returned) is dict:  # most results are; the checks below take as long as encoding one
+            return [self._placed(message, returned)]
         if returned is None:
             return []
         if isinstance(returned, list):
@@ -239,6 +242,8 @@ class Handling:
         key, topic, partition, priority, waits, split = message.key, self.first, None, None, False, False
         if not isinstance(returned, Outgoing):
             encoded: codec.Encoded = (key, *codec.encode(returned), None)
+            if key is not None and topic is not None and not self._keeps:
+                return topic, self._layout.place_key(key), encoded, False
         else:
             name = returned.topic if isinstance(returned, To) else self._default
             if name is not None:
