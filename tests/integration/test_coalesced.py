@@ -209,13 +209,86 @@ def test_claims_for_many_callers_end_with_the_reason(c: custody.Custody, verbs: 
     assert leases[-1].reason in ("empty", "busy")  # busy: what it found is behind the keys that the others have
 
 
+@pytest.mark.req("C5", "G14")
+def test_a_claim_for_many_is_divided_into_a_lease_for_each(
+    c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection, clock: Clock
+) -> None:
+    """It has messages that were released, a retry and fresh ones."""
+    c.create_topic("orders")
+    c.create_group("orders", "g", custody.Policy(backoff=custody.Constant("1s"), visibility_timeout="40s"))
+    c.publish_many("orders", list(range(12)))
+    first = c.claim("orders", "g", max_messages=6)
+    first.nack(first.messages[1])
+    first.release()
+    clock.move(1)
+    callers = [
+        Claim(max_messages=most, worker=f"w{n}", visibility_timeout=timeout)
+        for n, (most, timeout) in enumerate([(1, "10s"), (3, None), (1, "20s"), (4, None), (9, "1m")])
+    ]
+    leases = verbs.claim_each("orders", "g", None, callers)
+    assert [len(lease) for lease in leases if lease] == [1, 3, 1, 4, 3]
+    assert [(lease.deadline - clock()).total_seconds() for lease in leases if lease] == [10, 40, 20, 40, 60]
+    given = {message.offset: message.attempt for lease in leases for message in lease}
+    assert given == {**dict.fromkeys(range(12), 1), 1: 2}
+    for n, lease in enumerate(leases):
+        claims = "SELECT worker, offsets FROM custody.journal WHERE kind = 'claim' AND lease_id = %s"
+        (worker, offsets) = db.execute(claims, [lease.lease_id]).fetchone()
+        assert worker == f"w{n}"
+        assert sorted(o for r in offsets for o in range(r.lower, r.upper)) == [message.offset for message in lease]
+    two, four = leases[1], leases[3]
+    with pytest.raises(errors.LeaseLost) as lost:
+        c.ack(two.lease_id, [four.messages[0].offset])
+    assert lost.value.lost == (four.messages[0].offset,)
+    assert two.ack(two.messages[0]) == Settled(settled=1)
+    assert two.ack() == Settled(settled=2)
+    assert two.ack() == Settled(settled=3, already=True)
+    assert four.nack(requeue=False).dead == tuple(message.offset for message in four)
+    clock.move(39)  # the first and the third have expired
+    again = verbs.claim_each("orders", "g", None, [Claim(max_messages=9)] * 3)
+    expired = {message.offset for lease in (leases[0], leases[2]) for message in lease}
+    assert {message.offset for lease in again for message in lease} == expired
+    assert c.stats("orders", "g").in_flight == 2 + 3
+
+
+@pytest.mark.req("C5")
+def test_claims_for_many_go_on_in_the_next_partition(c: custody.Custody, verbs: ServerVerbs) -> None:
+    c.create_topic("orders", partitions=3)
+    c.create_group("orders", "g", custody.Policy(max_in_flight=7))
+    for n in range(12):
+        c.publish("orders", n, partition=n % 3)
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=3)] * 6)
+    assert [len(lease) for lease in leases if lease] == [3, 1, 3, 1, 3, 1]
+    assert len({(m.partition, m.offset) for lease in leases for m in lease}) == 12
+    assert [len({m.partition for m in lease}) for lease in leases] == [1] * 6
+    for answer in verbs.ack_each([Ack(lease_id=lease.lease_id, offsets=None) for lease in leases] * 2):
+        assert isinstance(answer, Settled)
+    assert c.stats("orders", "g").depth == 0
+
+
+@pytest.mark.req("N2")
+def test_acks_of_many_close_a_breaker_by_its_probe_alone(c: custody.Custody, verbs: ServerVerbs, clock: Clock) -> None:
+    c.create_topic("orders")
+    breaker = custody.Breaker(failure_rate=0.5, min_outcomes=2, probe_after="5s")
+    c.create_group("orders", "g", custody.Policy(breaker=breaker, backoff=custody.Constant("0s")))
+    c.publish_many("orders", list(range(9)))
+    others = [c.claim("orders", "g") for _ in range(2)]
+    c.claim("orders", "g", max_messages=3).nack(error="down")
+    clock.move(5)
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=2)] * 3)
+    assert ([len(lease) for lease in leases], leases[-1].reason) == ([1, 0], "breaker_open")
+    verbs.ack_each([Ack(lease_id=lease.lease_id, offsets=None) for lease in others])
+    assert c.stats("orders", "g").breaker == "probing"
+    verbs.ack_each([Ack(lease_id=lease.lease_id, offsets=None) for lease in (others[0], leases[0])])
+    assert c.stats("orders", "g").breaker == "closed"
+
+
 def test_claims_for_many_callers_end_after_half_a_second(
     c: custody.Custody, verbs: ServerVerbs, db: psycopg.Connection
 ) -> None:
     """However long each of them takes: whoever is left is served by the next transaction."""
     c.create_topic("orders")
-    c.create_group("orders", "g")
-    c.publish_many("orders", [Outgoing(n) for n in range(4)])
+    c.create_group("orders", "g", custody.Policy(ordering="key"))
+    c.publish_many("orders", [Outgoing(n, key=str(n)) for n in range(4)])
     db.execute(
         "CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END'"
     )

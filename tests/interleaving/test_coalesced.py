@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 import psycopg
 import pytest
@@ -114,7 +115,10 @@ def test_publishes_of_every_kind_at_once(database_url: str, db: psycopg.Connecti
 
 
 @pytest.mark.req("C5")
-def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, db: psycopg.Connection) -> None:
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_acks_and_claims_for_many_among_settles_and_rewinds(
+    database_url: str, db: psycopg.Connection, ordering: Literal["none", "key"]
+) -> None:
     with custody.connect(database_url, pool_size=20) as c:
         verbs = ServerVerbs(c)
         for topic in TOPICS[:2]:
@@ -122,7 +126,9 @@ def test_acks_and_claims_for_many_among_settles_and_rewinds(database_url: str, d
             c.create_group(
                 topic,
                 "g",
-                custody.Policy(ordering="key", max_attempts=1000, backoff=custody.Constant("1ms"), dead_letter="topic"),
+                custody.Policy(
+                    ordering=ordering, max_attempts=1000, backoff=custody.Constant("1ms"), dead_letter="topic"
+                ),
             )
             c.publish_many(topic, [Outgoing(n, key=str(n % 50)) for n in range(3000)])
         before = deadlocks(db)

@@ -33,6 +33,7 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "publish": {"keys": st.lists(KEY, min_size=4, max_size=20)},
     "claim": {"most": st.sampled_from((1, 2, 4, 8)), "visibility": VISIBILITY},
     "claim_many": {"most": st.sampled_from((10, 30, 60)), "visibility": VISIBILITY},
+    "claim_each": {"most": st.lists(st.sampled_from((1, 1, 2, 5)), min_size=2, max_size=4), "visibility": VISIBILITY},
     "ack_all": {"pick": PICK},
     "ack_some": {"pick": PICK, "mask": MASK},
     "nack_some": {
@@ -66,7 +67,7 @@ VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "retain": {"unresolved": st.sampled_from((False, False, True)), "seal": st.sampled_from((True, True, False))},
 }
 OFTEN = ("claim", "publish", "ack_some", "nack_some") * 2
-OFTEN += ("claim", "claim_many", "ack_all", "settle_mixed", "advance")
+OFTEN += ("claim", "claim_many", "claim_each", "ack_all", "settle_mixed", "advance")
 SOMETIMES = tuple(name for name in VERBS if name not in OFTEN)
 # of a group that is bound: beside the others, and more often
 REBINDING = ("bind", "rewind", "claim_many", "publish")

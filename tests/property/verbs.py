@@ -14,6 +14,8 @@ from tests.property.model import Filter, Model, Rules, Said, Verdict
 from tests.property.tables import Connection, Reader, Tables
 
 import custody
+from custody.coalesced import Claim
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import InvalidArgument, LeaseLost, NotSkippable, OffsetOutOfRange, OrderConflict
 from custody.model.entities import Settled
 from custody.model.lifecycle import MessageState
@@ -132,6 +134,35 @@ class Verbs:
             assert lease.reason == "empty"
         assert not eligible, f"the claim was {lease.reason}, but {eligible} could be handed out"
         return None
+
+    def claim_each(self, most: list[int], visibility: int) -> None:
+        """As a server claims for several callers: each lease is judged as if it came after the one before."""
+        if len(self.model.live(self.clock())) > 6:
+            return
+        frontier = self.reader.frontier()
+        self._look(frontier)
+        callers = [Claim(max_messages=n, visibility_timeout=visibility + number) for number, n in enumerate(most)]
+        leases = ServerVerbs(self.c).claim_each(self.topic, GROUP, None, callers)
+        now = self.clock()
+        self.model.fold(now)
+        for entry in self.reader.journal(after=self.journal.last):
+            if entry.kind == "pass":
+                self.model.passed(offset for offset in entry.offsets() if offset not in self.model.seen)
+                self.model.seen.update(entry.offsets())
+        for lease, caller in zip(leases, callers, strict=False):
+            if not lease:
+                assert lease is leases[-1]
+                break
+            deadline = now + timedelta(seconds=float(caller.visibility_timeout or 0))
+            assert lease.deadline == deadline
+            self.model.claim(
+                lease.lease_id,
+                lease.messages,
+                most=caller.max_messages,
+                frontier=frontier,
+                deadline=deadline,
+                now=now,
+            )
 
     def _look(self, frontier: int) -> None:
         """What a binding still decides about: what is fresh, and what was rewound."""

@@ -25,7 +25,7 @@ FUNCTIONS = (
     "log/growth",
     "insights/views", "insights/doctor",
     "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
-    "server/coalesced", "server/apikeys",
+    "server/coalesced", "server/claim_each", "server/apikeys",
     "insights/figures",
 )  # fmt: skip
 

@@ -10,13 +10,18 @@ LANGUAGE sql VOLATILE AS $$
             || substr(gen_random_uuid()::text, 20))::uuid
 $$;
 
+-- The number of the journal entry in a lease id.
+CREATE FUNCTION custody.entry_of(p_lease_id uuid) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT (('x' || substr(p_lease_id::text, 1, 8) || substr(p_lease_id::text, 10, 4)
+             || substr(p_lease_id::text, 16, 3))::bit(60))::bigint
+$$;
+
 -- The journal entry of the claim that made a lease. No row if the journal does not know it, or no longer.
 CREATE FUNCTION custody.claim_of(p_lease_id uuid) RETURNS SETOF custody.journal
 LANGUAGE sql STABLE AS $$
     SELECT j.* FROM custody.journal j
-    WHERE j.entry = (('x' || substr(p_lease_id::text, 1, 8) || substr(p_lease_id::text, 10, 4)
-                      || substr(p_lease_id::text, 16, 3))::bit(60))::bigint
-      AND j.lease_id = p_lease_id AND j.kind = 'claim'
+    WHERE j.entry = custody.entry_of(p_lease_id) AND j.lease_id = p_lease_id AND j.kind = 'claim'
 $$;
 
 CREATE TYPE custody.lease_record AS (

@@ -114,7 +114,7 @@ CREATE FUNCTION custody.ack_each(
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_leases uuid[] := p_leases;
-    v_failed boolean[] := array_fill(false, ARRAY[cardinality(p_leases)]);
+    v_over   boolean[] := array_fill(false, ARRAY[cardinality(p_leases)]);
     v_locked text[];      -- lease and part
     v_named  bigint[];
     v_result custody.settled;
@@ -126,7 +126,7 @@ BEGIN
             v_leases[i] := custody.live_lease(p_topics[i], p_groups[i], p_partitions[i], p_offsets[p_first[i]], p_now);
         EXCEPTION WHEN SQLSTATE 'CY000' OR data_exception OR integrity_constraint_violation THEN
             GET STACKED DIAGNOSTICS code = PG_EXCEPTION_DETAIL, message = MESSAGE_TEXT, remedy = PG_EXCEPTION_HINT;
-            v_failed[i] := true;
+            v_over[i] := true;
             RETURN QUERY SELECT i, NULL::bigint, NULL::bigint[], NULL::boolean,
                                 CASE WHEN SQLSTATE = 'CY000' THEN code ELSE 'invalid_argument' END, message, remedy;
         END;
@@ -139,8 +139,18 @@ BEGIN
             SELECT l.lease_id || '/' || l.part AS row FROM custody.leases l WHERE l.lease_id = ANY (v_leases)
             FOR UPDATE SKIP LOCKED) x;
     END IF;
+    FOR request, settled IN
+        SELECT a.request, a.settled
+        FROM custody.ack_free(v_leases, p_first, p_last, p_offsets, p_topics, p_partitions, p_workers, v_locked, p_wait,
+                              p_now) a
+    LOOP
+        v_over[request] := true;
+        lost := '{}';
+        already := false;
+        RETURN NEXT;
+    END LOOP;
     FOR i IN 1..cardinality(p_leases) LOOP
-        CONTINUE WHEN v_failed[i];
+        CONTINUE WHEN v_over[i];
         -- Somebody may hold a part of a lease: a rewind locks only what it takes from.
         IF NOT p_wait AND EXISTS (
             SELECT FROM custody.leases l
@@ -175,6 +185,44 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Acks leases of which nothing was settled otherwise and which are one row without cases, all in one statement, as
+-- ack_lease does for one. The caller has locked the rows in p_locked, with p_wait all of them. One row for each request
+-- that is done; the others take a longer way.
+CREATE FUNCTION custody.ack_free(
+    p_leases uuid[], p_first int[], p_last int[], p_offsets bigint[], p_topics text[], p_partitions int[],
+    p_workers text[], p_locked text[], p_wait boolean, p_now timestamptz
+) RETURNS TABLE (request int, settled bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now constant timestamptz := coalesce(p_now, clock_timestamp());
+    v_done   int[];
+    v_counts bigint[];
+    v_gone   uuid[];
+    v_groups int[];
+BEGIN
+    WITH wanted AS (
+        SELECT r.lease_id, min(r.n)::int AS n
+        FROM unnest(p_leases) WITH ORDINALITY r (lease_id, n)
+        WHERE p_topics[r.n] IS NULL AND p_partitions[r.n] IS NULL
+        GROUP BY r.lease_id
+    ), gone AS (
+        DELETE FROM custody.leases l USING wanted w
+        WHERE l.lease_id = w.lease_id AND l.remaining + l.settled = l.size AND NOT l.of_cases AND l.deadline > v_now
+          AND (p_wait OR l.lease_id || '/' || l.part = ANY (p_locked))
+          AND (p_first[w.n] IS NULL OR l.held = custody.offsets_set(p_offsets[p_first[w.n]:p_last[w.n]]))
+        RETURNING l.*, w.n
+    ), noted AS (
+        INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker)
+        SELECT v_now, 'ack', g.group_id, g.partition, g.lease_id, g.held, p_workers[g.n] FROM gone g ORDER BY g.n
+    )
+    SELECT array_agg(g.n), array_agg(g.remaining), array_agg(g.lease_id), array_agg(DISTINCT g.group_id)
+    INTO v_done, v_counts, v_gone, v_groups FROM gone g;
+    PERFORM custody.breaker_settled(g, g.probe_lease, true, false, v_now)
+    FROM custody.groups g
+    WHERE g.group_id = ANY (v_groups) AND g.breaker_state = 'probing' AND g.probe_lease = ANY (v_gone);
+    RETURN QUERY SELECT d.n, d.count FROM unnest(v_done, v_counts) d (n, count);
+END $$;
+
 -- False if the lease is of another topic or partition; null means any.
 CREATE FUNCTION custody.lease_is_of(p_lease_id uuid, p_topic text, p_partition int) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -207,44 +255,6 @@ BEGIN
             ARRAY[p_offset]);
     END IF;
     RETURN v_lease;
-END $$;
-
--- Claims for several callers, one after the other, until there is nothing to give, p_bytes of payload were given, or
--- half a second has passed: the rows of custody.claim for each. A claim that copies dead messages holds the heads of
--- their topic, and nothing is matched under a head: so a bound group with such a topic serves one caller.
-CREATE FUNCTION custody.claim_each(
-    p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[],
-    p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
-) RETURNS TABLE (
-    caller int, lease jsonb, "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea,
-    headers jsonb, attempt int, first_delivery timestamptz, last_error text
-)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    v_rows  int;
-    v_bytes bigint := 0;
-    v_stop  timestamptz := clock_timestamp() + interval '500 ms';
-BEGIN
-    IF cardinality(p_max) = 1 OR EXISTS (
-        SELECT FROM custody.lifecycle_group(p_topic, p_group) g WHERE g.matcher IS NOT NULL AND g.dead_letter = 'topic')
-    THEN
-        RETURN QUERY
-        SELECT 1, c.* FROM custody.claim(p_topic, p_group, p_max[1], p_visibility[1], p_workers[1], p_partition, p_now,
-                                         p_bytes) c;
-        RETURN;
-    END IF;
-    FOR i IN 1..cardinality(p_max) LOOP
-        v_rows := 0;
-        FOR caller, lease, "offset", published_at, key, kind, payload, headers, attempt, first_delivery, last_error IN
-            SELECT i, c.* FROM custody.claim(p_topic, p_group, p_max[i], p_visibility[i], p_workers[i], p_partition,
-                                             p_now, p_bytes, i > 1) c
-        LOOP
-            v_rows := v_rows + 1;
-            v_bytes := v_bytes + coalesce(octet_length(payload), 0);
-            RETURN NEXT;
-        END LOOP;
-        EXIT WHEN v_rows = 1 OR v_bytes >= p_bytes OR clock_timestamp() >= v_stop;      -- 1: no lease, only the reason
-    END LOOP;
 END $$;
 
 -- What is in flight on each partition, over all groups or for one of them.
