@@ -222,7 +222,7 @@ def test_what_came_back_and_is_parked_one_by_one_goes_on_in_few_leases(
     after = 0
     while batch():
         after += 1
-    assert after <= 4
+    assert after <= 8, "a key that has failed comes back with 4, 8, 16 messages"
     assert c.stats(TOPIC, GROUP).depth == 0
     verdict = audit(db, TOPIC, GROUP)
     assert verdict.violations == []

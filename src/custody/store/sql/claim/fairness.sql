@@ -7,18 +7,17 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE (p_group).fairness WHEN 'tenant' THEN split_part(p_key, (p_group).tenant_separator, 1) ELSE p_key END
 $$;
 
--- Records keys that have just had their turn, or begin to wait for one.
-CREATE FUNCTION custody.await_turn(p_group custody.groups, p_partition int, p_keys text[]) RETURNS void
-LANGUAGE sql AS $$
-    INSERT INTO custody.awaited
-    SELECT DISTINCT (p_group).group_id, p_partition, k,
-           CASE (p_group).fairness WHEN 'tenant' THEN custody.served_as(p_group, k) ELSE '' END, pg_current_xact_id()
-    FROM unnest(p_keys) k ON CONFLICT DO NOTHING
+-- What `awaited` records of a key that has just had its turn, or begins to wait for one.
+CREATE FUNCTION custody.turn_of(p_group custody.groups, p_key text) RETURNS TABLE (tenant text, turn xid8)
+LANGUAGE sql STABLE AS $$
+    SELECT CASE (p_group).fairness WHEN 'tenant' THEN custody.served_as(p_group, p_key) WHEN 'key' THEN '' END,
+           CASE WHEN (p_group).fairness IS NOT NULL THEN pg_current_xact_id() END
 $$;
 
--- The awaited keys that had their turn longest ago, some of each tenant. Their number is bounded, however many there
--- are.
-CREATE FUNCTION custody.next_in_turn(p_group_id int, p_partition int) RETURNS text[]
+-- The awaited keys that are not known to be in flight and had their turn longest ago, some of each tenant. Their number
+-- is bounded, however many there are.
+CREATE FUNCTION custody.next_in_turn(p_group_id int, p_partition int, p_in_flight int8multirange)
+RETURNS TABLE (key text, tid tid)
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tenants AS (
         (SELECT a.tenant, 1 AS n FROM custody.awaited a
@@ -29,23 +28,25 @@ LANGUAGE sql STABLE AS $$
                 ORDER BY a.tenant LIMIT 1), t.n + 1
         FROM tenants t WHERE t.tenant IS NOT NULL AND t.n < 1000
     )
-    SELECT array_agg(k.key)
+    SELECT k.key, k.tid
     FROM (
-        SELECT a.key FROM tenants t
+        SELECT a.key, a.tid FROM tenants t
         CROSS JOIN LATERAL (
-            SELECT x.key FROM custody.awaited x
+            SELECT x.key, x.ctid AS tid FROM custody.awaited x
             WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant = t.tenant
+              AND NOT coalesce(p_in_flight @> x.behind, false)
             ORDER BY x.turn LIMIT greatest(8, 1000 / (SELECT count(*) FROM tenants))) a
         UNION
         -- If there are more tenants than are read by name: the keys that have waited longest.
-        (SELECT x.key FROM custody.awaited x
+        (SELECT x.key, x.ctid FROM custody.awaited x
          WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NOT NULL
-           AND (SELECT count(*) FROM tenants) >= 1000
+           AND NOT coalesce(p_in_flight @> x.behind, false) AND (SELECT count(*) FROM tenants) >= 1000
          ORDER BY x.turn LIMIT 1000)
         UNION
         -- Keys from before the group was fair.
-        (SELECT x.key FROM custody.awaited x
-         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NULL LIMIT 1000)) k
+        (SELECT x.key, x.ctid FROM custody.awaited x
+         WHERE x.group_id = p_group_id AND x.partition = p_partition AND x.tenant IS NULL
+           AND NOT coalesce(p_in_flight @> x.behind, false) LIMIT 1000)) k
 $$;
 
 -- How many messages each gets of p_room, if all get the same and those with fewer leave the rest to the others. The
@@ -148,7 +149,7 @@ BEGIN
     FROM custody.keys_of(p_head, int8multirange(int8range(p_from, least(p_until, p_from + v_look)))) k;
     SELECT array_agg(DISTINCT k) INTO v_gone FROM unnest(v_keys) k WHERE k IS NOT NULL;
     IF p_in_flight IS NOT NULL THEN
-        v_gone := custody.keys_in_flight(p_head, p_in_flight, v_gone)
+        v_gone := (custody.keys_in_flight(p_head, p_in_flight, v_gone)).keys
             || ARRAY(SELECT key FROM custody.open_heads((p_group).group_id, (p_head).partition, v_gone));
     ELSE
         v_gone := ARRAY(SELECT key FROM custody.open_heads((p_group).group_id, (p_head).partition, v_gone));
@@ -176,6 +177,7 @@ DECLARE
     v_until   bigint;
     v_read    record;
     v_unique  text[];
+    v_busy    custody.busy := ROW('{}', '{}');
     v_blocked text[];
     v_loose   int8multirange := '{}';     -- messages without a key
     -- Of the messages read so far: the keys that are free, whose turn they take, and their messages,
@@ -213,11 +215,10 @@ BEGIN
                                                        WHERE m.k IS NULL), '{}'), p_max + 1) AS first) x;
         EXIT WHEN v_until = frontier;
         v_unique := array_remove(v_read.keys, NULL);
-        v_blocked := '{}';
         IF p_in_flight IS NOT NULL THEN
-            v_blocked := custody.keys_in_flight(p_head, p_in_flight, v_unique);
+            v_busy := custody.keys_in_flight(p_head, p_in_flight, v_unique);
         END IF;
-        SELECT v_blocked || coalesce(array_agg(key), '{}') INTO v_blocked
+        SELECT v_busy.keys || coalesce(array_agg(key), '{}') INTO v_blocked
         FROM custody.open_heads((p_group).group_id, v_partition, v_unique);
         SELECT v_keys || coalesce(array_agg(m.k) FILTER (WHERE m.free), '{}') AS keys,
                v_names || coalesce(array_agg(custody.served_as(p_group, m.k)) FILTER (WHERE m.free), '{}') AS names,
@@ -281,7 +282,7 @@ BEGIN
     IF v_read.keys IS NOT NULL THEN
         PERFORM custody.park_sets(p_group, v_partition, v_read.keys, v_read.sets, p_now);
         -- Keys behind a case are woken when it is resolved, all others by the next claim that finds them free.
-        PERFORM custody.await(p_group, v_partition, v_read.keys);
+        PERFORM custody.await(p_group, v_partition, ROW(v_read.keys, NULL)::custody.busy);
     END IF;
 END $$;
 
@@ -295,26 +296,16 @@ DECLARE
     v_picked record;
 BEGIN
     WITH runs AS MATERIALIZED (
-        SELECT r.*, sum(r.messages) OVER (PARTITION BY r.key ORDER BY r.first_offset) - r.messages AS before
-        FROM (
-            SELECT h.key, x.first_offset, CASE WHEN x.cut THEN x.until END AS until, x.messages,
-                   bool_or(x.cut) OVER (PARTITION BY h.key ORDER BY x.first_offset
-                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS behind
-            FROM custody.open_heads((p_group).group_id, p_partition, p_keys) h
-            CROSS JOIN LATERAL (
-                -- Runs of a key may overlap, and its cases lie between them: each run is taken up to the start of the
-                -- next, and none after a run that was cut short.
-                SELECT y.first_offset, y.until, coalesce(y.until < upper(y.ranges), false) AS cut,
-                       CASE WHEN y.until < upper(y.ranges)
-                            THEN custody.cardinality(y.ranges * int8multirange(int8range(0, y.until)))
-                            ELSE y.messages END AS messages
-                FROM (SELECT p.*, least(h.case_offset, lead(p.first_offset) OVER w) AS until FROM custody.parked p
-                      WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = h.key
-                        AND (h.case_offset IS NULL OR p.first_offset < h.case_offset)
-                      WINDOW w AS (ORDER BY p.first_offset) ORDER BY p.first_offset LIMIT p_max / 64 + 2) y) x) r
-        WHERE r.behind IS NOT TRUE
+        SELECT r.*, h.most
+        FROM (SELECT o.key, o.case_offset,
+                     least(p_max, (SELECT a.most FROM custody.awaited a
+                                   WHERE a.group_id = (p_group).group_id AND a.partition = p_partition
+                                     AND a.key = o.key)) AS most
+              FROM custody.open_heads((p_group).group_id, p_partition, p_keys) o) h
+        CROSS JOIN LATERAL custody.runs_of((p_group).group_id, p_partition, h.key, h.case_offset, h.most / 64 + 2) r
+        WHERE r.before < h.most
     ), keys AS (
-        SELECT r.key, custody.served_as(p_group, r.key) AS name, least(sum(r.messages), p_max)::bigint AS have,
+        SELECT r.key, custody.served_as(p_group, r.key) AS name, least(sum(r.messages), min(r.most))::bigint AS have,
                row_number() OVER (ORDER BY (SELECT a.turn FROM custody.awaited a WHERE a.group_id = (p_group).group_id
                                             AND a.partition = p_partition AND a.key = r.key) NULLS FIRST,
                                             min(r.first_offset)) AS turn
@@ -335,32 +326,20 @@ BEGIN
         JOIN names n USING (name),
              unnest(n.keys, CASE WHEN cardinality(n.keys) = 1 THEN ARRAY[u.share]
                                  ELSE custody.fair_shares(n.haves, u.share) END) x (key, share)
-    ), parts AS (
-        SELECT r.key, r.first_offset, p.ranges, p.parked_at,
-               CASE WHEN r.until IS NULL AND r.messages <= s.share - r.before THEN p.ranges
-                    ELSE custody.first_offsets(p.ranges * int8multirange(int8range(0, r.until)),
-                                               (s.share - r.before)::bigint) END AS part
+    ), parts AS MATERIALIZED (
+        SELECT r.key, r.tid, r.ranges, r.parked_at,
+               custody.first_of_run(r.ranges, r.until, r.messages, (s.share - r.before)::bigint) AS part
         FROM runs r JOIN served s ON s.key = r.key
-        JOIN custody.parked p ON p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = r.key
-            AND p.first_offset = r.first_offset
         WHERE r.before < s.share
     )
-    SELECT array_agg(p.key) AS keys, array_agg(p.first_offset) AS firsts, array_agg(p.ranges - p.part) AS rests,
-           array_agg(p.parked_at) AS times, range_agg(p.part) AS taken
+    SELECT array_agg(p.key) AS keys, array_agg(p.tid) AS tids, array_agg(p.ranges - p.part) AS rests,
+           array_agg(p.parked_at) AS times, array_agg(upper(p.part) - 1) AS lasts, range_agg(p.part) AS taken
     INTO v_picked FROM parts p;
     IF v_picked.keys IS NULL THEN
         RETURN '{}';
     END IF;
-    DELETE FROM custody.parked p USING unnest(v_picked.keys, v_picked.firsts) x (key, first_offset)
-    WHERE p.group_id = (p_group).group_id AND p.partition = p_partition AND p.key = x.key
-      AND p.first_offset = x.first_offset;
-    INSERT INTO custody.parked
-    SELECT (p_group).group_id, p_partition, x.key, lower(x.rest), x.rest, custody.cardinality(x.rest), x.parked_at
-    FROM unnest(v_picked.keys, v_picked.rests, v_picked.times) x (key, rest, parked_at) WHERE NOT isempty(x.rest);
-    DELETE FROM custody.awaited a
-    WHERE a.group_id = (p_group).group_id AND a.partition = p_partition AND a.key = ANY (v_picked.keys);
-    PERFORM custody.await(p_group, p_partition, array_agg(h.key))
-    FROM custody.open_heads((p_group).group_id, p_partition, ARRAY(SELECT DISTINCT unnest(v_picked.keys))) h
-    HAVING count(*) > 0;
+    PERFORM custody.cut_runs((p_group).group_id, p_partition, v_picked.keys, v_picked.tids, v_picked.rests,
+                             v_picked.times);
+    PERFORM custody.go_on(p_group, p_partition, v_picked.keys, v_picked.lasts);
     RETURN v_picked.taken;
 END $$;

@@ -222,7 +222,7 @@ DECLARE
     v_left    bigint := p_max;
     v_want    bigint := CASE WHEN p_blocking THEN p_max + p_max / 4 + 16 ELSE p_max END;
     v_found   record;
-    v_busy    text[];
+    v_busy    custody.busy;
     v_blocked text[];
     v_parked  record;
     v_free    bigint[];
@@ -236,11 +236,11 @@ BEGIN
         v_cut := upper(v_found.looked);
         v_free := v_found.offsets;
         IF p_blocking AND cardinality(v_free) > 0 THEN
-            v_busy := '{}';
+            v_busy := ROW('{}', '{}');
             IF p_in_flight IS NOT NULL THEN
                 v_busy := custody.keys_in_flight(p_head, p_in_flight, v_found.keys);
             END IF;
-            SELECT v_busy || coalesce(array_agg(h.key), '{}') INTO v_blocked
+            SELECT v_busy.keys || coalesce(array_agg(h.key), '{}') INTO v_blocked
             FROM custody.open_heads((p_group).group_id, (p_head).partition,
                                     (SELECT array_agg(DISTINCT k) FROM unnest(v_found.keys) k WHERE k IS NOT NULL)) h;
             SELECT coalesce(array_agg(m.o ORDER BY m.o), '{}') INTO v_free

@@ -22,7 +22,7 @@ DECLARE
     v_offsets bigint[];
     v_blocked bigint[];
     v_behind  text[];
-    v_busy    text[];
+    v_busy    custody.busy;
 BEGIN
     parts := '{}';
     taken := 0;
@@ -65,7 +65,7 @@ BEGIN
         IF v_ordered THEN
             SELECT array_agg(k."offset"), array_agg(k.key) INTO v_offsets, v_keys
             FROM custody.keys_of(p_head, v_piece) k WHERE k.key IS NOT NULL;
-            v_busy := '{}';
+            v_busy := ROW('{}', '{}');
             IF v_held IS NOT NULL THEN
                 v_busy := custody.keys_in_flight(p_head, v_held, v_keys);
             END IF;
@@ -73,7 +73,7 @@ BEGIN
             FROM unnest(v_offsets, v_keys) m (o, k)
             LEFT JOIN custody.open_heads((p_group).group_id, (p_head).partition,
                                          (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
-            WHERE m.k IN (SELECT unnest(v_busy)) OR h.lowest < m.o;
+            WHERE m.k IN (SELECT unnest(v_busy.keys)) OR h.lowest < m.o;
             IF v_blocked IS NOT NULL THEN
                 PERFORM custody.park(v_row.group_id, v_row.partition, v_blocked, v_behind, v_row.attempts,
                                      v_row.first_delivery, v_row.last_error, v_row.chunk, p_now, true);
@@ -92,9 +92,9 @@ BEGIN
 END $$;
 
 -- Takes the cases that are due at p_due, the longest due first, and with the room that is left the cases that follow
--- them in their keys without a gap, the keys in turn. Cases of a blocked key are parked, so that they do not hide the
--- others in the due index. Cases from a lost lease are leased apart and in small numbers: not if the lease has others
--- already (p_others).
+-- them in their keys without a gap, the keys in turn; of a key that has failed only a few. Cases of a blocked key are
+-- parked, so that they do not hide the others in the due index. Cases from a lost lease are leased apart and in small
+-- numbers: not if the lease has others already (p_others).
 CREATE FUNCTION custody.take_due(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_max int, p_others boolean,
     p_worker text, p_now timestamptz, p_due timestamptz, OUT taken bigint[], OUT capped boolean
@@ -107,8 +107,9 @@ DECLARE
     v_look      int := p_max;
     v_offsets   bigint[];
     v_keys      text[];
-    v_busy      text[] := '{}';
-    v_blocked   bigint[];
+    v_failures  int[];
+    v_busy      custody.busy := ROW('{}', '{}');
+    v_found     record;
 BEGIN
     taken := '{}';
     capped := false;
@@ -121,8 +122,8 @@ BEGIN
         EXIT WHEN NOT FOUND;
         capped := v_first.lease_cap IS NOT NULL;
         v_max := least(p_max, v_first.lease_cap);
-        SELECT array_agg(d."offset"), array_agg(d.key) INTO v_offsets, v_keys
-        FROM (SELECT c."offset", c.key FROM custody.cases c
+        SELECT array_agg(d."offset"), array_agg(d.key), array_agg(d.failures) INTO v_offsets, v_keys, v_failures
+        FROM (SELECT c."offset", c.key, c.failures FROM custody.cases c
               WHERE c.group_id = (p_group).group_id AND c.partition = v_partition AND c.state = 'waiting'
                 AND c.run_at <= p_due
                 AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
@@ -133,16 +134,19 @@ BEGIN
             END IF;
             WITH RECURSIVE due AS MATERIALIZED (
                 SELECT m.o, m.k, m.n, h.parked_offset,
-                       m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy)) AND h.lowest = m.o) AS free
-                FROM unnest(v_offsets, v_keys) WITH ORDINALITY m (o, k, n)
+                       coalesce((SELECT a.most FROM custody.awaited a
+                                 WHERE a.group_id = (p_group).group_id AND a.partition = v_partition AND a.key = m.k),
+                                CASE WHEN m.failures > 0 THEN custody.comes_back_with(1) END) AS most,
+                       m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy.keys)) AND h.lowest = m.o) AS free
+                FROM unnest(v_offsets, v_keys, v_failures) WITH ORDINALITY m (o, k, failures, n)
                 LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
                                              (SELECT array_agg(DISTINCT x) FROM unnest(v_keys) x)) h ON h.key = m.k
-            ), line (o, k, until) AS (
+            ), line (o, k, until, most, n) AS (
                 -- The first case of each key, then the second ones, and so on. LIMIT stops it, and no case is chosen
                 -- without those before it.
-                (SELECT d.o, d.k, d.parked_offset FROM due d WHERE d.free ORDER BY d.n LIMIT v_max)
+                (SELECT d.o, d.k, d.parked_offset, d.most, 1 FROM due d WHERE d.free ORDER BY d.n LIMIT v_max)
                 UNION ALL
-                SELECT c."offset", l.k, l.until
+                SELECT c."offset", l.k, l.until, l.most, l.n + 1
                 FROM line l
                 CROSS JOIN LATERAL (
                     SELECT x."offset", x.state, x.run_at, x.lease_cap FROM custody.cases x
@@ -151,19 +155,27 @@ BEGIN
                       AND (x.state <> 'dead' OR x.held)
                     ORDER BY x."offset" LIMIT 1) c
                 WHERE (c.state = 'parked' OR c.state = 'waiting' AND c.run_at <= p_due)
-                  AND coalesce(c."offset" < l.until, true)
+                  AND coalesce(c."offset" < l.until, true) AND coalesce(l.n < l.most, true)
                   AND CASE WHEN capped THEN c.lease_cap >= v_max ELSE c.lease_cap IS NULL END
             ), chosen AS MATERIALIZED (
-                SELECT l.o FROM line l LIMIT v_max
+                SELECT l.o, l.k, l.most FROM line l LIMIT v_max
+            ), full_keys AS (
+                -- If none of these fails, twice as many come next.
+                SELECT c.k, max(c.o) AS last, custody.twice(c.most) AS most FROM chosen c
+                WHERE c.most IS NOT NULL GROUP BY c.k, c.most HAVING count(*) = c.most
             )
-            SELECT (SELECT array_agg(d.o) FROM due d WHERE NOT d.free AND NOT d.o IN (SELECT c.o FROM chosen c)),
-                   (SELECT array_agg(c.o) FROM chosen c)
-            INTO v_blocked, v_offsets;
-            IF v_blocked IS NOT NULL THEN
+            SELECT (SELECT array_agg(d.o) FROM due d WHERE NOT d.free AND NOT d.o IN (SELECT c.o FROM chosen c))
+                       AS blocked,
+                   (SELECT array_agg(c.o) FROM chosen c) AS offsets, f.*
+            INTO v_found
+            FROM (SELECT array_agg(k) AS keys, array_agg(last) AS lasts, array_agg(most) AS most FROM full_keys) f;
+            v_offsets := v_found.offsets;
+            IF v_found.blocked IS NOT NULL THEN
                 UPDATE custody.cases SET state = 'parked', updated_at = p_now
-                WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_blocked);
+                WHERE group_id = (p_group).group_id AND partition = v_partition AND "offset" = ANY (v_found.blocked);
                 PERFORM custody.await(p_group, v_partition, v_busy);
             END IF;
+            PERFORM custody.comes_back(p_group, v_partition, v_found.keys, v_found.lasts, v_found.most);
         END IF;
         taken := coalesce(v_offsets[:v_max], '{}');
         v_look := greatest(v_look, least(v_look::bigint * 4, 10000));
@@ -188,7 +200,7 @@ DECLARE
     v_offsets bigint[];
     v_keys    text[];
     v_unique  text[];
-    v_busy    text[];
+    v_busy    custody.busy;
     v_blocked text[];
     v_cut     bigint;
     v_free    int8multirange;
@@ -198,7 +210,7 @@ BEGIN
     frontier := p_frontier;
     WHILE frontier < p_until AND frontier < v_scan_limit AND v_want * 2 > p_max LOOP
         v_until := least(p_until, frontier + v_want + v_want / 4 + 16);
-        v_busy := '{}';
+        v_busy := ROW('{}', '{}');
         v_blocked := NULL;
         IF p_in_flight IS NULL THEN
             v_blocked := custody.open_keys((p_group).group_id, (p_head).partition);
@@ -214,7 +226,7 @@ BEGIN
             IF p_in_flight IS NOT NULL AND v_unique IS NOT NULL THEN
                 v_busy := custody.keys_in_flight(p_head, p_in_flight, v_unique);
             END IF;
-            SELECT v_busy || coalesce(array_agg(key), '{}') INTO v_blocked
+            SELECT v_busy.keys || coalesce(array_agg(key), '{}') INTO v_blocked
             FROM custody.open_heads((p_group).group_id, (p_head).partition, v_unique);
         END IF;
         IF cardinality(v_blocked) = 0 THEN

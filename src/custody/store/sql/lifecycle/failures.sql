@@ -71,11 +71,12 @@ BEGIN
             run_at = excluded.run_at, lease_cap = excluded.lease_cap, first_delivery = excluded.first_delivery,
             first_failure = excluded.first_failure, last_error = excluded.last_error, errors = excluded.errors,
             dead_reason = excluded.dead_reason, worker = excluded.worker, updated_at = excluded.updated_at
-        RETURNING c."offset", c.key, c.state, c.held, c.dead_reason, c.last_error
+        RETURNING c."offset", c.key, c.state, c.held, c.failures, c.dead_reason, c.last_error
     ), freed AS (
-        INSERT INTO custody.freed (group_id, partition, key)
-        SELECT DISTINCT (p_group).group_id, p_partition, w.key
+        INSERT INTO custody.freed (group_id, partition, key, most)
+        SELECT (p_group).group_id, p_partition, w.key, custody.comes_back_with(max(w.failures))
         FROM written w WHERE w.state = 'dead' AND NOT w.held AND w.key IS NOT NULL AND (p_group).ordering = 'key'
+        GROUP BY w.key
     ), journalled AS (
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
         SELECT p_now, 'dead', (p_group).group_id, p_partition, p_lease,

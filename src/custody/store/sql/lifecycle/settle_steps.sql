@@ -11,7 +11,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_resolved int8multirange := (p_acked + p_failed) - p_stops;
     v_stay     int8multirange := p_held - p_named;
+    v_open     constant int8multirange := p_held - v_resolved;
     v_keys     text[];           -- keys to check; null: all
+    v_few      int8multirange;
     v_conflict record;
 BEGIN
     parked := '{}';
@@ -22,12 +24,15 @@ BEGIN
     IF isempty(p_stops) AND (isempty(v_stay) OR isempty(v_resolved) OR upper(v_resolved) <= lower(v_stay)) THEN
         RETURN;
     END IF;
-    -- If nothing is left in the lease, only the keys that stop matter. If few messages of a large lease are settled,
-    -- only their own keys do.
-    IF isempty(v_stay) OR custody.cardinality(p_named) * 8 < custody.cardinality(p_held) THEN
-        SELECT array_agg(DISTINCT k.key) INTO v_keys
-        FROM custody.keys_of(p_head, CASE WHEN isempty(v_stay) THEN p_stops ELSE p_named * p_held END) k
-        WHERE k.key IS NOT NULL;
+    -- Only keys matter that have a message which this call does not resolve, and one that it names. If there are few of
+    -- either, the others are not looked at.
+    IF custody.cardinality(v_open) * 8 < custody.cardinality(p_held) THEN
+        v_few := v_open;
+    ELSIF custody.cardinality(p_named) * 8 < custody.cardinality(p_held) THEN
+        v_few := p_named * p_held;
+    END IF;
+    IF v_few IS NOT NULL THEN
+        SELECT array_agg(DISTINCT k.key) INTO v_keys FROM custody.keys_of(p_head, v_few) k WHERE k.key IS NOT NULL;
         IF v_keys IS NULL THEN
             RETURN;
         END IF;
@@ -81,10 +86,10 @@ BEGIN
         DELETE FROM custody.cases c USING unnest(v_cases) r
         WHERE c.group_id = (p_group).group_id AND c.partition = p_partition AND c."offset" >= lower(r)
           AND c."offset" < upper(r)
-        RETURNING c.key)
-    INSERT INTO custody.freed (group_id, partition, key)
-    SELECT DISTINCT (p_group).group_id, p_partition, key FROM closed
-    WHERE key IS NOT NULL AND (p_group).ordering = 'key';
+        RETURNING c.key, c.failures)
+    INSERT INTO custody.freed (group_id, partition, key, most)
+    SELECT (p_group).group_id, p_partition, key, custody.comes_back_with(max(failures)) FROM closed
+    WHERE key IS NOT NULL AND (p_group).ordering = 'key' GROUP BY key;
 END $$;
 
 CREATE FUNCTION custody.settle_failed(

@@ -71,7 +71,7 @@ BEGIN
       AND deadline > p_now;
     IF v_held IS NOT NULL THEN
         SELECT array_agg(x.k) INTO v_keys
-        FROM (SELECT unnest(v_keys) AS k EXCEPT SELECT unnest(custody.keys_in_flight(p_head, v_held, v_keys))) x;
+        FROM (SELECT unnest(v_keys) AS k EXCEPT SELECT unnest((custody.keys_in_flight(p_head, v_held, v_keys)).keys)) x;
     END IF;
     SELECT min(h.lowest) INTO v_first FROM custody.open_heads(v_at.group_id, v_at.partition, v_keys) h
     WHERE h.parked_offset = h.lowest OR h.case_state = 'parked';

@@ -85,21 +85,27 @@ CREATE TABLE custody.parked (
 -- that is always derived from leases and cases.
 
 -- Something of the key was resolved. Settles write it, and the next claim reads it before it reads the cases.
+-- `most`: the key has failed, and comes back with at most so many parked messages. Null: with any number.
 CREATE TABLE custody.freed (
     group_id  int NOT NULL REFERENCES custody.groups ON DELETE CASCADE,
     partition int NOT NULL,
     freed_id  bigint GENERATED ALWAYS AS IDENTITY,
     key       text NOT NULL,
+    most      int CHECK (most >= 1),
     PRIMARY KEY (group_id, partition, freed_id)
 );
 
--- Messages of the key are parked behind a live lease. Only claims write and read it, under the cursor.
+-- Messages of the key are parked behind a live lease. Only claims write and read it, under the cursor. As long as the
+-- message `behind` is in flight, a claim need not look at the key. What it says may be out of date, but then that
+-- message is not in flight any more.
 CREATE TABLE custody.awaited (
     group_id  int NOT NULL REFERENCES custody.groups ON DELETE CASCADE,
     partition int NOT NULL,
     key       text NOT NULL,
     tenant    text,                        -- of a group with fairness: by key, all keys have the same tenant
     turn      xid8,                        -- when the key had its turn
+    behind    bigint,                      -- a message of the key in flight; null: not known
+    most      int CHECK (most >= 1),       -- the key has failed: the most parked messages that the next claim may take
     PRIMARY KEY (group_id, partition, key),
     CHECK ((tenant IS NULL) = (turn IS NULL))
 );
