@@ -78,7 +78,7 @@ def test_a_claim_beside_open_cases_probes_the_keys_of_its_batch_only(big: psycop
 @pytest.mark.req("N1", "K7")
 def test_a_claim_of_many_cases_of_one_key_reads_no_more_of_them_than_it_hands_out(big: psycopg.Connection) -> None:
     big.execute("UPDATE custody.cases SET key = 'hot', state = 'parked' WHERE \"offset\" < 5000")
-    big.execute("UPDATE custody.cases SET state = 'waiting', run_at = '2020-01-01' WHERE \"offset\" = 0")
+    big.execute("UPDATE custody.cases SET state = 'waiting', run_at = '2020-01-01', failures = 0 WHERE \"offset\" = 0")
     rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'troubled', 400)")
     assert [row[1] for row in rows[1:202]] == [*range(200), CASES], "half of the lease, and what is fresh"
     # found, marked and handed out; and the first 200 and 500 cases, to see whether they are few
@@ -206,3 +206,56 @@ def test_a_claim_of_a_bound_group_stops_where_it_has_enough(big: psycopg.Connect
     rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'plain', 100)")
     assert len(rows) == 101
     assert_bounded(done, 250)  # looked at once, and read once
+
+
+PARKED = 20_000
+
+
+def park_much(big: psycopg.Connection, *, awaited: bool) -> None:
+    """Messages parked behind their keys, in a table that the planner has only seen empty."""
+    big.execute(
+        "INSERT INTO custody.parked "
+        "SELECT g.group_id, 0, 'key-' || 10000 + n %% 1000 * 10, n, int8multirange(int8range(n, n + 1)), 1, now() "
+        "FROM custody.groups g, generate_series(100000, 100000 + %s - 1) n WHERE g.name = 'ordered'",
+        [PARKED],
+    )
+    if awaited:
+        big.execute(
+            "INSERT INTO custody.awaited (group_id, partition, key) "
+            "SELECT g.group_id, 0, 'key-' || 10000 + n * 10 "
+            "FROM custody.groups g, generate_series(0, 99) n WHERE g.name = 'ordered'"
+        )
+
+
+@pytest.mark.req("N1", "K1")
+def test_parking_reads_no_runs_of_other_keys(big: psycopg.Connection) -> None:
+    big.execute("SET LOCAL plan_cache_mode = force_generic_plan")  # as in a session that has claimed for long
+    park_much(big, awaited=False)
+    big.execute("SELECT * FROM custody.claim('big', 'ordered', 10050)")
+    _, done = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 50)")
+    # beyond the 200 and 500 that tell whether few keys are open
+    assert sum(done["parked"]) <= 200 + 500 + 200
+
+
+@pytest.mark.req("N1", "K1")
+@pytest.mark.parametrize("fairness", [None, "key"])
+def test_a_claim_of_parked_messages_reads_the_first_runs_of_their_keys(
+    big: psycopg.Connection, fairness: str | None
+) -> None:
+    big.execute("UPDATE custody.groups SET fairness = %s WHERE name = 'ordered'", [fairness])
+    park_much(big, awaited=True)
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 40)")
+    assert len(rows) == 41
+    assert sum(done["parked"]) <= 4 * 500 + 10 * 100
+
+
+@pytest.mark.req("N1", "K1")
+def test_a_claim_reads_no_key_in_flight_for_one_that_waits_behind_it(big: psycopg.Connection) -> None:
+    big.execute("UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected'")
+    big.execute("UPDATE custody.groups SET max_parked = 1 WHERE name = 'ordered'")
+    big.execute("SELECT * FROM custody.claim('big', 'ordered', 5000)")
+    big.execute("UPDATE custody.log SET key = 'key-1' WHERE \"offset\" BETWEEN 5000 AND 5009")
+    big.execute("SELECT * FROM custody.claim('big', 'ordered', 5)")
+    rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 5)")
+    assert rows[0][5] == "max_parked"
+    assert sum(sum(read) for name, read in done.items() if name.startswith("log_")) <= 5

@@ -113,8 +113,9 @@ BEGIN
     IF cardinality(p_ready) > 0 THEN
         SELECT least(coalesce(sum(p.messages), 0), CASE WHEN p_max = 1 THEN (p_at).claim_no % 2 ELSE p_max / 2 END)
         INTO v_parked
-        FROM custody.parked p
-        WHERE p.group_id = (p_at).group_id AND p.partition = (p_at).partition AND p.key = ANY (p_ready);
+        FROM (SELECT x.messages FROM custody.parked x
+              WHERE x.group_id = (p_at).group_id AND x.partition = (p_at).partition AND x.key = ANY (p_ready)
+              LIMIT p_max) p;
     END IF;
     v_want := p_max - v_parked;
     IF p_until > frontier AND v_want > 0 THEN
