@@ -73,6 +73,7 @@ CustodyError
     │   ├── SchemaNewer           schema_newer
     │   └── SchemaInUse           schema_in_use
     ├── EmbeddedError             embedded_error
+    ├── ExtraMissing              extra_missing
     └── JavaMissing               java_missing
 """
 
@@ -589,6 +590,12 @@ class EmbeddedError(Terminal):
 
     code = "embedded_error"
     status = 503
+
+
+class ExtraMissing(Terminal, ImportError):
+    """An optional part of Custody is not installed."""
+
+    code = "extra_missing"
 
 
 class JavaMissing(Terminal):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,40 @@ from tests.cli.conftest import DOCUMENT, Run
 
 from custody import Custody
 from custody.cli.app import command, split
+from custody.extras import EXTRAS, installed
 from custody.store import embedded
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def test_the_version(cli: Run, quick: Run) -> None:
     found = cli("version", "--json").document
     assert set(found) == {"custody", "python"}
     assert quick("version").out.startswith(f"custody {found['custody']} ")
+
+    assert quick("--version").out == f"custody {found['custody']}\n"
+
+
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+    """Each is taken away from the interpreter, as if it were not installed."""
+    for module, extra, code in [
+        ("typer", "cli", "from custody.cli import main; main()"),
+        ("uvicorn", "http", "import sys; sys.argv = ['custody', 'serve']; from custody.cli import main; main()"),
+        ("urllib3", "client", "import custody; custody.connect('http://127.0.0.1:1')"),
+        ("pyspark", "spark", "from custody.spark import Pipeline; Pipeline(source='a', group='b').run(None)"),
+    ]:
+        code = f"import sys; sys.modules[{module!r}] = None; {code}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 1
+        assert f"pip install 'custody[{extra}]'" in done.stderr.splitlines()[-1]
+        assert ("Traceback" in done.stderr) == ("main" not in code)
+
+
+def test_every_dependency_of_an_extra_is_known() -> None:
+    """Names of distributions and modules differ, so only their number is compared."""
+    declared = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert {name: len(modules) for name, modules in EXTRAS.items()} == {name: len(declared[name]) for name in EXTRAS}
+    assert all(installed().values())
 
 
 def test_global_options_may_stand_anywhere_before_a_double_dash() -> None:

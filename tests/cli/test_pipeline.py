@@ -337,9 +337,9 @@ def test_what_spark_needs_and_is_not_there(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n")
     refused = cli("pipeline", "run", "fraud.py", "--json", code=1).error
     assert refused == {
-        "code": "pipeline_refused",
-        "message": "Spark is not installed here (No module named 'pyspark')",
-        "remedy": "Install it with: pip install 'custody[spark]'",
+        "code": "extra_missing",
+        "message": "this needs custody[spark]: No module named 'pyspark'",
+        "remedy": "Install it: pip install 'custody[spark]'",
     }
     (tmp_path / "fraud.py").write_text("import pyspark\n")
     assert cli("pipeline", "run", "fraud.py", "--json", code=1).error == refused

@@ -6,12 +6,21 @@ import os
 import sys
 from collections.abc import Sequence
 
+from custody import extras
+
 __all__ = ["main", "run"]
 
 
 def main() -> None:
     """The entry point of the command `custody`."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code: int | str = run(sys.argv[1:])
+    except ModuleNotFoundError as error:  # of typer, with which every other error is reported
+        missing = extras.missing(error)
+        if missing is None:
+            raise
+        code = f"error: {missing.message}\n  {missing.remedy}"
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,6 +53,9 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get("CUSTODY_TRACEBACK"):
             raise
+        missing = extras.missing(error)
+        if missing is not None:
+            return failures.refused(missing, as_json=as_json)
         return failures.unexpected(error, as_json=as_json)
     if answer == failures.INTERRUPTED:
         return failures.interrupted()

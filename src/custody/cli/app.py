@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,8 +57,17 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return front, rest
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"custody {version_of('custody')}")
+        raise typer.Exit
+
+
 def options(
     ctx: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
     database: Annotated[
         str | None,
         typer.Option(
@@ -99,7 +109,6 @@ def options(
 def version(ctx: typer.Context) -> None:
     """Show the version of Custody and of Python."""
     import platform
-    from importlib.metadata import version as version_of
 
     found = {"custody": version_of("custody"), "python": platform.python_version()}
     session_of(ctx).show(found, f"custody {found['custody']} (Python {found['python']})")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from custody import extras
 from custody.cli import render
 from custody.cli.failures import FAILED
 from custody.cli.session import Session, counted, operator, session_of
@@ -45,6 +46,7 @@ def doctor(ctx: typer.Context) -> int | None:
         checks += _server_checks(server)
         checks += [check for time in times for check in _visibility_checks(time)]
     checks.append(Check(name="java", status="info", message=java.found()))
+    checks.append(_extras_check())
     healthy = all(check.status != "fail" for check in checks)
     if session.json:
         groups = [{**plain(time), "recommended_visibility_timeout": time.recommended} for time in times]
@@ -52,6 +54,17 @@ def doctor(ctx: typer.Context) -> int | None:
     else:
         _print(session, checks, times)
     return None if healthy else FAILED
+
+
+def _extras_check() -> Check:
+    there = extras.installed()
+    absent = [name for name, found in there.items() if not found]
+    return Check(
+        name="extras",
+        status="info",
+        message=", ".join(name for name, found in there.items() if found) or "none is installed",
+        remedy=f"For more: pip install 'custody[{','.join(absent)}]'." if absent else "",
+    )
 
 
 def _opened(session: Session, checks: list[Check]) -> Custody | None:

@@ -72,15 +72,15 @@ def run(
 
     A second signal ends them at once.
     """
-    from custody.cli.pipeline_file import pipelines_of, spark_extra
+    from custody.cli.pipeline_file import pipelines_of
     from custody.cli.pipeline_progress import Progress
     from custody.config import this_process
 
     session = session_of(ctx)
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
-    with spark_extra():
-        from custody.spark import running
-        from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
+    from custody.spark import running
+    from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
+
     with session.connect(worker=this_process()) as c:
         stop = threading.Event()
         progress = Progress(session, c, pipelines, stop)
@@ -116,12 +116,12 @@ def try_out(
     master: Master = None,
 ) -> None:
     """Show what a pipeline would do with the next messages of its group. Nothing is claimed, settled or published."""
-    from custody.cli.pipeline_file import pipelines_of, spark_extra
+    from custody.cli.pipeline_file import pipelines_of
 
     session = session_of(ctx)
     pipelines = pipelines_of(file, only, shared=master is None or master.startswith("local"))
-    with spark_extra():
-        from custody.spark.running import started
+    from custody.spark.running import started
+
     # a single pipeline starts Spark only if it has messages; several share one session
     several = len(pipelines) > 1
     with session.connect() as c, started(pipelines, c, None, master) if several else nullcontext() as spark:
@@ -155,12 +155,12 @@ def pack(
     --with-dependencies writes a second archive, for --archives, if the Python of the executors lacks Custody's
     packages. Archives are reproducible. Only an archive that this command wrote is overwritten.
     """
-    from custody.cli.pipeline_file import pipelines_of, spark_extra
+    from custody.cli.pipeline_file import pipelines_of
 
     session = session_of(ctx)
     pipelines_of(file, shared=False)  # refuses a file that could not be run
-    with spark_extra():
-        from custody.spark.environment import packing
+    from custody.spark.environment import packing
+
     target = output or Path(f"{file.stem}.zip")
     if target.suffix != ".zip":
         raise typer.BadParameter(

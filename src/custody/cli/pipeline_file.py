@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from custody import extras
 from custody.errors import CustodyError, PipelineRefused, did_you_mean
 
 if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline
-
-EXTRA = ("adbc_driver_manager", "adbc_driver_postgresql", "pandas", "py4j", "pyarrow", "pyspark")
 
 
 def pipelines_of(file: Path, only: str | None = None, *, shared: bool = True) -> list[Pipeline]:
@@ -59,15 +57,13 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
     if shared:
         paths = [str(file.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the Python workers that Spark will start
-    with spark_extra():
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            del sys.modules[spec.name]
-            if _of_the_extra(error):
-                raise
-            raise _refused(file, error) from error
+    with extras.named():
         from pyspark.cloudpickle import register_pickle_by_value
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        raise extras.missing(error) or _refused(file, error) from error
     if not shared:
         _send_along(file)
     beside = [] if shared else _modules_in(file.parent, set(sys.modules) - before)
@@ -91,23 +87,6 @@ def _is_free(file: Path) -> bool:
         return getattr(sys.modules[file.stem], "__file__", None) == str(file)
     found = find_spec(file.stem)
     return found is None or found.origin == str(file)
-
-
-@contextmanager
-def spark_extra() -> Iterator[None]:
-    """Turns a missing package of the extra `spark` into an error that says what to install."""
-    try:
-        yield
-    except ImportError as error:
-        if not _of_the_extra(error):
-            raise
-        raise PipelineRefused(
-            f"Spark is not installed here ({error})", "Install it with: pip install 'custody[spark]'"
-        ) from error
-
-
-def _of_the_extra(error: BaseException) -> bool:
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRA
 
 
 def _refused(file: Path, error: BaseException) -> PipelineRefused:

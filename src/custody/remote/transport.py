@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from custody import tracing
+from custody import extras, tracing
 from custody.address import Address
 from custody.errors import (
     CustodyError,
@@ -82,12 +82,8 @@ class Transport:
         pool: Callable[..., Any] | None = None,
     ) -> None:
         """`pool` replaces urllib3's `PoolManager`, and gets the same options."""
-        try:
+        with extras.named():
             import urllib3
-        except ImportError as error:  # pragma: no cover - an installation without it
-            raise InvalidConfig(
-                "the HTTP client needs urllib3", "Install it: pip install 'custody[client]'."
-            ) from error
         self.address, self.retry_for = address, retry_for
         self._http = urllib3
         self._closed = threading.Event()

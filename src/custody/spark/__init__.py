@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from custody import extras
+
 if TYPE_CHECKING:
     from custody.spark.figures import Batch, PipelineSummary
     from custody.spark.outside.sinks import Files, Write
@@ -24,4 +26,5 @@ def __getattr__(name: str) -> Any:
     """Imports lazily: looking for Java, or defining a pipeline, does not need Spark."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    with extras.named():
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Never, TypeVar, overload
 
+from custody import extras
 from custody.engine import Custody, Start
 from custody.errors import InvalidArgument, PipelineRefused
 from custody.handlers import require_callable, require_handler, require_run
@@ -167,7 +168,8 @@ class Pipeline:
         `pipeline_fenced`. No checkpoint has to be kept. If every message fails alike from the start, the code is wrong:
         the group is paused, and no failure is counted (`pause_if_all_fail`).
         """
-        from custody.spark.running import run
+        with extras.named():
+            from custody.spark.running import run
 
         settings = RunSettings(
             available_now=available_now,
@@ -192,6 +194,7 @@ class Pipeline:
         master: str | None = None,
     ) -> list[Trial]:
         """Runs the pipeline on the next messages of its group. Nothing is claimed, settled or published."""
-        from custody.spark.trial import try_out
+        with extras.named():
+            from custody.spark.trial import try_out
 
         return try_out(self, custody, limit=limit, spark=spark, master=master)
