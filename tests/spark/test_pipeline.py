@@ -273,7 +273,10 @@ def test_a_row_that_breaks_a_cast_or_a_udf_is_alone_charged(
     before = jobs_so_far(spark)
     summary = run(pipeline, c, spark)
     jobs = jobs_so_far(spark) - before
-    assert jobs > 4 if shuffles else jobs == 2, "the batch, and each of its messages as a slice"
+    # one job more for a batch that breaks, with each message as a slice; 17 waits behind 10, and is then alone in its
+    # batch, which takes a job without messages too: is it really the message?
+    more = jobs - summary.batches
+    assert more > 6 if shuffles else more == 3, (jobs, summary.batches)
     dead = {letter.payload["n"]: letter.last_error or "" for letter in c.dead("in", "g")}
     assert set(dead) == {10, 17}
     assert "CAST_INVALID_INPUT" in dead[10]
