@@ -111,7 +111,7 @@ def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
 
 def test_an_older_driver_is_fenced(live: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the results of its second batch while a newer one takes over."""
-    held, go_on = threading.Event(), threading.Event()
+    held, go_on, stop = threading.Event(), threading.Event(), threading.Event()
 
     def wait(_step: str, _deed: str) -> None:
         held.set()
@@ -130,7 +130,7 @@ def test_an_older_driver_is_fenced(live: custody.Custody, spark: SparkSession, m
 
     def older() -> None:
         try:
-            drive("older")
+            drive("older", stop=stop)
         except PipelineFenced as fenced:
             errors.append(fenced)
 
@@ -141,6 +141,8 @@ def test_an_older_driver_is_fenced(live: custody.Custody, spark: SparkSession, m
         summary = drive("newer", drain="60s")
     finally:
         go_on.set()
+        thread.join(60)
+        stop.set()  # if it was not fenced: with a driver that goes on, the JVM of the session could not be ended
         thread.join(60)
     assert "epoch" in str(errors[0])
     assert (len(claims["older"]), summary.done) == (1, 40)
