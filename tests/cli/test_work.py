@@ -104,3 +104,18 @@ def test_what_the_module_itself_lacks_is_named(quick: Run) -> None:
     assert quick("work", "handlers:Stock.apply", "-t", "orders", "-g", "x", "--json", code=1).error["code"] == (
         "group_not_found"
     )
+
+
+def test_failures_are_logged_with_their_traceback(start, live: Custody) -> None:
+    live.publish_many("orders", [Outgoing(n) for n in range(20)])
+    process = start(
+        "work", "handlers:asynchronous", "--topic", "orders", "--group", "stock", "--json", "--log-format", "json"
+    )
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "everything to be handled")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    (line,) = [json.loads(line) for line in err.splitlines()]
+    assert (line["level"], line["logger"]) == ("warning", "custody.worker.failure_log")
+    assert line["traceback"].endswith("ValueError: not at first")
+    assert "handlers.py" in line["traceback"]

@@ -9,9 +9,10 @@ import typer
 
 from custody.cli import arguments
 from custody.cli.arguments import DURATION
+from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
 from custody.cli.outbox import located
 from custody.cli.session import session_of
-from custody.cli.work import imported, logged
+from custody.cli.work import imported
 from custody.model.policy import Backoff
 
 app = typer.Typer(name="relay", no_args_is_help=True, help="Publishes the events of an outbox to their destinations.")
@@ -67,6 +68,8 @@ def run(
         typer.Option(help="Private network that destinations may be in, such as 10.0.0.0/8. Public ones are allowed."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the relay in claimed_by (default: host:pid).")] = None,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Publish events. SIGTERM or Ctrl-C stops it: running publishes finish, other claimed events are released."""
     from custody.relay import Relay
@@ -75,7 +78,7 @@ def run(
     session = session_of(ctx)
     webhook = {"secret": secret or None, "refused": refused or (410,), "allow_networks": allow_network or ()}
     publishers = _publishers(publisher or (), webhook, named_only=named_only)
-    with located(session) as url, logged(session):
+    with located(session) as url, logged(session, log_level, log_format):
         running = Relay(
             url,
             publishers,

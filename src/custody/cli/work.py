@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import logging
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import typer
 from custody.cli import render
 from custody.cli.arguments import DURATION, VisibilityTimeout
 from custody.cli.exporting import export_spans
+from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
 from custody.cli.session import Session, counted, session_of
 from custody.handlers import require_finished
 from custody.model.entities import Message
@@ -44,6 +44,8 @@ def work(
     poll: Annotated[Any, typer.Option(help="Longest time between two claims.", **DURATION)] = "1s",
     grace: Annotated[Any, typer.Option(help="How long a stop waits for running handlers.", **DURATION)] = "30s",
     name: Annotated[str | None, typer.Option(help="Name of the worker in the journal (default: host:pid).")] = None,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Run a handler over the messages of a group. SIGTERM or Ctrl-C stops it after the running handlers."""
     from custody.config import this_process
@@ -62,7 +64,11 @@ def work(
             poll=poll,
             grace=grace,
         )
-        with logged(session), stopped_by_signals(worker.stop), _status(session, f"{topic}/{group}", worker, tally):
+        with (
+            logged(session, log_level, log_format),
+            stopped_by_signals(worker.stop),
+            _status(session, f"{topic}/{group}", worker, tally),
+        ):
             export_spans()
             summary = worker.run()
     if session.json:
@@ -129,24 +135,6 @@ class Tally:
         finally:
             with self._lock:
                 self.counts[OUTCOMES[outcome_of(error).kind].counted] += 1
-
-
-@contextmanager
-def logged(session: Session) -> Iterator[None]:
-    """Logs to stderr what the worker reports: stuck handlers, refused outcomes, an unreachable database."""
-    handler: logging.Handler = logging.StreamHandler()
-    if session.progresses():
-        from rich.logging import RichHandler
-
-        handler = RichHandler(console=render.console(color=session.color, stderr=True), show_path=False, markup=False)
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("custody")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 @contextmanager

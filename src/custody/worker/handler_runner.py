@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -12,8 +11,7 @@ from typing import cast
 from custody import tracing
 from custody.handlers import is_coroutine_function, require_finished
 from custody.model.entities import Message
-
-logger = logging.getLogger(__name__)
+from custody.worker.failure_log import FailureLog
 
 Handler = Callable[[Message], object] | Callable[[Message], Awaitable[object]]
 
@@ -29,6 +27,7 @@ class HandlerRunner:
         self._handler = handler
         self._timeout = timeout
         self._group = group
+        self._failures = FailureLog()
         self._loop: asyncio.AbstractEventLoop | None = None
         if is_coroutine_function(handler):
             self._loop = asyncio.new_event_loop()
@@ -50,9 +49,8 @@ class HandlerRunner:
         with tracing.processing(message, self._group) as span:
             raised = self._call(message, may_begin)
             span.handled(raised)
-        if raised is not None:
-            where = f"{message.topic}/{message.partition}/{message.offset}"
-            logger.debug("the handler failed on %s", where, exc_info=raised)
+        if raised is not None and not isinstance(raised, NotBegun):
+            self._failures.add(message, raised)
         return raised
 
     def _call(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
