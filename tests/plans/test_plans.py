@@ -257,5 +257,5 @@ def test_a_claim_reads_no_key_in_flight_for_one_that_waits_behind_it(big: psycop
     big.execute("UPDATE custody.log SET key = 'key-1' WHERE \"offset\" BETWEEN 5000 AND 5009")
     big.execute("SELECT * FROM custody.claim('big', 'ordered', 5)")
     rows, done = done_by(big, "SELECT * FROM custody.claim('big', 'ordered', 5)")
-    assert rows[0][5] == "max_parked"
+    assert rows[0][0]["reason"] == "max_parked"
     assert sum(sum(read) for name, read in done.items() if name.startswith("log_")) <= 5
