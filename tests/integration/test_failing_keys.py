@@ -151,6 +151,13 @@ def test_messages_with_cases_of_their_own_come_back_slowly_too(c: Custody, clock
     assert leases(c) == [4, 8, 16, 12]
 
 
+def test_retries_without_a_key_come_back_together(c: Custody, clock: Clock) -> None:
+    start(c, policy=BY_KEY, keys=[None] * 4 + ["a"])
+    claim(c).nack()
+    clock.move(10)
+    assert offsets(claim(c)) == [0, 1, 2, 3, 4]
+
+
 def test_a_key_goes_on_when_the_message_that_it_waits_behind_is_done_though_its_lease_is_not(c: Custody) -> None:
     start(c, policy=BY_KEY, keys="abab")
     first = c.claim(TOPIC, GROUP, max_messages=2)

@@ -136,7 +136,8 @@ BEGIN
                 SELECT m.o, m.k, m.n, h.parked_offset,
                        coalesce((SELECT a.most FROM custody.awaited a
                                  WHERE a.group_id = (p_group).group_id AND a.partition = v_partition AND a.key = m.k),
-                                CASE WHEN m.failures > 0 THEN custody.comes_back_with(1) END) AS most,
+                                CASE WHEN m.failures > 0 AND m.k IS NOT NULL THEN custody.comes_back_with(1) END)
+                           AS most,
                        m.k IS NULL OR (NOT m.k IN (SELECT unnest(v_busy.keys)) AND h.lowest = m.o) AS free
                 FROM unnest(v_offsets, v_keys, v_failures) WITH ORDINALITY m (o, k, failures, n)
                 LEFT JOIN custody.open_heads((p_group).group_id, v_partition,
