@@ -1,8 +1,8 @@
 -- Publishing. The head row is locked until the commit, which makes offsets dense and commit-ordered.
 
 -- Locks the heads of the named partitions, in order, and appends to each what is due there: delayed messages, and
--- events of the outbox. p_of is the number of partitions among which the caller placed its keys, and p_priorities whether it
--- chose lanes. The caller should commit at once, because it holds the partitions until then.
+-- events of the outbox. p_of is the number of partitions among which the caller placed its keys, and p_priorities
+-- whether it chose lanes. The caller should commit at once, because it holds the partitions until then.
 CREATE FUNCTION custody.lock_to_append(
     p_topic custody.topics, p_partitions int[], p_expected bigint, p_now timestamptz, p_of int, p_priorities boolean
 ) RETURNS SETOF custody.heads
