@@ -44,6 +44,15 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+def _nearest_home(directory: Path) -> Path:
+    """The embedded database of the directory or of one above it, as git finds its repository; else the place of a new
+    one."""
+    for place in (directory, *directory.resolve().parents):
+        if (place / ".custody" / "data").is_dir():
+            return place / ".custody"
+    return directory / ".custody"
+
+
 def load(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> Config:
     """Reads `custody.yaml` (or CUSTODY_CONFIG) and the environment. Refuses unknown settings."""
     directory = directory or Path.cwd()
@@ -67,7 +76,7 @@ def load(environment: Mapping[str, str] = os.environ, directory: Path | None = N
         if environment.get(variable):
             delivery[name] = environment[variable]
     return Config(
-        home=Path(environment.get("CUSTODY_HOME") or settings.get("home") or directory / ".custody"),
+        home=Path(environment.get("CUSTODY_HOME") or settings.get("home") or _nearest_home(directory)),
         database=environment.get("CUSTODY_DATABASE") or settings.get("database"),
         policy=_policy(delivery),
         api_key=environment.get("CUSTODY_API_KEY") or None,

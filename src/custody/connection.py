@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,8 @@ from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, exists
 from custody.store.postgres import Database
+
+logger = logging.getLogger(__name__)
 
 
 def connect(
@@ -34,10 +37,11 @@ def connect(
 ) -> Custody:
     """Opens Custody: on the `postgresql://` URL given here or by CUSTODY_DATABASE, else embedded in `home`.
 
-    The embedded PostgreSQL (in `./.custody`, or CUSTODY_HOME) is started if it does not run, shared with other
-    processes, and stopped by the last one. Its schema is migrated automatically. In a database of your own the schema
-    is created if it is missing, and changed only by `custody.migrate`. A call that takes longer than
-    `statement_timeout` in the database is cancelled (`busy`). `clock` replaces the server's clock, for tests.
+    The embedded PostgreSQL (in CUSTODY_HOME, the nearest `.custody` here or above, or `./.custody`) is started if it
+    does not run, shared with other processes, and stopped by the last one. Its schema is migrated automatically. In a
+    database of your own the schema is created if it is missing, and changed only by `custody.migrate`. A call that
+    takes longer than `statement_timeout` in the database is cancelled (`busy`). `clock` replaces the server's clock,
+    for tests.
 
     Behind a connection pooler, which is detected, waiting consumers poll. With `listen_url` (or CUSTODY_LISTEN_URL),
     a URL of the same database that bypasses the pooler, they are woken at once.
@@ -151,6 +155,8 @@ def _open(
     server: EmbeddedServer | None = None
     url, place = _where(database, home, settings)
     if url is None:
+        if place == Path.cwd() / ".custody" and not exists(place):
+            logger.warning("a new database is made in %s: there is none here, nor in a directory above", place)
         server = acquire(place)
         url = server.url
     else:

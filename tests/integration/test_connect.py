@@ -60,6 +60,25 @@ def test_processes_share_the_embedded_database_of_a_home_with_spaces(base: Path)
     assert [process.returncode for process in (first, second, third)] == [0, 0, 0]
 
 
+def test_the_embedded_database_is_found_from_below_and_a_new_one_is_announced(
+    base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    below = base / "project" / "src"
+    below.mkdir(parents=True)
+    monkeypatch.delenv("CUSTODY_HOME", raising=False)
+    monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
+    monkeypatch.chdir(below.parent)
+    with custody.connect() as c:
+        c.create_topic("orders")
+        monkeypatch.chdir(below)
+        with custody.connect() as again:
+            assert [topic.name for topic in again.topics()] == ["orders"]
+    announced = [record.getMessage() for record in caplog.records if record.name == "custody.connection"]
+    assert announced == [
+        f"a new database is made in {below.parent / '.custody'}: there is none here, nor in a directory above"
+    ]
+
+
 def test_a_home_may_be_given_and_beats_the_environment(
     base: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,19 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
     assert config.policy.backoff == Exponential("1s", cap="10s", multiplier=1.5)
 
 
+def test_the_embedded_database_is_found_from_below(tmp_path: Path) -> None:
+    below = tmp_path / "project" / "src" / "deep"
+    below.mkdir(parents=True)
+    assert load({}, below).home == below / ".custody"
+    (tmp_path / ".custody" / "data").mkdir(parents=True)
+    assert load({}, below).home == tmp_path / ".custody"
+    (below.parent / ".custody" / "data").mkdir(parents=True)
+    assert load({}, below).home == below.parent / ".custody"
+    (below / ".custody").mkdir()  # without a database
+    assert load({}, below).home == below.parent / ".custody"
+    assert load({"CUSTODY_HOME": "/elsewhere"}, below).home == Path("/elsewhere")
+
+
 def test_the_file_names_home_and_database(tmp_path: Path) -> None:
     write(tmp_path, "home: /var/lib/custody\ndatabase: postgresql://file/db\n")
     config = load({}, tmp_path)

@@ -77,7 +77,8 @@ def options(
         ),
     ] = None,
     home: Annotated[
-        Path | None, typer.Option(help="Directory of the embedded database (default: CUSTODY_HOME, or ./.custody).")
+        Path | None,
+        typer.Option(help="Directory of the embedded database (default: CUSTODY_HOME, or .custody here or above)."),
     ] = None,
     listen_url: Annotated[
         str | None,
