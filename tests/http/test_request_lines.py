@@ -70,7 +70,7 @@ def test_a_line_for_each_request_and_no_secret_in_any(
     # the database refuses in its own words, with the row; and it fails in a way that nobody has thought of
     db.execute("ALTER TABLE custody.log_1 ADD CONSTRAINT no CHECK (key <> 'hidden-key') NOT VALID")
     assert call(8, "POST", "/messages", message) == 422
-    db.execute("ALTER FUNCTION custody.publish RENAME TO hidden")
+    db.execute("ALTER FUNCTION custody.append RENAME TO hidden")
     assert call(9, "POST", "/messages", message) == 500
     wait_for(lambda: "r9" in server.log.read_text(), "the last request is noted")
     assert server.stop() == 0
@@ -95,7 +95,7 @@ def test_a_line_for_each_request_and_no_secret_in_any(
     (failure,) = [line for line in lines(server) if line["level"] == "error"]
     assert "r9" in failure["message"]
     assert failure["cause"]["sqlstate"] == "42883"
-    assert "function custody.publish" in failure["cause"]["database"]
+    assert "function custody.append" in failure["cause"]["database"]
     assert any("publishes.py" in frame for frame in failure["at"])
 
 
@@ -128,8 +128,8 @@ def test_callers_are_not_told_the_words_of_the_database(
         line = refused(503, "/topics/orders/groups", {"name": "g"})
     assert (line["cause"]["sqlstate"], line["level"]) == ("57014", "warning")
     assert "statement timeout" in line["cause"]["database"]
-    db.execute("ALTER FUNCTION custody.publish RENAME TO hidden")
-    assert "custody.publish" in refused(500)["cause"]["database"]
+    db.execute("ALTER FUNCTION custody.append RENAME TO hidden")
+    assert "custody.append" in refused(500)["cause"]["database"]
     db.execute("ALTER TABLE custody.topics RENAME TO hidden")
     assert 'type "custody.topics"' in refused(500, "/topics", {"name": "more"})["cause"]["database"]
 

@@ -66,7 +66,7 @@ def run(c: custody.Custody, at_four: Callable[[DriverVerbs], object]) -> tuple[l
             "_of": [1] * 10,
         }
     )
-    _, work = gather(pa.Table.from_batches(list(each.task(job, handle)(iter([references])))))
+    _, work, _ = gather(pa.Table.from_batches(list(each.task(job, handle)(iter([references])))))
     return began, work.left.get(0, [])
 
 

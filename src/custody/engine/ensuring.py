@@ -15,7 +15,7 @@ from custody.model.lanes import LANES
 from custody.model.policy import Duration, Policy, seconds_or_none
 from custody.model.retention import Retention
 from custody.model.routing import Binding, bindings_of
-from custody.model.start import Start
+from custody.model.start import Start, start_columns
 from custody.wire.verb import composed
 
 
@@ -85,6 +85,7 @@ class Ensuring(Groups, Topics):
         What is left out is not compared, and neither is `start`: the group is where it is. Another ordering, or a bare
         group where one with a policy is wanted, is refused (`settings_differ`).
         """
+        start_columns(start)  # refuses what is no start, also where it does not matter
         try:
             found = self.group(topic, group)
         except GroupNotFound:
