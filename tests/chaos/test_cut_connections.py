@@ -13,6 +13,7 @@ from tests.waiting import wait_for
 import custody
 from custody.errors import DatabaseUnavailable
 from custody.model.entities import Settled
+from custody.verbs import log
 
 pytestmark = pytest.mark.core
 
@@ -47,11 +48,14 @@ def payloads(c: custody.Custody) -> list[object]:
     return [message.payload for message in messages]
 
 
-@pytest.mark.parametrize("size", [1, 100], ids=["insert", "copy"])
+@pytest.mark.parametrize("copied", [False, True], ids=["call", "copy"])
 def test_a_cut_publish_is_there_as_a_whole_or_not_at_all(
-    c: custody.Custody, proxy: Proxy, clock: Clock, size: int
+    c: custody.Custody, proxy: Proxy, clock: Clock, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every request of a publish, before and after it: no cut ever leaves a part, nor a hole in the offsets."""
+    size = 100
+    if copied:
+        monkeypatch.setattr(log, "COPY_FROM", size)
     outcomes = {"committed": 0, "rejected": 0}
     for request in range(20):
         for when in WHEN:
@@ -72,7 +76,7 @@ def test_a_cut_publish_is_there_as_a_whole_or_not_at_all(
                     assert payloads(c) == [*there, *batch]
         if proxy.disarm():
             break
-    assert request == (1 if size == 1 else 5)
+    assert request == (5 if copied else 1)
     # only if the answer to the last request, the commit, is lost, has it taken effect
     assert outcomes == {"committed": 1, "rejected": 2 * request - 1}
 
