@@ -5,6 +5,7 @@ from custody import relay as relay
 from custody.connection import connect, migrate
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
+from custody.handlers import handler
 from custody.model.entities import DeadLetter, Delayed, Message, Outgoing, Receipt, Stats
 from custody.model.outcomes import Dead, Later, Outcome, Retry, Skip
 from custody.model.policy import Breaker, Constant, Exponential, Linear, Policy
@@ -29,6 +30,7 @@ __all__ = [
     "Delayed",
     "Message",
     "Lease",
+    "handler",
     "once",
     "forget_once",
     "Outcome",

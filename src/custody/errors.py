@@ -25,7 +25,8 @@ CustodyError
     │   ├── InvalidJson           invalid_json
     │   ├── NoPriorities          no_priorities
     │   ├── KeySplit              key_split
-    │   └── InvalidPayload        invalid_payload
+    │   ├── InvalidPayload        invalid_payload
+    │   └── PayloadMismatch       payload_mismatch
     ├── Unauthorized              unauthorized
     ├── Forbidden                 forbidden
     ├── TooLarge                  too_large
@@ -253,6 +254,12 @@ class InvalidPayload(InvalidArgument):
     """The payload cannot be stored without a change."""
 
     code = "invalid_payload"
+
+
+class PayloadMismatch(InvalidArgument):
+    """The payload of a message does not fit the type that its handler wants. A worker makes the message dead."""
+
+    code = "payload_mismatch"
 
 
 def key_too_long() -> InvalidPayload:

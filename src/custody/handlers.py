@@ -8,9 +8,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from custody.errors import InvalidArgument
 from custody.model.outcomes import Decision
+from custody.model.typed import require_type
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def handler(*, payload: type) -> Callable[[F], F]:
+    """Decorates a handler that wants payloads of a type: a worker decodes each before the call.
+
+    A payload that does not fit makes its message dead at once, with the path of the field as its error.
+    """
+    require_type(payload)
+
+    def decorate(function: F) -> F:
+        function.__payload__ = payload  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def payload_of(handler: object, given: type | None = None) -> type | None:
+    """The type of payloads that a handler wants: the given one, or that of its decorator."""
+    if given is not None:
+        require_type(given)
+        return given
+    return getattr(handler, "__payload__", None)
 
 
 def is_coroutine_function(handler: object) -> bool:

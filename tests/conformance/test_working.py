@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import uuid4
+from dataclasses import dataclass
+from decimal import Decimal
+from uuid import UUID, uuid4
 
 import pytest
 from tests.conformance.conftest import TRANSPORTS
@@ -15,6 +17,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody import Dead, Later, Message, Outgoing, Policy, Retry
+from custody.errors import PayloadMismatch
 from custody.worker import Worker, WorkerSummary
 
 pytestmark = pytest.mark.core
@@ -77,6 +80,39 @@ def test_a_worker_says_what_became_of_each(c: custody.Custody) -> None:
         "dead": "terminal",
         "retry": "max_retries_exceeded",
     }
+
+
+@dataclass
+class Order:
+    id: UUID
+    amount: Decimal
+
+
+@pytest.mark.req("X12")
+def test_typed_payloads_are_decoded_for_the_handler_and_what_does_not_fit_is_dead(c: custody.Custody) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.create_group("orders", "declared")
+    order = Order(uuid4(), Decimal("1.10"))
+    receipts = c.publish_many("orders", [order, {"id": str(order.id), "amount": [1]}])
+    seen: list[Order] = []
+
+    @custody.handler(payload=Order)
+    async def handle(message: Message) -> None:
+        seen.append(message.payload)
+
+    with (
+        working(c.worker_for("orders", "g", lambda message: seen.append(message.payload), payload=Order)),
+        working(c.worker_for("orders", "declared", handle)),
+    ):
+        wait_for(lambda: all(c.stats("orders", group).depth == 0 for group in ("g", "declared")), "all are resolved")
+    assert seen == [order, order]
+    for group in ("g", "declared"):
+        (letter,) = c.dead("orders", group)
+        assert (letter.offset, letter.attempts, letter.reason) == (receipts[1].offset, 1, "terminal")
+        assert letter.last_error == "the payload does not fit Order: $.amount: Expected `decimal`, got `array`"
+    with pytest.raises(PayloadMismatch):
+        c.read("orders", receipts[1].partition, offset=receipts[1].offset)[0].as_(Order)
 
 
 def test_a_publish_wakes_a_worker_that_would_sleep_for_long(c: custody.Custody) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import collections
-import decimal
 import math
-import uuid
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -83,7 +80,7 @@ def endless() -> list[Any]:
     "value",
     [
         *(math.nan, math.inf, [1, -math.inf], {1: "int key"}, {None: 1}, (1, 2), {"inner": (1,)}, {1, 2}),
-        *(datetime(2030, 1, 1, tzinfo=UTC), decimal.Decimal("1.5"), uuid.UUID(int=1), [b"bytes"], object(), 1j),
+        *([b"bytes"], {"inner": {1}}, object(), 1j),
         *("\ud800", {"a": "\udfff"}, {"\ud800": 1}, Outgoing(1), endless()),
     ],
     ids=lambda value: repr(value).partition(" at 0x")[0],

@@ -75,6 +75,7 @@ class Consuming(SettleVerbs, Groups, Topics):
         group: str,
         handler: Handler,
         *,
+        payload: type | None = None,
         concurrency: int = 8,
         max_messages: int | None = None,
         visibility_timeout: Duration | None = None,
@@ -84,7 +85,8 @@ class Consuming(SettleVerbs, Groups, Topics):
         """Claims messages, calls the handler and settles, until SIGTERM or Ctrl-C. Keys run in parallel, each in order.
 
         The handler is a function or a coroutine function of one message. A message is done when it returns, and has
-        failed when it raises; exceptions such as `Dead` say more. Leases are extended while handlers run, up to
+        failed when it raises; exceptions such as `Dead` say more. With `payload` its message has a payload of that type
+        (see `custody.handler`). Leases are extended while handlers run, up to
         `handler_timeout`. A stop gives running handlers `grace` to finish and releases the rest. `worker_for` returns a
         worker instead of running it.
         """
@@ -92,6 +94,7 @@ class Consuming(SettleVerbs, Groups, Topics):
             topic,
             group,
             handler,
+            payload=payload,
             concurrency=concurrency,
             max_messages=max_messages,
             visibility_timeout=visibility_timeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from uuid import UUID
 
 import msgspec
@@ -12,6 +13,7 @@ from custody.model import bounds
 from custody.model.entities import KEY_BYTES, Outgoing, Payload
 from custody.model.lanes import lane_of
 from custody.model.routing import ROUTING_KEY, require_routing_key
+from custody.model.typed import plain_of
 
 KINDS = {"json": "j", "text": "t", "bytes": "b"}
 """The kinds of payloads: their names in views, and the letters that are stored."""
@@ -21,7 +23,11 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 def encode(payload: Payload) -> tuple[bytes, bytes]:
-    """The kind and the bytes of a payload. Refuses values that JSON would change: NaN, tuples, datetimes …"""
+    """The kind and the bytes of a payload.
+
+    Typed values (`typed.plain_of` has the rules) are stored as plain JSON. What JSON would change is refused: NaN,
+    tuples, sets, bytes within a document.
+    """
     if type(payload) is bytes:
         return b"b", payload
     if type(payload) is msgspec.Raw:
@@ -29,19 +35,36 @@ def encode(payload: Payload) -> tuple[bytes, bytes]:
     if isinstance(payload, bytes | bytearray | memoryview):
         return b"b", bytes(payload)
     try:
-        if isinstance(payload, str):
+        if isinstance(payload, str) and not isinstance(payload, Enum):
             return b"t", payload.encode()
-        data = _encode_json(payload)
-        if _decode_json(data) == payload:
+        data = _encoded(payload)
+        if data is not None:
             return b"j", data
+        plain = plain_of(payload)
+        if isinstance(plain, str):
+            return b"t", plain.encode()
+        data = _encoded(plain)
+        if data is not None:
+            return b"j", data
+    except InvalidPayload:
+        raise
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidPayload(
-            f"the payload cannot be stored: {error}", "Give bytes, text, or a plain JSON value."
+            f"the payload cannot be stored: {error}", "Give bytes, text, a JSON value, or an object with typed fields."
         ) from error
     raise InvalidPayload(
         "JSON would change the payload",
         "Use dicts with string keys, lists, strings, finite numbers, booleans and None. Convert everything else.",
     )
+
+
+def _encoded(value: Payload) -> bytes | None:
+    """The value as JSON; None if something else would come back."""
+    try:
+        data = _encode_json(value)
+    except TypeError:  # of a type that msgspec does not know
+        return None
+    return data if _decode_json(data) == value else None
 
 
 def _encode_raw(document: bytes) -> tuple[bytes, bytes]:

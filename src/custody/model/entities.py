@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -15,9 +15,13 @@ from custody.model.limits import NAME_LENGTH
 from custody.model.policy import Duration, Policy
 from custody.model.retention import Retention
 from custody.model.routing import ROUTING_KEY, Binding
+from custody.model.typed import typed_as
+
+T = TypeVar("T")
 
 Payload = Any
-"""bytes, text, or a JSON value (dict, list, number, boolean, None). Consumers get exactly what was published."""
+"""bytes, text, or a JSON value (dict, list, number, boolean, None). Consumers get exactly what was published. Also an
+object with typed fields, a UUID, a time or a Decimal, which are published as JSON (docs/publishing.md)."""
 KEY_BYTES = 2_000
 """Most bytes of a key in UTF-8, because index entries in PostgreSQL are limited."""
 
@@ -117,6 +121,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def routing_key(self) -> str | None:
         return self.headers.get(ROUTING_KEY)
+
+    def as_(self, kind: type[T]) -> T:
+        """The payload as a value of this type: a dataclass, a Struct, a pydantic model, or any other that msgspec
+        decodes. Raises PayloadMismatch, with the path of the field, if it does not fit; in a handler that means dead.
+        """
+        return typed_as(self.payload, kind)
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from custody.errors import PayloadMismatch
 from custody.model.policy import Duration, seconds
 
 Kind = Literal["ack", "nack", "dead", "reject", "later", "skip", "release"]
@@ -152,6 +153,8 @@ def outcome_of(error: BaseException | None) -> Outcome:
         return Outcome("ack")
     if isinstance(error, Decision):
         return error.outcome()
+    if isinstance(error, PayloadMismatch):  # it would not fit the next time either
+        return Outcome("dead", error=_text(error))
     text = _text(error)
     return Outcome("nack", error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
 

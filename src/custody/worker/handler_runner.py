@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import cast
 
+import msgspec
+
 from custody import tracing
 from custody.handlers import is_coroutine_function, require_finished
 from custody.model.entities import Message
@@ -23,8 +25,9 @@ class NotBegun(Exception):
 class HandlerRunner:
     """Calls the handler and returns what it raised. No exception of a handler propagates, not even SystemExit."""
 
-    def __init__(self, handler: Handler, timeout: float | None, group: str) -> None:
+    def __init__(self, handler: Handler, timeout: float | None, group: str, payload: type | None = None) -> None:
         self._handler = handler
+        self._payload = payload
         self._timeout = timeout
         self._group = group
         self._failures = FailureLog()
@@ -55,6 +58,8 @@ class HandlerRunner:
 
     def _call(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:
         try:
+            if self._payload is not None:
+                message = msgspec.structs.replace(message, payload=message.as_(self._payload))
             if self._loop is None:
                 require_finished(self._handler(message))
                 return None

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from custody.elapsed import elapsed, holds_until
 from custody.errors import CustodyError, InvalidArgument, LeaseLost, NotFound, Transient
-from custody.handlers import require_handler
+from custody.handlers import payload_of, require_handler
 from custody.model.bounds import Bounded
 from custody.model.entities import Group, Settled
 from custody.model.outcomes import Counts, Outcome, outcome_of
@@ -79,6 +79,7 @@ class Worker(Bounded):
         group: str,
         handler: Handler,
         *,
+        payload: type | None = None,
         concurrency: int = 8,
         max_messages: int | None = None,
         visibility_timeout: Duration | None = None,
@@ -93,6 +94,7 @@ class Worker(Bounded):
             verbs.claim(topic, group, max_messages=1, visibility_timeout=None)
             raise AssertionError("a claim on a bare group was accepted")
         self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
+        self._payload = payload_of(handler, payload)
         self._ordered = policy.ordering == "key"
         self._on_dead = policy.on_dead
         self._handler_timeout = seconds_or_none(policy.handler_timeout)
@@ -124,7 +126,7 @@ class Worker(Bounded):
     def run(self) -> WorkerSummary:
         """Works until `stop`. Survives a restart of the database. Raises if the topic or group was deleted, or on an
         error that no retry can fix."""
-        self._call = HandlerRunner(self._handler, self._handler_timeout, self._group)
+        self._call = HandlerRunner(self._handler, self._handler_timeout, self._group, self._payload)
         self._settling = Settling(self._verbs.settle, self._ack, self._counts, self._settled, self._fail)
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
         for _ in range(self._concurrency):
