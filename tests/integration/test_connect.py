@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGconn
+from psycopg.waiting import Wait
 from tests.conftest import url_of
 from tests.waiting import wait_for
 
@@ -196,9 +199,14 @@ def test_a_cut_connection_costs_one_call(c: custody.Custody, db: psycopg.Connect
 def test_an_interrupted_statement_leaves_a_connection_that_can_be_used(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever Ctrl-C comes: in the driver's wait, or in ours around it."""
+    """Wherever Ctrl-C comes: in the driver's wait, in ours around it, or in the driver's generator."""
 
     def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def statement(pgconn: PGconn) -> Iterator[Wait]:
+        pgconn.send_query(b"SELECT pg_sleep(60)")
+        yield Wait.W
         raise KeyboardInterrupt
 
     with BoundedConnection.connect(database_url, autocommit=True) as connection:
@@ -206,6 +214,9 @@ def test_an_interrupted_statement_leaves_a_connection_that_can_be_used(
             patched.setattr(BoundedConnection, "_nothing_yet", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 connection.execute("SELECT pg_sleep(60)")
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+        with pytest.raises(KeyboardInterrupt):
+            connection.wait(statement(connection.pgconn))
         assert connection.info.transaction_status == TransactionStatus.IDLE
         assert connection.execute("SELECT 1").fetchone() == (1,)
 

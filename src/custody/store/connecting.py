@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any, LiteralString, NamedTuple, Self, cast
 
 import psycopg
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, generators
 from psycopg.adapt import Buffer, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
@@ -119,11 +119,12 @@ class _Limited(psycopg.Connection[Any]):
         try:
             return super().wait(self._bounded(gen), *settings, **more)
         except KeyboardInterrupt:
-            # If it was raised in our own generator, that has ended. The driver has cancelled the statement, but could
-            # not read the answer, without which the connection would stay in use.
-            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                with suppress(psycopg.Error):
-                    super().wait(gen, timeout=PROBE)
+            # The generator in which it was raised has ended: ours, or the driver's too. The driver has cancelled the
+            # statement, but could not read the answer, without which the connection would stay in use.
+            for rest in (gen, generators.fetch_many(self.pgconn)):
+                if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    with suppress(psycopg.Error):
+                        super().wait(rest, timeout=PROBE)
             raise
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
