@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; when nothing changed that takes no time.
 
 # What `make install` installs beside the package itself.
-EXTRAS := embedded,cli,client,http,spark,test,dev,bench
+EXTRAS := embedded,cli,client,http,spark,test,dev,docs,bench
 # Test processes; 0 runs the suite in one. Each has a server and a Spark of its own, and often waits for them: on two
 # cores three are faster than two.
 WORKERS ?= 3
@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format bench coverage mutants audit \
+.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format docs bench coverage mutants audit \
 	outdated requirements tables clean
 
 help: ## Show this list
@@ -79,6 +79,9 @@ lint: install ## Check style, format, types and layers
 format: install ## Put the code into the house format and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: install ## Build the documentation site into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 bench: install ## Measure, beside bare PostgreSQL and two peers
 	@$(BIN)/python -m bench $(ARGS)
