@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 from bench.backlog import fill
-from bench.report import Row, at_most
+from bench.consuming import drainer
+from bench.measure import in_turn, rate, ratio
+from bench.report import Row, at_least, at_most
 from bench.stage import Stage
 from custody import Custody, Outgoing, Policy
 from custody.model.lanes import PRIORITIES, WEIGHTS
@@ -41,22 +44,22 @@ def rows(stage: Stage) -> Iterator[Row]:
             yield Row(what=f"the same without fairness, leases of {size}", measured=late["off"], unit="messages")
         messages = stage.sizes.batches[100] * 100
         for keys in (10_000, 10):
-            rate = {}
-            for name, policy in (("off", PLAIN), ("on", FAIR)):
-                topic = f"cost-{name}-{keys}"
-                fill(c, connection, topic, messages, keys=keys)
-                c.create_group(topic, "workers", policy)
-                start = perf_counter()
-                while lease := c.claim(topic, "workers", max_messages=100):
-                    lease.ack()
-                rate[name] = messages / (perf_counter() - start)
+            fill(c, connection, f"cost-{keys}", messages, keys=keys)
+            found = in_turn(
+                stage.sizes.repetitions,
+                {
+                    name: partial(rate, messages, drainer(c, f"cost-{keys}", 100, policy))
+                    for name, policy in (("off", PLAIN), ("on", FAIR))
+                },
+            )
             yield Row(
                 what=f"claim + read + ack with fairness, batch 100, {keys:,} keys",
-                measured=rate["on"],
+                measured=found["on"].median,
                 unit="msg/s",
                 beside="without",
-                other=rate["off"],
-                ratio=rate["on"] / rate["off"],
+                other=found["off"].median,
+                ratio=ratio(found["on"], found["off"]),
+                ratio_target=at_least(0.6),
             )
         yield from _lanes(c, stage.sizes.claims * 25)
 

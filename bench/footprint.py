@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 from time import sleep
 
+from psycopg import sql
+
 import custody
-from bench.backlog import fill
+from bench.backlog import fill, log_table
 from bench.report import Row, at_most
+from bench.sizes import PAYLOAD_BYTES
 from bench.stage import Connection, Stage, plain
 
 SIZES = (1, 10, 100, 1000)
 WARM = 10
 MAX_ROWS = 0.01
 MAX_BYTES = 10
+MAX_ROWS_OF_ONE, MAX_BYTES_OF_ONE = 4, 900
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ def rows(stage: Stage) -> Iterator[Row]:
     with stage.database() as url, plain(url) as connection:
         for size in SIZES:
             yield from batch(stage, url, connection, size)
+        yield from one(stage, url, connection)
 
 
 def batch(stage: Stage, url: str, connection: Connection, size: int) -> Iterator[Row]:
@@ -54,6 +59,60 @@ def batch(stage: Stage, url: str, connection: Connection, size: int) -> Iterator
         unit="B/msg",
         target=at_most(MAX_BYTES) if judged else None,
     )
+
+
+def one(stage: Stage, url: str, connection: Connection) -> Iterator[Row]:
+    """Publish one message, claim it and ack it with the next claim, less a bare INSERT of the same event."""
+    rounds, repetitions = stage.sizes.footprint_rounds, stage.sizes.repetitions
+    with custody.connect(url) as c:
+        c.create_topic("one")
+        c.create_group("one", "workers", custody.Policy(ordering="key"))
+        table = log_table(connection, "one")
+    connection.execute(sql.SQL("CREATE TABLE bare (LIKE {} INCLUDING ALL)").format(table))
+    found = [flow(url, connection, table, rounds) for _ in range(repetitions)]
+    what = "beyond the event, publish + claim + ack of 1"
+    yield Row(
+        what=f"rows written {what}",
+        measured=median(one.rows for one in found),
+        unit="a msg",
+        target=at_most(MAX_ROWS_OF_ONE),
+        note=f"{median(one.dead for one in found):.3g} dead row versions",
+    )
+    yield Row(
+        what=f"WAL {what}",
+        measured=median(one.wal for one in found),
+        unit="B/msg",
+        target=at_most(MAX_BYTES_OF_ONE),
+    )
+
+
+def flow(url: str, connection: Connection, table: sql.Identifier, rounds: int) -> Written:
+    def round_(c: custody.Custody, lease: custody.Lease | None) -> custody.Lease:
+        c.publish("one", b"x" * PAYLOAD_BYTES, key="key")
+        return c.claim("one", "workers") if lease is None else lease.next()
+
+    with custody.connect(url, pool_size=1) as c:
+        lease = None
+        for _ in range(WARM):
+            lease = round_(c, lease)
+        assert lease is not None
+        lease.ack()
+    before = counters(connection)
+    with custody.connect(url, pool_size=1) as c:
+        start, lease = wal(connection), None
+        for _ in range(rounds):
+            lease = round_(c, lease)
+        assert lease is not None
+        lease.ack()
+        written = wal(connection) - start
+    after = counters(connection)
+    copies = sql.SQL('SELECT * FROM {} ORDER BY "offset" DESC LIMIT %s').format(table)
+    events = connection.execute(copies, [rounds]).fetchall()
+    start = wal(connection)
+    for event in reversed(events):
+        connection.execute("INSERT INTO bare VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", list(event))
+    bare = wal(connection) - start
+    return Written((after[0] - before[0]) / rounds, (after[1] - before[1]) / rounds, (written - bare) / rounds)
 
 
 def consume(url: str, connection: Connection, topic: str, size: int, rounds: int) -> Written:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,6 +55,14 @@ class Row:
         return all(verdicts) if verdicts else None
 
 
+def judged(row: Row) -> Iterator[tuple[str, str, bool]]:
+    """Each target of a row: what was found, what is wanted, and whether it is met."""
+    if row.target is not None:
+        yield f"{number(row.measured)} {row.unit}", bound(row.target), row.target.met_by(row.measured)
+    if row.ratio_target is not None and row.ratio is not None:
+        yield f"{row.ratio:.2f} of {row.beside}", bound(row.ratio_target), row.ratio_target.met_by(row.ratio)
+
+
 def number(value: float) -> str:
     if value >= 100_000:
         return f"{value / 1000:,.0f}k"
@@ -63,12 +71,12 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _bound(target: Target | None) -> str:
+def bound(target: Target | None) -> str:
     return "" if target is None else f"{'≤' if target.at_most else '≥'} {number(target.bound)}"
 
 
 def _verdict(passed: bool | None) -> str:
-    return {None: "", True: "[green]pass[/]", False: "[red bold]miss[/]"}[passed]
+    return {None: "", True: "[green]met[/]", False: "[red bold]missed[/]"}[passed]
 
 
 def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
@@ -85,13 +93,24 @@ def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
         shown.add_row(
             row.what if row.note is None else f"{row.what}\n  [dim]{row.note}[/]",
             f"{number(row.measured)} {row.unit}",
-            _bound(row.target),
+            bound(row.target),
             row.beside or "",
             "" if row.other is None else f"{number(row.other)} {row.unit}",
             "" if row.ratio is None else f"{row.ratio:.2f}",
-            _bound(row.ratio_target),
+            bound(row.ratio_target),
             _verdict(row.passed),
         )
+    return shown
+
+
+def targets(rows: Sequence[Row]) -> Table:
+    """Every figure that has a target, and nothing else."""
+    shown = Table(title="Targets", title_justify="left", title_style="")
+    for name, justify in (("what", "left"), ("found", "left"), ("wanted", "right"), ("", "left")):
+        shown.add_column(name, justify=justify, no_wrap=True)
+    for row in rows:
+        for found, wanted, met in judged(row):
+            shown.add_row(row.what.strip(), found, wanted, _verdict(met))
     return shown
 
 
@@ -101,8 +120,10 @@ WIDTH = 170
 
 def show(console: Console, rows: Sequence[Row], facts: dict[str, str]) -> None:
     console.print(table(rows, facts))
-    judged = [row.passed for row in rows if row.passed is not None]
-    console.print(f"{sum(judged)} of {len(judged)} targets met.")
+    met = [met for row in rows for _, _, met in judged(row)]
+    if met:
+        console.print(targets(rows))
+        console.print(f"{sum(met)} of {len(met)} targets met.")
 
 
 def write(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
