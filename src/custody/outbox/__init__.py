@@ -16,8 +16,7 @@ from custody.model.entities import Payload
 from custody.model.policy import require_zone
 from custody.outbox.events import Event, EventState, Figures
 from custody.outbox.operating import Outbox
-from custody.store.driver_connection import driver_connection
-from custody.store.postgres import run_function, translated
+from custody.store.driver_connection import run_joined
 from custody.store.standalone_outbox import install
 from custody.tracing import carried
 
@@ -36,8 +35,8 @@ def write(
     available_at: datetime | None = None,
     event_id: UUID | None = None,
 ) -> UUID:
-    """Writes an event in the transaction of the connection (psycopg, or a SQLAlchemy connection or session) and returns
-    its id. The event exists if and only if that transaction commits.
+    """Writes an event in the transaction of the connection (psycopg, psycopg2, Django, or a SQLAlchemy connection or
+    session) and returns its id. The event exists if and only if that transaction commits.
 
     A `destination` without a colon is a topic of the same database, if that has all of Custody. Otherwise the part
     before the colon names the relay's publisher (`stdout:`, `https://…`, `billing:invoices`). None is the relay's
@@ -49,7 +48,6 @@ def write(
     require_zone(available_at)
     kind, data = encode(payload)
     encoded = encode_headers(carried(headers))
-    on = driver_connection(connection)
     arguments = {
         "event_type": event_type,
         "kind": kind.decode(),
@@ -61,8 +59,7 @@ def write(
         "available_at": available_at,
         "event_id": event_id,
     }
-    with translated():
-        (written,) = run_function(on, "outbox_add", arguments)
+    (written,) = run_joined(connection, "outbox_add", arguments)
     return UUID(str(written[0]))
 
 
@@ -71,6 +68,4 @@ def lock(connection: Any, ordering_keys: Collection[str]) -> None:
     several keys: it prevents deadlocks between such transactions."""
     for key in ordering_keys:
         require_key(key)
-    on = driver_connection(connection)
-    with translated():
-        run_function(on, "outbox_lock", {"keys": list(ordering_keys)})
+    run_joined(connection, "outbox_lock", {"keys": list(ordering_keys)})

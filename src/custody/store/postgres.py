@@ -54,6 +54,11 @@ def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -
     return call.as_bytes(None)
 
 
+def call_text(function: str, arguments: tuple[str, ...]) -> bytes:
+    """The call of an SQL function with all parameters as text."""
+    return _call(function, arguments, (False,) * len(arguments))
+
+
 @lru_cache(maxsize=64)
 def _select(view: str, conditions: tuple[str, ...], order: tuple[str, ...], limited: bool) -> sql.Composed:
     return sql.SQL("SELECT * FROM {} WHERE {} ORDER BY {}{}").format(
@@ -282,8 +287,9 @@ def run_function(connection: Connection, function: str, arguments: dict[str, Any
 def _execute(connection: Connection, factory: RowFactory[T], function: str, arguments: dict[str, Any]) -> list[T]:
     values = list(arguments.values())
     query = _call(function, tuple(arguments), tuple(map(_is_binary, values)))
-    with connection.cursor(binary=True, row_factory=factory) as cursor:
-        cursor.execute(query, values)
+    # not the connection's own class of cursors: a caller's may interpolate parameters (ClientCursor)
+    with psycopg.Cursor(connection, row_factory=factory) as cursor:
+        cursor.execute(query, values, binary=True)
         try:
             return cursor.fetchall()
         except (

@@ -16,7 +16,7 @@ from custody.model.codec import decode
 from custody.model.entities import Message, Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, interval
-from custody.store.driver_connection import driver_connection
+from custody.store.driver_connection import joined
 from custody.store.postgres import Database, Row
 from custody.verbs.settle import Settler, answer_of, for_each
 
@@ -87,8 +87,8 @@ class Lease:
 
     # Without messages a verb settles all that were delivered and are not settled yet. If some of these are lost, the
     # others are settled, and LeaseLost names the lost ones.
-    # `connection`: the caller's own, of psycopg or SQLAlchemy, to the same database. The settle is then part of its
-    # transaction, all or nothing: after a LeaseLost the transaction can only be rolled back, to a savepoint or as a
+    # `connection`: the caller's own, of psycopg, SQLAlchemy or Django, to the same database. The settle is then part of
+    # its transaction, all or nothing: after a LeaseLost the transaction can only be rolled back, to a savepoint or as a
     # whole.
 
     def ack(self, *messages: Which, connection: Any = None) -> Settled:
@@ -120,11 +120,13 @@ class Lease:
         return self._settle(messages, Outcome("skip", error=reason), connection)
 
     def _settle(self, messages: Sequence[Which], outcome: Outcome, connection: Any) -> Settled:
-        settler = self._settler
-        if connection is not None:
-            settler = replace(settler, connection=driver_connection(connection))
         offsets = offsets_of(messages)
-        settled = settler.settle(self.lease_id, for_each(offsets, outcome))
+        outcomes = for_each(offsets, outcome)
+        if connection is None:
+            settled = self._settler.settle(self.lease_id, outcomes)
+        else:
+            with joined(connection) as on:
+                settled = replace(self._settler, connection=on).settle(self.lease_id, outcomes)
         if offsets is None:
             self._open = set()
         else:

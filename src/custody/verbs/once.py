@@ -9,12 +9,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from psycopg import Cursor
 from psycopg import errors as pg_errors
+from psycopg.rows import tuple_row
 
 from custody.errors import InvalidArgument
 from custody.model.entities import Message
 from custody.model.policy import Duration, seconds
-from custody.store.driver_connection import driver_connection
+from custody.store.driver_connection import joined
 from custody.store.postgres import Connection, translated
 
 _TABLE = """
@@ -35,44 +37,45 @@ def once(connection: Any, group: str, message: Message) -> bool:
     """
     if message.topic_uid is None:
         raise InvalidArgument("the message has no topic_uid", "Pass a message that Custody has delivered.")
-    on = driver_connection(connection)
-    with translated():
-        _require_table(on)
-        row = on.execute(
+    with joined(connection) as on, translated():
+        cursor = _cursor(on)
+        _require_table(cursor)
+        cursor.execute(
             'INSERT INTO custody_once (consumer_group, topic, topic_uid, partition, "offset")'
             " VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
             [group, message.topic, message.topic_uid, message.partition, message.offset],
         )
-        return row.rowcount == 1
+        return cursor.rowcount == 1
 
 
 def forget_once(connection: Any, *, older_than: Duration, group: str | None = None) -> int:
     """Removes old records of one group or of all. Returns how many. A message that is redelivered later counts as
     new."""
-    on = driver_connection(connection)
-    with translated():
-        _require_table(on)
-        return on.execute(
+    with joined(connection) as on, translated():
+        cursor = _cursor(on)
+        _require_table(cursor)
+        cursor.execute(
             "DELETE FROM custody_once WHERE at <= now() - %s AND consumer_group = coalesce(%s, consumer_group)",
             [timedelta(seconds=seconds(older_than)), group],
-        ).rowcount
+        )
+        return cursor.rowcount
 
 
-def _require_table(on: Connection) -> None:
-    found = on.execute("SELECT to_regclass('custody_once') IS NOT NULL").fetchone()
-    if found is not None and all(_values(found)):
+def _cursor(on: Connection) -> Cursor[tuple[Any, ...]]:
+    """A cursor of our own, whatever the caller's connection makes of rows and parameters."""
+    return Cursor(on, row_factory=tuple_row)
+
+
+def _require_table(cursor: Cursor[tuple[Any, ...]]) -> None:
+    cursor.execute("SELECT to_regclass('custody_once') IS NOT NULL")
+    if cursor.fetchone() == (True,):
         return
     # without the lock two concurrent calls could fail: IF NOT EXISTS does not see a table that is not committed
-    on.execute("SELECT pg_advisory_xact_lock(hashtext('custody_once'))")
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('custody_once'))")
     try:
-        on.execute(_TABLE)
+        cursor.execute(_TABLE)
     except pg_errors.InsufficientPrivilege as error:
         raise InvalidArgument(
             "the table custody_once is missing, and this user may not create it",
             f"Have it created once: {' '.join(_TABLE.split())}",
         ) from error
-
-
-def _values(row: Any) -> Any:
-    """The values of a row, which is a tuple or a mapping, depending on the caller's connection."""
-    return row.values() if hasattr(row, "values") else row
