@@ -29,6 +29,7 @@ CustodyError
     │   └── PayloadMismatch       payload_mismatch
     ├── Unauthorized              unauthorized
     ├── Forbidden                 forbidden
+    ├── PermissionDenied          permission_denied
     ├── TooLarge                  too_large
     ├── UnsupportedEncoding       unsupported_encoding
     ├── MethodNotAllowed          method_not_allowed
@@ -278,6 +279,13 @@ class Forbidden(Terminal):
     """The API key lacks the right to do this."""
 
     code = "forbidden"
+    status = 403
+
+
+class PermissionDenied(Terminal):
+    """The role of the database lacks the right to do this."""
+
+    code = "permission_denied"
     status = 403
 
 

@@ -1,4 +1,5 @@
-"""One suite, two ways: every test here runs on the direct connection and through a server, with one expectation."""
+"""One suite, three ways: every test here runs on the direct connection, through a server, and with roles of the
+database that have the least rights, with one expectation."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from tests.conformance.roles import ByRight, as_role, granting
 from tests.conftest import Clock
 from tests.databases import Copy, Kept
 from tests.http.conftest import served
@@ -13,7 +15,31 @@ from tests.http.conftest import served
 import custody
 from custody.errors import CustodyError
 
-TRANSPORTS = ("direct", "http")
+# the third way is marked, because the suite takes as long again
+TRANSPORTS = ("direct", "http", pytest.param("roles", marks=pytest.mark.chaos))
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, transport: str) -> Iterator[Kept | Copy]:
+    kept: Kept = request.getfixturevalue("granted_database" if transport == "roles" else "kept_database")
+    yield kept
+    kept.recycle()
+
+
+@pytest.fixture(scope="session")
+def granted_database(server_url: str, template: str) -> Iterator[Kept]:
+    """The database of tests with roles: each of ROLES has its grants, in all of its copies too."""
+    with (
+        closing(Copy(server_url, template)) as copy,
+        granting(copy.url),
+        closing(Kept(server_url, copy.name)) as made,
+    ):
+        yield made
 
 
 @pytest.fixture
@@ -23,11 +49,18 @@ def direct(database: Kept | Copy, clock: Clock) -> Iterator[custody.Custody]:
         yield opened
 
 
-@pytest.fixture(params=TRANSPORTS)
-def c(request: pytest.FixtureRequest, direct: custody.Custody) -> Iterator[custody.Custody]:
-    """Custody, by either way."""
-    if request.param == "direct":
+@pytest.fixture
+def c(transport: str, database: Kept | Copy, direct: custody.Custody, clock: Clock) -> Iterator[custody.Custody]:
+    """Custody, by each way."""
+    if transport == "direct":
         yield direct
+        return
+    if transport == "roles":
+        with (
+            custody.connect(as_role(database.url, "app"), worker="test", clock=clock) as app,
+            custody.connect(as_role(database.url, "operator"), worker="test", clock=clock) as operator,
+        ):
+            yield ByRight(app, operator)  # type: ignore[misc]  # what has its verbs
         return
     with served(direct) as server, custody.connect(server.url, worker="test") as opened:
         yield opened

@@ -36,6 +36,8 @@ GIVEN: dict[str, Any] = {
     "retention": None,
     "topics": ["orders"],
     "events": [],
+    "role": "app",
+    "to": "nobody",
 }
 """Arguments that a verb needs beside the number that is tried."""
 ALSO: dict[str, dict[str, Any]] = {

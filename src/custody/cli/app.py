@@ -19,6 +19,7 @@ from custody.cli import (
     delayed,
     demo,
     doctor,
+    grants,
     groups,
     inspect,
     operate,
@@ -161,6 +162,7 @@ def _registered() -> typer.Typer:
     app.command("journal")(upkeep.journal)
     app.command("demo")(demo.demo)
     app.command("migrate")(doctor.migrate)
+    app.command("grants")(grants.grants)
     app.command("doctor")(doctor.doctor)
     app.command("version")(version)
     return app

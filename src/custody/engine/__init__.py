@@ -9,6 +9,7 @@ from custody.engine.apikeys import ApiKeys
 from custody.engine.consuming import Consuming
 from custody.engine.dead_letters import DeadLetters
 from custody.engine.ensuring import Ensuring
+from custody.engine.granting import Granting
 from custody.engine.operating import Operating
 from custody.engine.producers import Producers
 from custody.model.start import Start
@@ -16,7 +17,7 @@ from custody.model.start import Start
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producers, Consuming, Ensuring, DeadLetters, Operating, ApiKeys):
+class Custody(Producers, Consuming, Ensuring, DeadLetters, Operating, ApiKeys, Granting):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

@@ -220,6 +220,8 @@ def _translate(error: Exception) -> CustodyError:
         return OffsetOutOfRange(
             "a segment of the log was dropped while it was read", "Run the query again from its start."
         )
+    if state == "42501" or "permission denied for" in text:
+        return translate(psycopg.errors.InsufficientPrivilege(text))
     unreachable = getattr(error, "status_code", None) == adbc.AdbcStatusCode.IO or isinstance(error, OSError)
     if state.startswith(("08", "57P")) or (unreachable and not state and "ERROR:" not in text):
         return DatabaseUnavailable(f"the database cannot be reached: {text}", "Check that it runs, and try again.")

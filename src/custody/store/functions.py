@@ -1,4 +1,4 @@
-"""The SQL functions and views: the files that they are made of, and the parameters of each."""
+"""The tables, SQL functions and views: the files that they are made of, and the parameters of each function."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import re
 from functools import cache
 from importlib import resources
 from typing import LiteralString
+
+# In this order: a table refers to earlier ones.
+SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys")
+OUTBOX = "outbox"
+"""The part of the schema, and the prefix of the migrations, that a standalone outbox has too."""
 
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (

@@ -16,16 +16,12 @@ from typing import LiteralString, NamedTuple, cast
 from psycopg import sql
 
 from custody.errors import SchemaInUse, SchemaMissing, SchemaNewer, SchemaOlder
+from custody.store import grants
 from custody.store.connecting import BoundedConnection
-from custody.store.functions import functions, read_script, script_of
+from custody.store.functions import OUTBOX, SCHEMA, functions, read_script, script_of
 from custody.store.postgres import Connection, translated
 
 RELEASE = 1  # raised by each release that changes a file of FUNCTIONS, so that older code knows that it is older
-
-# In this order: a table refers to earlier ones.
-SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys")
-OUTBOX = "outbox"
-"""The part of the schema, and the prefix of the migrations, that a standalone outbox has too."""
 
 _LOCK = 0x6375_7374  # any number, the same in every version
 
@@ -142,6 +138,7 @@ def migrate(url: str) -> list[int]:
             connection.execute("INSERT INTO custody.migrations (version, name) VALUES (%s, %s)", [version, name])
         script, digest = functions()
         connection.execute(script)
+        grants.give_again(connection)
         connection.execute("DELETE FROM custody.release")
         connection.execute("INSERT INTO custody.release (release, digest) VALUES (%s, %s)", [RELEASE, digest])
         return [version for version, _ in applied]

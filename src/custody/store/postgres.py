@@ -26,6 +26,7 @@ from custody.errors import (
     InvalidArgument,
     InvalidConfig,
     LeaseLost,
+    PermissionDenied,
     by_code,
     key_too_long,
 )
@@ -135,12 +136,11 @@ def translate(error: psycopg.Error) -> CustodyError:
         said = "the database cannot be reached"
         remedy = "Check that it runs, and try again."
         return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
-    remedy = ""
     if isinstance(error, pg_errors.InsufficientPrivilege):
-        remedy = "Grant the right to the role, or connect as the owner of the schema custody."
-    return CustodyError(f"the database reported: {str(error).strip()}", remedy).showing(
-        "the database reported an error"
-    )
+        said = "the role of the database lacks a right"
+        remedy = "Connect as a role that has it, or give it with `custody grants` as the owner of the schema custody."
+        return PermissionDenied(f"{said}: {_said(error)}", remedy).showing(said)
+    return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
 
 
 def _said(error: psycopg.Error) -> str:

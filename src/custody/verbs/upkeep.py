@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from custody.errors import CustodyError, TopicNotFound
+from custody.errors import CustodyError, PermissionDenied, TopicNotFound
 from custody.model.entities import Upkeep
 from custody.store.postgres import Database
 
@@ -57,10 +57,14 @@ def _steps(step: Callable[[], list[dict[str, Any]]]) -> list[Upkeep]:
 
 
 def keep_up(maintain: Callable[[], object], ended: threading.Event, every: float = EVERY) -> None:
-    """Runs upkeep regularly in a thread of a worker, pipeline or server, until that ends. Errors are logged."""
+    """Runs upkeep regularly in a thread of a worker, pipeline or server, until that ends. Errors are logged. A role
+    that may not do it leaves it to others."""
     while not ended.wait(every * random.uniform(0.5, 1)):
         try:
             maintain()
+        except PermissionDenied:
+            logger.warning("this role of the database may not do upkeep: run `custody maintain --every 30s` as another")
+            return
         except CustodyError as error:
             logger.warning("the upkeep of the log was postponed: %s", error)
         except Exception:

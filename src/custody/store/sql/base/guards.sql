@@ -21,6 +21,20 @@ BEGIN
     RETURN v_topic;
 END $$;
 
+-- Gives a new table the grants of another one. It is made by a function that runs as the owner of the schema.
+CREATE FUNCTION custody.grant_as(p_table text, p_like regclass) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_to record;
+BEGIN
+    FOR v_to IN
+        SELECT a.grantee, string_agg(a.privilege_type, ', ') AS privileges
+        FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = p_like AND a.grantee NOT IN (0, c.relowner) GROUP BY 1
+    LOOP
+        EXECUTE format('GRANT %s ON custody.%I TO %s', v_to.privileges, p_table, v_to.grantee::regrole);
+    END LOOP;
+END $$;
+
 -- The lock between those who place a group on the log and those who seal or drop its segments. It does not conflict
 -- with a foreign key to the topic: a publish that holds a head must not wait here for somebody who waits for that head.
 CREATE FUNCTION custody.lock_topic(p_topic text) RETURNS custody.topics

@@ -11,7 +11,7 @@ $$;
 -- Creates the table of a segment and attaches it. ATTACH does not wait for readers of the log; CREATE … PARTITION OF
 -- would.
 CREATE FUNCTION custody.open_segment(p_topic_id int, p_now timestamptz) RETURNS int
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_segment int;
 BEGIN
@@ -21,6 +21,7 @@ BEGIN
                                         CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
                                         PRIMARY KEY (partition, "offset"))', v_segment);
     EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
+    PERFORM custody.grant_as('log_' || v_segment, 'custody.log');
     PERFORM custody.make_append(v_segment);
     RETURN v_segment;
 END $$;
@@ -77,7 +78,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION custody.delete_topic(p_topic text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_topic   custody.topics := custody.lock_topic(p_topic);
     v_segment int;

@@ -3,7 +3,7 @@
 
 -- Creates the table if there is none, and drops those that somebody left a day ago.
 CREATE FUNCTION custody.open_stage(p_stage text, p_now timestamptz DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := coalesce(p_now, clock_timestamp());
     v_old text;
@@ -26,12 +26,13 @@ BEGIN
              source_partition int NOT NULL, source_offset bigint NOT NULL,
              key text, kind "char" NOT NULL, payload bytea NOT NULL, headers jsonb) WITH (autovacuum_enabled = off)',
              p_stage);
+    PERFORM custody.grant_as(p_stage, 'custody.suspects');
     RETURN p_stage;
 END $$;
 
 -- Drops a stage. Returns false if somebody still writes into it: it is dropped another time.
 CREATE FUNCTION custody.drop_stage(p_stage text) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 BEGIN
     EXECUTE format('DROP TABLE IF EXISTS custody.%I', p_stage);
     DELETE FROM custody.stages WHERE name = p_stage;

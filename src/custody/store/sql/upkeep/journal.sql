@@ -80,7 +80,7 @@ END $$;
 
 -- Attaching does not wait for those who write to the journal or read it.
 CREATE FUNCTION custody.open_part(p_part int, p_now timestamptz) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 BEGIN
     EXECUTE format('CREATE TABLE custody.journal_%s (LIKE custody.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
         p_part);
@@ -96,7 +96,7 @@ END $$;
 -- the part and would find no place for its entry. So this happens only when all transactions that had the journal open
 -- at the time are over. It only checks, and locks nobody out; if they take long, the next call tries again.
 CREATE FUNCTION custody.move_on(p_part int, p_now timestamptz) RETURNS text
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_before text[] := ARRAY(SELECT DISTINCT l.virtualtransaction FROM pg_locks l
                              WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass
@@ -121,7 +121,7 @@ END $$;
 -- Everybody writes to the journal, so everybody would wait behind this. It first checks whether somebody holds the
 -- journal for long.
 CREATE FUNCTION custody.drop_part(p_part custody.journal_parts) RETURNS text
-LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
     IF EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
                WHERE l.locktype = 'relation' AND l.relation = 'custody.journal'::regclass AND l.pid <> pg_backend_pid()

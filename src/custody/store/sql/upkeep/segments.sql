@@ -3,7 +3,7 @@
 
 -- Seals the open segment of a topic and opens the next one.
 CREATE FUNCTION custody.seal_segment(p_topic text, p_now timestamptz DEFAULT NULL) RETURNS int
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_topic   custody.topics := custody.lock_topic(p_topic);
     v_now     timestamptz := coalesce(p_now, clock_timestamp());
@@ -97,7 +97,7 @@ $$;
 -- and its heads. PostgreSQL removes the file after the commit, when the locks are released; only the catalog is changed
 -- under them.
 CREATE FUNCTION custody.remove_segment(p_segment custody.segments, p_now timestamptz) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_topic_id int := (p_segment).topic_id;
     v_timeout  text := current_setting('lock_timeout');

@@ -113,7 +113,7 @@ CREATE FUNCTION custody.drop_unless_held(
     p_topic custody.topics, p_segment custody.segments, p_done custody.upkeep, p_now timestamptz
 )
 RETURNS custody.upkeep
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_holder record;
 BEGIN
