@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -39,6 +40,24 @@ def test_dead_letters_are_shown_with_their_errors(quick: Run, explained) -> None
     assert "there may be more" in quick("dead", "orders", "stock", "--limit", "2").err
 
 
+@pytest.mark.req("V6")
+def test_the_place_and_the_traceback_of_an_error_are_shown(quick: Run, live: Custody) -> None:
+    live.publish("orders", {"n": 4}, key="c")
+    lease = live.claim("orders", "stock")
+    try:
+        lease.messages[0].payload["sku"]
+    except KeyError as error:
+        lease.nack(error=error)
+    row = quick("dead", "orders", "stock", "--key", "c").out.splitlines()[1]
+    assert re.search(r"KeyError: 'sku'\s+test_dead.py:\d+ in test_the_place", row)
+    lines = quick("dead", "orders", "stock", "--key", "c", "--payload", "--traceback").out.splitlines()
+    assert re.match(r"0/4  key c  max_retries_exceeded after 1 attempt, \S+ \S+: KeyError: 'sku'$", lines[0])
+    assert lines[1:3] == ['  {"n":4}', "    Traceback (most recent call last):"]
+    assert lines[-1] == "    KeyError: 'sku'"
+    timeline = quick("trace", "orders", "0", "4").out.splitlines()
+    assert timeline[-1] == "      KeyError: 'sku'"
+
+
 @pytest.mark.req("V8", "N4")
 def test_a_redrive_is_tried_dry_then_confirmed_then_journalled(quick: Run, live: Custody, explained) -> None:
     which = ("redrive", "orders", "stock", "--where-error", "timeout%")
@@ -51,7 +70,9 @@ def test_a_redrive_is_tried_dry_then_confirmed_then_journalled(quick: Run, live:
         "count": 2,
         "messages": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 2}],
     }
-    assert quick(*which, "--dry-run").out.splitlines()[-1] == "2 dead messages would be redriven"
+    lines = quick(*which, "--dry-run").out.splitlines()
+    assert ['{"n":0}' in lines[1], '{"n":2}' in lines[2]] == [True, True]  # samples
+    assert lines[-1] == "2 dead messages would be redriven"
     refused = quick(*which, code=2)
     assert "Redrive 2 dead messages of orders/stock?" in refused.err
     assert live.stats("orders", "stock").dead == 4
@@ -78,6 +99,7 @@ def test_a_redrive_is_tried_dry_then_confirmed_then_journalled(quick: Run, live:
     ],
 )
 def test_the_filters(quick: Run, filters: tuple[str, ...], offsets: list[int]) -> None:
+    assert [letter["offset"] for letter in quick("dead", "orders", "stock", *filters, "--json").document] == offsets
     found = quick("redrive", "orders", "stock", "--dry-run", "--json", *filters).document
     assert [message["offset"] for message in found["messages"]] == offsets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.conformance.conftest import Fill, refused
@@ -33,6 +34,38 @@ def test_dead_letters_are_listed(dead: custody.Custody, direct: custody.Custody)
     ]
     assert letters == direct.dead("orders", "stock")
     assert len(dead.dead("orders", "stock", limit=1)) == 1
+
+
+@pytest.mark.req("V6", "N4")
+def test_dead_letters_are_listed_by_the_conditions_of_a_redrive(dead: custody.Custody, clock: Clock) -> None:
+    listed: list[tuple[dict[str, Any], list[int]]] = [
+        ({"where_error": "timeout: 5%"}, [0, 1]),
+        ({"where_error": "bad & input"}, []),
+        ({"key": "k2"}, [2]),
+        ({"partition": 0, "offsets": (1, 2)}, [1, 2]),
+        ({"partition": 0, "offsets": []}, []),
+        ({"died_from": clock()}, [0, 1, 2]),
+        ({"died_until": clock()}, []),
+        ({"where_error": "timeout%", "limit": 1}, [0]),
+    ]
+    for which, offsets in listed:
+        assert [letter.offset for letter in dead.dead("orders", "stock", **which)] == offsets, which
+        assert [offset for _, offset in dead.redrive("orders", "stock", dry_run=True, **which)] == offsets, which
+
+
+@pytest.mark.req("V6")
+def test_the_end_of_a_traceback_is_kept(orders: custody.Custody, fill) -> None:
+    fill(2)
+    lease = orders.claim("orders", "stock", max_messages=2)
+    try:
+        lease.messages[0].headers["missing"]
+    except KeyError as error:
+        lease.nack(error=error, requeue=False)
+    for letter in orders.dead("orders", "stock"):
+        assert letter.last_error == "KeyError: 'missing'"
+        assert letter.last_traceback is not None
+        assert letter.last_traceback.endswith("KeyError: 'missing'")
+        assert orders.trace("orders", 0, letter.offset)[-1].traceback == letter.last_traceback
 
 
 def test_dead_letters_are_redriven_by_choice(dead: custody.Custody, clock: Clock) -> None:
@@ -67,6 +100,9 @@ def test_a_choice_that_makes_no_sense_is_refused(dead: custody.Custody) -> None:
         ):
             with refused("invalid_argument"):
                 verb("orders", "stock", **wrong)
+    for wrong in ({"errors": "x"}, {"offsets": [1]}, {"died_from": datetime(2030, 1, 1)}):
+        with refused("invalid_argument"):
+            dead.dead("orders", "stock", **wrong)
 
 
 @pytest.mark.req("G10")

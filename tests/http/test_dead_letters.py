@@ -40,6 +40,7 @@ def test_dead_letters_are_listed_with_everything_about_them(http_: Http) -> None
         "topic_uid": http_.get("/topics/orders").json["uid"],
         "reason": "rejected",
         "last_error": "no such SKU",
+        "last_traceback": None,
         "errors": ["attempt 1: no such SKU"],
         "died_at": "2030-01-01T00:00:00+00:00",
         "held": False,

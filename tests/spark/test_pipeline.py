@@ -128,6 +128,8 @@ def test_what_a_handler_raises_decides_what_becomes_of_its_message(c: custody.Cu
     dead = {letter.payload["n"]: letter for letter in c.dead("in", "g")}
     assert {n: letter.attempts for n, letter in dead.items()} == {3: 2, 5: 1, 7: 2, 8: 2}
     assert dead[3].last_error == "ValueError: no good"
+    assert (dead[3].last_traceback or "").splitlines()[-1] == "ValueError: no good"
+    assert " in handle\n" in (dead[3].last_traceback or "")
     assert dead[5].last_error == "never"
     assert "JSON would change the payload" in (dead[8].last_error or "")
     assert (summary.done, summary.dead, summary.skipped, summary.left.waiting) == (34, 4, 2, 0)

@@ -72,6 +72,8 @@ def _print_timeline(name: str, message: Message | None, entries: list[HistoryEnt
         for entry in entries:
             if entry.group == group:
                 print(f"  {render.moment(entry.at, milliseconds=True)}  {_sentence(entry)}{_since(before, entry.at)}")
+                for line in render.lines(entry.traceback or ""):
+                    print(f"      {line}")
                 before = entry.at
     if not groups:
         print("  not delivered to any group yet")

@@ -63,6 +63,11 @@ def safe(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a text, each with its control characters escaped."""
+    return [safe(line) for line in text.splitlines()]
+
+
 def moment(at: datetime, *, milliseconds: bool = False) -> str:
     """A time in the local zone."""
     return at.astimezone().isoformat(sep=" ", timespec="milliseconds" if milliseconds else "seconds")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from custody.engine.base import Base
 from custody.engine.groups import GROUP
@@ -18,34 +18,47 @@ from custody.wire.messages import DeadOut
 from custody.wire.verb import verb
 
 
-class DeadFilter(TypedDict, total=False):
+class DeadConditions(TypedDict, total=False):
     """Selects dead messages: those that meet every given condition."""
 
     where_error: Annotated[str | None, Help("A LIKE pattern for their last error.")]
-    key: str | None
-    partition: Partition | None
+    key: Annotated[str | None, Help("Only of this key.")]
+    partition: Annotated[Partition | None, Help("Only of this partition.")]
     offsets: Annotated[Sequence[Offset] | None, Help("Offsets in `partition`, which is then required.")]
-    died_from: datetime | None
-    died_until: datetime | None
+    died_from: Annotated[datetime | None, Help("Only those that died at this time or later.")]
+    died_until: Annotated[datetime | None, Help("Only those that died before this time.")]
+
+
+class DeadFilter(DeadConditions, total=False):
+    """Conditions, and how many at most."""
+
     limit: Positive | None
+
+
+def _filter(which: DeadFilter) -> tuple[Any, ...]:
+    """The conditions in the order of the SQL type."""
+    limit, offsets = which.get("limit"), which.get("offsets")
+    if limit is not None and limit < 1:
+        raise InvalidArgument("limit must be at least 1")
+    if offsets is not None and which.get("partition") is None:
+        raise InvalidArgument("offsets need a partition", "Give the partition: each partition has the same offsets.")
+    chosen = {**which, "offsets": None if offsets is None else list(offsets)}
+    return tuple(chosen.get(name) for name in DeadFilter.__annotations__)
 
 
 class DeadLetters(Base):
     """The dead messages of groups."""
 
     @verb("GET", GROUP + "/dead", tag="groups", right="consume", answer=list[DeadOut])
-    def dead(self, topic: str, group: str, *, limit: Page = 1000) -> list[DeadLetter]:
+    def dead(self, topic: str, group: str, *, limit: Page = 1000, **which: Unpack[DeadConditions]) -> list[DeadLetter]:
         """The dead letters of a group with payload and errors, by partition and offset.
 
-        Over HTTP at most 100,000; the list ends with the one that reaches 16 MB of payload.
+        Those that meet every condition. Over HTTP at most 100,000; the list ends with the one that reaches 16 MB of
+        payload.
         """
-        self._db.call("lifecycle_group", topic=topic, group=group)
-        if self._max_bytes is not None:
-            limit = self._value("dead_within", topic=topic, group=group, limit=limit, bytes=self._max_bytes)
         of = self._rows("topic_named", topic=topic)[0]
-        rows = self._db.select(
-            "dead_letters", order=["partition", "offset"], limit=limit, topic=topic, consumer_group=group
-        )
+        filter = _filter({**which, "limit": None})[:-1]
+        rows = self._rows("dead", topic=topic, group=group, filter=(*filter, limit), bytes=self._max_bytes)
         return [
             DeadLetter(
                 topic=topic,
@@ -61,6 +74,7 @@ class DeadLetters(Base):
                 attempts=row["attempts"],
                 reason=row["reason"],
                 last_error=row["last_error"],
+                last_traceback=row["last_traceback"],
                 errors=tuple(row["errors"]),
                 died_at=row["died_at"],
                 held=row["held"],
@@ -110,22 +124,7 @@ class DeadLetters(Base):
         reason: str | None,
         which: DeadFilter,
     ) -> list[tuple[int, int]]:
-        limit, offsets = which.get("limit"), which.get("offsets")
-        if limit is not None and limit < 1:
-            raise InvalidArgument("limit must be at least 1")
-        if offsets is not None and which.get("partition") is None:
-            raise InvalidArgument(
-                "offsets need a partition", "Give the partition: each partition has the same offsets."
-            )
-        chosen = {**which, "offsets": None if offsets is None else list(offsets)}
-        rows = self._rows(
-            function,
-            topic=topic,
-            group=group,
-            filter=tuple(chosen.get(name) for name in DeadFilter.__annotations__),  # in the order of the SQL type
-            dry_run=dry_run,
-            reason=reason,
-        )
+        rows = self._rows(function, topic=topic, group=group, filter=_filter(which), dry_run=dry_run, reason=reason)
         return [(row["partition"], row["offset"]) for row in rows]
 
     @verb(

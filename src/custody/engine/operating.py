@@ -178,7 +178,7 @@ class Operating(Base):
         return [
             HistoryEntry(
                 group=row["consumer_group"],
-                **{name: row[name] for name in ("at", "kind", "attempt", "worker", "error", "lease_id")},
+                **{name: row[name] for name in ("at", "kind", "attempt", "worker", "error", "traceback", "lease_id")},
             )
             for row in rows
         ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from functools import lru_cache, partial
-from typing import Any
+from functools import cache, lru_cache, partial
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -92,12 +93,33 @@ def _parsed(kind: type[Shape], query_string: bytes) -> Shape:
         pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
     except ValueError as error:
         raise InvalidArgument(f"the query has more than {MOST_PARAMETERS} parameters", "Give fewer.") from error
-    given: dict[str, str] = {}
+    lists = _lists(kind)
+    given: dict[str, str | list[str]] = {name: [] for name, _ in pairs if name in lists}
     for name, value in pairs:
+        if name in lists:
+            cast("list[str]", given[name]).extend([value] if value else ())  # an empty list is sent as `name=`
+            continue
         if name in given:
             raise InvalidArgument(f"{name!r} is given more than once", "Give it once.", path=f"$.{name}")
         given[name] = value
     return msgspec.convert(given, kind, strict=False, dec_hook=fields.read)
+
+
+@cache
+def _lists(kind: type[Shape]) -> frozenset[str]:
+    """The parameters that may be repeated."""
+    return frozenset(
+        one.encode_name
+        for one in msgspec.structs.fields(kind)
+        if list in (get_origin(part) for part in _parts(one.type))
+    )
+
+
+def _parts(hint: Any) -> list[Any]:
+    """A type, and those that it is a union or an annotation of."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        return [part for one in get_args(hint) for part in _parts(one)]
+    return [hint]
 
 
 _remembered = lru_cache(maxsize=1024)(_parsed)

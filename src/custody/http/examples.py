@@ -178,6 +178,7 @@ _EXAMPLES: tuple[Any, ...] = (
         attempts=5,
         reason="max_retries_exceeded",
         last_error="timeout",
+        last_traceback='  File "/app/stock.py", line 12, in handle\n    reserve(order)\nTimeoutError: timeout',
         errors=("attempt 4: refused", "attempt 5: timeout"),
         died_at=_LATER,
         held=False,

@@ -135,6 +135,8 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     attempts: int
     reason: str
     last_error: str | None
+    last_traceback: str | None = None
+    """The end of the traceback of the last error."""
     errors: tuple[str, ...]
     died_at: datetime
     held: bool
@@ -325,6 +327,8 @@ class HistoryEntry:
     attempt: int | None
     worker: str | None
     error: str | None
+    traceback: str | None = None
+    """Of a failure: the end of its traceback."""
     lease_id: UUID | None
 
 

@@ -5,11 +5,12 @@ By hand stay the step that makes it, in the SQL function `settle`, and the excep
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from custody.errors import PayloadMismatch
 from custody.model.policy import Duration, seconds
+from custody.model.tracebacks import last_lines
 
 Kind = Literal["ack", "nack", "dead", "reject", "later", "skip", "release"]
 
@@ -89,6 +90,8 @@ class Outcome:
     kind: Kind
     error: str | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
+    traceback: str | None = field(default=None, kw_only=True)
+    """Of a failure: the end of its traceback, which is kept with the message."""
 
     def __post_init__(self) -> None:
         if self.delay is not None:
@@ -152,11 +155,18 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if error is None:
         return Outcome("ack")
     if isinstance(error, Decision):
-        return error.outcome()
+        outcome = error.outcome()
+        return replace(outcome, traceback=last_lines(error.__cause__)) if error.__cause__ is not None else outcome
     if isinstance(error, PayloadMismatch):  # it would not fit the next time either
         return Outcome("dead", error=_text(error))
+    return failure(error)
+
+
+def failure(error: BaseException) -> Outcome:
+    """A message that failed with this error."""
     text = _text(error)
-    return Outcome("nack", error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return Outcome("nack", error=named, traceback=last_lines(error))
 
 
 def _text(error: BaseException) -> str:

@@ -34,7 +34,8 @@ def _in_time(timeout: Duration | None) -> float:
 
 def _sent(shape: type[OutcomeT], outcome: Outcome, **more: int) -> OutcomeT:
     delay = fields.Duration.of(outcome.delay)
-    return shape(outcome=outcome.kind, error=storable(outcome.error), delay=delay, **more)
+    error, traceback = storable(outcome.error), storable(outcome.traceback)
+    return shape(outcome=outcome.kind, error=error, delay=delay, traceback=traceback, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,8 +146,9 @@ class Transport:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _url(self, path: str, query: Shape | None) -> str:
-        given = None if query is None else msgspec.to_builtins(query, enc_hook=fields.write)
-        return self.address.url + path + (f"?{urlencode(given)}" if given else "")
+        given = {} if query is None else msgspec.to_builtins(query, enc_hook=fields.write)
+        given = {name: value if value != [] else "" for name, value in given.items()}
+        return self.address.url + path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
     def _once(
         self, method: str, url: str, body: bytes | None, answer: type[T], worker: str, wait: float, tries: Tries

@@ -14,7 +14,7 @@ import msgspec
 from custody.errors import InvalidArgument, LeaseLost
 from custody.model.codec import decode
 from custody.model.entities import Message, Settled
-from custody.model.outcomes import Outcome
+from custody.model.outcomes import Outcome, failure
 from custody.model.policy import Duration, interval
 from custody.store.driver_connection import joined
 from custody.store.postgres import Database, Row
@@ -98,14 +98,16 @@ class Lease:
     def nack(
         self,
         *messages: Which,
-        error: str | None = None,
+        error: str | BaseException | None = None,
         delay: Duration | None = None,
         requeue: bool = True,
         connection: Any = None,
     ) -> Settled:
         """Marks messages as failed. They are retried by the policy, or after `delay`. They are dead at the limit of the
-        policy, or at once with `requeue=False`."""
-        return self._settle(messages, Outcome("nack" if requeue else "reject", error=error, delay=delay), connection)
+        policy, or at once with `requeue=False`. Of an exception, the end of its traceback is kept, too."""
+        said = failure(error) if isinstance(error, BaseException) else Outcome("nack", error=error)
+        outcome = replace(said, kind="nack" if requeue else "reject", delay=delay)
+        return self._settle(messages, outcome, connection)
 
     def release(self, *messages: Which, connection: Any = None) -> Settled:
         """Gives messages back: they are ready at once, and the delivery does not count as an attempt."""

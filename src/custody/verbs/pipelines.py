@@ -254,6 +254,7 @@ class DriverVerbs:
             **self._named,
             claim=number,
             **_outcomes(work),
+            tracebacks=[storable(outcome.traceback) for outcome in work.failed.values()],
             done=done,
             placed_attempts=[placed.attempt for placed in work.placed],
             placed_topics=[placed.topic_id for placed in work.placed],

@@ -101,6 +101,7 @@ class DirectSettler(Settler):
             offsets=list(others),
             outcomes=[outcome.kind for outcome in others.values()],
             errors=[storable(outcome.error) for outcome in others.values()],
+            tracebacks=[storable(outcome.traceback) for outcome in others.values()],
             delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
             acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
         )
@@ -127,6 +128,7 @@ class DirectSettler(Settler):
             lease_id,
             outcome=outcome.kind,
             error=storable(outcome.error),
+            traceback=storable(outcome.traceback),
             delay=seconds_or_none(outcome.delay),
         )
 

@@ -119,6 +119,7 @@ class DeadOut(MessageFields, kw_only=True):
     attempts: int
     reason: str
     last_error: str | None
+    last_traceback: str | None
     errors: tuple[str, ...]
     died_at: datetime
     held: bool
@@ -138,6 +139,7 @@ class DeadOut(MessageFields, kw_only=True):
             attempts=self.attempts,
             reason=self.reason,
             last_error=self.last_error,
+            last_traceback=self.last_traceback,
             errors=self.errors,
             died_at=self.died_at,
             held=self.held,

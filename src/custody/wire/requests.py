@@ -168,9 +168,11 @@ class NackIn(OutcomeOfIn):
     requeue: bool = True
     error: str | None = None
     delay: Duration | None = None
+    traceback: str | None = None
 
     def value(self) -> Outcome:
-        return Outcome("nack" if self.requeue else "reject", error=self.error, delay=self.delay)
+        kind: Kind = "nack" if self.requeue else "reject"
+        return Outcome(kind, error=self.error, delay=self.delay, traceback=self.traceback)
 
 
 class ReleaseIn(OutcomeOfIn):
@@ -209,9 +211,10 @@ class OutcomeIn(Element):
     outcome: Kind
     error: str | None = None
     delay: Duration | None = None
+    traceback: str | None = None
 
     def value(self) -> Outcome:
-        return Outcome(self.outcome, error=self.error, delay=self.delay)
+        return Outcome(self.outcome, error=self.error, delay=self.delay, traceback=self.traceback)
 
 
 class OffsetOutcomeIn(OutcomeIn, kw_only=True):

@@ -28,6 +28,7 @@ from custody.model.bounds import Bounded
 from custody.model.entities import Group, Settled
 from custody.model.outcomes import Counts, Outcome, outcome_of
 from custody.model.policy import Duration, seconds, seconds_or_none
+from custody.model.tracebacks import stack_of
 from custody.verbs.claim import Lease
 from custody.verbs.upkeep import EVERY, keep_up
 from custody.worker.handler_runner import Handler, HandlerRunner, NotBegun
@@ -349,7 +350,8 @@ class Worker(Bounded):
                 self._handler_timeout, self._topic, run.message.partition, run.message.offset, run.thread.name,
             )  # fmt: skip
             error = f"the handler took longer than {self._handler_timeout:g} s"
-            self._settling.add(run.lease, run.message, Outcome("nack", error=error))
+            outcome = Outcome("nack", error=error, traceback=stack_of(run.thread))
+            self._settling.add(run.lease, run.message, outcome)
             self._add_hand()
 
     def _wind_down(self) -> None:

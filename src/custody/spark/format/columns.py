@@ -73,6 +73,7 @@ DEAD_LETTERS = _struct(
     failures=_INT,
     reason=_STRING,
     last_error=_STRING,
+    last_traceback=_STRING,
     errors=ArrayType(_STRING),
     first_delivery=_TIME,
     first_failure=_TIME,

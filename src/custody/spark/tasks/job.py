@@ -16,7 +16,7 @@ from custody.verbs.settle import storable
 
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
-    "attempt bigint, topic_id int, messages bigint, of int, cause string"
+    "attempt bigint, topic_id int, messages bigint, of int, cause string, traceback string"
 )
 KEEPING = f"{RESULT}, key string, payload string"
 """Columns of a report together with rows for sinks outside of the database."""
@@ -36,6 +36,7 @@ _ARROW = pa.schema(
         ("messages", pa.int64()),
         ("of", pa.int32()),
         ("cause", pa.string()),
+        ("traceback", pa.string()),
     ]
 )
 _KEEPING = pa.schema([*_ARROW, ("key", pa.string()), ("payload", pa.string())])
@@ -101,6 +102,7 @@ class Report:
                 "error": storable(outcome.error),
                 "delay": delay,
                 "cause": cause,
+                "traceback": storable(outcome.traceback),
             }
         )
 
@@ -161,7 +163,6 @@ def gather(table: pa.Table) -> Gathered:
             if row["cause"] is not None:
                 work.causes[row["partition"], row["offset"]] = row["cause"]
             # if several rows of a message failed, the first counts
-            work.failed.setdefault(
-                (row["partition"], row["offset"]), Outcome(kind, error=row["error"], delay=row["delay"])
-            )
+            outcome = Outcome(kind, error=row["error"], delay=row["delay"], traceback=row["traceback"])
+            work.failed.setdefault((row["partition"], row["offset"]), outcome)
     return Gathered(claim, work, broken)

@@ -40,8 +40,8 @@ BEGIN
         ORDER BY claim_no
     LOOP
         IF v_gone.size = 1 AND NOT v_open THEN
-            SELECT array_agg(ROW(k."offset", k.key, v_gone.attempt, v_gone.first_delivery, 'lease expired', '0 s',
-                                 NULL)::custody.failure)
+            SELECT array_agg(ROW(k."offset", k.key, v_gone.attempt, v_gone.first_delivery, 'lease expired', NULL,
+                                 '0 s', NULL)::custody.failure)
             INTO v_failures
             FROM custody.keys_of(p_head, v_gone.held) k;
             v_dead := custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker,

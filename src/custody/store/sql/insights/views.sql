@@ -67,8 +67,8 @@ WHERE l.deadline > clock_timestamp();
 
 CREATE VIEW custody.dead_letters AS
 SELECT e.topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes,
-       e.headers, e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.errors,
-       c.first_delivery, c.first_failure,
+       e.headers, e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.last_traceback,
+       c.errors, c.first_delivery, c.first_failure,
        c.updated_at AS died_at, c.held
 FROM custody.cases c
 JOIN custody.groups g USING (group_id)
@@ -76,15 +76,22 @@ JOIN custody.topics t USING (topic_id)
 JOIN custody.events e ON e.topic = t.name AND e.partition = c.partition AND e."offset" = c."offset"
 WHERE c.state = 'dead';
 
--- How many of the first dead letters of a group there are up to the one that reaches p_bytes of payloads and errors.
-CREATE FUNCTION custody.dead_within(p_topic text, p_group text, p_limit int, p_bytes bigint) RETURNS bigint
+-- Dead letters that match, by partition and offset: up to the one that reaches p_bytes of payloads and errors.
+CREATE FUNCTION custody.dead(
+    p_topic text, p_group text, p_filter custody.dead_filter DEFAULT NULL, p_bytes bigint DEFAULT NULL
+) RETURNS SETOF custody.dead_letters
 LANGUAGE sql STABLE AS $$
-    SELECT count(*)
-    FROM (SELECT sum(d.size) OVER (ORDER BY d.partition, d."offset") - d.size AS before
-          FROM (SELECT partition, "offset", octet_length(payload_bytes) + pg_column_size(errors) AS size
-                FROM custody.dead_letters WHERE topic = p_topic AND consumer_group = p_group
-                ORDER BY partition, "offset" LIMIT p_limit) d) x
-    WHERE x.before < p_bytes
+    SELECT (x.letter).*
+    FROM (SELECT d.letter, sum(d.size) OVER (ORDER BY m.partition, m."offset") - d.size AS before,
+                 m.partition, m."offset"
+          FROM custody.dead_matching(custody.lifecycle_group(p_topic, p_group), p_filter) m
+          CROSS JOIN LATERAL (
+              SELECT l AS letter, octet_length(l.payload_bytes) + pg_column_size(l.errors) AS size
+              FROM custody.dead_letters l
+              WHERE l.topic = p_topic AND l.consumer_group = p_group AND l.partition = m.partition
+                AND l."offset" = m."offset" OFFSET 0) d) x
+    WHERE p_bytes IS NULL OR x.before < p_bytes
+    ORDER BY x.partition, x."offset"
 $$;
 
 CREATE VIEW custody.in_flight AS
@@ -129,11 +136,11 @@ FROM custody.journal j JOIN custody.groups g USING (group_id) JOIN custody.topic
 -- Everything that happened to one message, in every group or in one. If the journal does not go back to its
 -- publication, the first row says so.
 CREATE FUNCTION custody.trace(p_topic text, p_partition int, p_offset bigint, p_group text DEFAULT NULL)
-RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text, lease_id uuid,
-               detail jsonb)
+RETURNS TABLE (at timestamptz, consumer_group text, kind text, attempt bigint, worker text, error text,
+               traceback text, lease_id uuid, detail jsonb)
 LANGUAGE sql STABLE AS $$
     (SELECT s.dropped_until, coalesce(p_group, '*'), 'forgotten', NULL::bigint, NULL::text,
-            'what happened before was dropped from the journal', NULL::uuid, NULL::jsonb
+            'what happened before was dropped from the journal', NULL::text, NULL::uuid, NULL::jsonb
      FROM custody.journal_settings s, custody.topics t JOIN custody.heads h USING (topic_id)
      WHERE t.name = p_topic AND h.partition = p_partition AND s.dropped_until IS NOT NULL AND p_offset >= 0
        AND p_offset < (custody.tail(h)).next_offset
@@ -145,8 +152,8 @@ LANGUAGE sql STABLE AS $$
            CASE WHEN h.kind = 'dead' OR h.lease_id IS NOT NULL AND h.kind NOT IN ('release', 'later') THEN
                sum(CASE h.kind WHEN 'claim' THEN 1 WHEN 'release' THEN -1 WHEN 'later' THEN -1 ELSE 0 END)
                    OVER (PARTITION BY h.consumer_group, h.life ORDER BY h.entry) END,
-           h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END, h.lease_id,
-           h.detail
+           h.worker, CASE WHEN h.detail ? p_offset::text THEN h.detail ->> p_offset::text ELSE h.error END,
+           coalesce(h.detail -> 'tracebacks' ->> p_offset::text, h.detail ->> 'traceback'), h.lease_id, h.detail
     FROM (SELECT x.*, count(*) FILTER (WHERE x.kind IN ('redrive', 'rewind'))
                      OVER (PARTITION BY x.consumer_group ORDER BY x.entry) AS life
           FROM custody.history x

@@ -6,6 +6,12 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT left(p_error, 8000)
 $$;
 
+-- What is kept of a traceback: its end, as many characters as LONGEST_TRACEBACK of model/tracebacks.py says.
+CREATE FUNCTION custody.kept_traceback(p_traceback text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT right(p_traceback, 2000)
+$$;
+
 CREATE FUNCTION custody.backoff(p_group custody.groups, p_failures int) RETURNS interval
 LANGUAGE sql VOLATILE AS $$
     SELECT make_interval(secs => (1 - (p_group).backoff_jitter * random()) * least(
@@ -24,6 +30,7 @@ CREATE TYPE custody.failure AS (
     attempts       int,           -- deliveries so far, if the message has no case yet
     first_delivery timestamptz,
     error          text,
+    traceback      text,
     delay          interval,      -- null: the backoff of the policy
     dead_reason    text           -- null: retry while the policy allows it
 );
@@ -39,7 +46,7 @@ DECLARE
     v_dead bigint[];
 BEGIN
     WITH charged AS (
-        SELECT f."offset", f.key, f.error, f.delay,
+        SELECT f."offset", f.key, f.error, f.traceback, f.delay,
                coalesce(c.attempts, f.attempts) AS attempts,
                coalesce(c.failures, 0) + 1 AS failures,
                coalesce(c.first_delivery, f.first_delivery, p_now) AS first_delivery,
@@ -54,13 +61,13 @@ BEGIN
     ), written AS (
         INSERT INTO custody.cases AS c (
             group_id, partition, "offset", key, state, held, attempts, failures, run_at, lease_cap, first_delivery,
-            first_failure, last_error, errors, dead_reason, worker, updated_at)
+            first_failure, last_error, last_traceback, errors, dead_reason, worker, updated_at)
         SELECT (p_group).group_id, p_partition, f."offset", f.key,
                CASE WHEN f.dead_reason IS NULL THEN 'waiting' ELSE 'dead' END,
                f.dead_reason IS NOT NULL AND (p_group).on_dead = 'hold' AND (p_group).ordering = 'key'
                    AND f.key IS NOT NULL,
                f.attempts, f.failures, p_now + coalesce(f.delay, custody.backoff(p_group, f.failures)), p_lease_cap,
-               f.first_delivery, f.first_failure, f.error,
+               f.first_delivery, f.first_failure, f.error, f.traceback,
                -- Only the newest fifty, because a message may be retried for ever.
                (f.errors || ('attempt ' || f.attempts || ': ' || coalesce(f.error, 'no error given')))
                    [greatest(1, cardinality(f.errors) - 48):],
@@ -69,9 +76,10 @@ BEGIN
         ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
             state = excluded.state, held = excluded.held, attempts = excluded.attempts, failures = excluded.failures,
             run_at = excluded.run_at, lease_cap = excluded.lease_cap, first_delivery = excluded.first_delivery,
-            first_failure = excluded.first_failure, last_error = excluded.last_error, errors = excluded.errors,
-            dead_reason = excluded.dead_reason, worker = excluded.worker, updated_at = excluded.updated_at
-        RETURNING c."offset", c.key, c.state, c.held, c.failures, c.dead_reason, c.last_error
+            first_failure = excluded.first_failure, last_error = excluded.last_error,
+            last_traceback = excluded.last_traceback, errors = excluded.errors, dead_reason = excluded.dead_reason,
+            worker = excluded.worker, updated_at = excluded.updated_at
+        RETURNING c."offset", c.key, c.state, c.held, c.failures, c.dead_reason, c.last_error, c.last_traceback
     ), freed AS (
         INSERT INTO custody.freed (group_id, partition, key, most)
         SELECT (p_group).group_id, p_partition, w.key, custody.comes_back_with(max(w.failures))
@@ -81,8 +89,8 @@ BEGIN
         INSERT INTO custody.journal (at, kind, group_id, partition, lease_id, offsets, worker, error, detail)
         SELECT p_now, 'dead', (p_group).group_id, p_partition, p_lease,
                range_agg(int8range(w."offset", w."offset" + 1)), p_worker, min(w.last_error),
-               jsonb_build_object('reason', w.dead_reason)
-        FROM written w WHERE w.state = 'dead' GROUP BY w.dead_reason, w.last_error
+               jsonb_strip_nulls(jsonb_build_object('reason', w.dead_reason, 'traceback', w.last_traceback))
+        FROM written w WHERE w.state = 'dead' GROUP BY w.dead_reason, w.last_error, w.last_traceback
     )
     SELECT array_agg(w."offset" ORDER BY w."offset") FILTER (WHERE w.state = 'dead') INTO v_dead FROM written w;
     RETURN coalesce(v_dead, '{}');

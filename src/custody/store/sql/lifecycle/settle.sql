@@ -29,7 +29,7 @@ CREATE FUNCTION custody.settle(
     p_lease_id uuid, p_offsets bigint[], p_outcomes text[], p_errors text[] DEFAULT NULL,
     p_delays double precision[] DEFAULT NULL, p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_acked int8multirange DEFAULT '{}',
-    p_copy boolean DEFAULT true, p_exact boolean DEFAULT false
+    p_copy boolean DEFAULT true, p_exact boolean DEFAULT false, p_tracebacks text[] DEFAULT NULL
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -102,7 +102,7 @@ BEGIN
     END IF;
     IF NOT isempty(v_set.failed) THEN
         v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes,
-                                        p_errors, p_delays, p_worker, v_now);
+                                        p_errors, p_tracebacks, p_delays, p_worker, v_now);
         v_result.dead := v_result.dead || v_dead;
     END IF;
     IF NOT isempty(v_set.later) THEN
@@ -128,10 +128,16 @@ BEGIN
         UNION ALL SELECT 'later', v_put_off, NULL, '{"outcome": "nack"}'
         UNION ALL SELECT 'release', v_set.released + custody.offsets_set(v_follow.leaving), NULL, NULL
         UNION ALL
-        SELECT s.kind, s.offsets, min(e), CASE WHEN count(DISTINCT coalesce(e, '')) > 1 THEN jsonb_object_agg(o, e) END
+        SELECT s.kind, s.offsets, min(e),
+               CASE WHEN count(DISTINCT coalesce(e, '')) > 1 OR count(DISTINCT coalesce(t, '')) > 1
+                   THEN jsonb_object_agg(o, e)
+                        || CASE WHEN count(t) > 0 THEN jsonb_build_object('tracebacks', jsonb_object_agg(o, t))
+                                ELSE '{}' END
+                   WHEN count(t) > 0 THEN jsonb_build_object('traceback', min(t)) END
         FROM (SELECT 'nack' AS kind, v_set.failed - custody.offsets_set(v_dead) AS offsets
               UNION ALL SELECT 'skip', v_set.skipped) s
-        JOIN (SELECT o, custody.kept_error(e) FROM unnest(p_offsets, p_errors) n (o, e)) m (o, e) ON s.offsets @> m.o
+        JOIN (SELECT o, custody.kept_error(e), custody.kept_traceback(t)
+              FROM unnest(p_offsets, p_errors, p_tracebacks) n (o, e, t)) m (o, e, t) ON s.offsets @> m.o
         GROUP BY s.kind, s.offsets
     ) j
     WHERE NOT isempty(j.offsets);
@@ -223,7 +229,8 @@ END $$;
 -- repeat.
 CREATE FUNCTION custody.settle_lease(
     p_lease_id uuid, p_outcome text, p_error text DEFAULT NULL, p_delay double precision DEFAULT NULL,
-    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false
+    p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false,
+    p_traceback text DEFAULT NULL
 ) RETURNS custody.settled
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = auto AS $$
 DECLARE
@@ -253,7 +260,8 @@ BEGIN
     v_result := custody.settle(p_lease_id, v_offsets, array_fill(p_outcome, ARRAY[cardinality(v_offsets)]),
                                array_fill(p_error, ARRAY[cardinality(v_offsets)]),
                                array_fill(p_delay, ARRAY[cardinality(v_offsets)]), p_worker, v_now,
-                               CASE WHEN p_outcome = 'ack' THEN v_meant.held ELSE '{}' END);
+                               CASE WHEN p_outcome = 'ack' THEN v_meant.held ELSE '{}' END,
+                               p_tracebacks => array_fill(p_traceback, ARRAY[cardinality(v_offsets)]));
     v_result.lost := custody.offsets_list(v_meant.lost);
     RETURN v_result;
 END $$;

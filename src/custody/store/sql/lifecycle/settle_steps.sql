@@ -94,18 +94,18 @@ END $$;
 
 CREATE FUNCTION custody.settle_failed(
     p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_lease_id uuid,
-    p_offsets bigint[], p_outcomes text[], p_errors text[], p_delays double precision[], p_worker text,
-    p_now timestamptz
+    p_offsets bigint[], p_outcomes text[], p_errors text[], p_tracebacks text[], p_delays double precision[],
+    p_worker text, p_now timestamptz
 ) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_failures custody.failure[];
 BEGIN
     SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), custody.kept_error(m.e),
-                         make_interval(secs => m.d),
+                         custody.kept_traceback(m.t), make_interval(secs => m.d),
                          CASE m.x WHEN 'dead' THEN 'terminal' WHEN 'reject' THEN 'rejected' END)::custody.failure)
     INTO v_failures
-    FROM unnest(p_offsets, p_outcomes, p_errors, p_delays) m (o, x, e, d)
+    FROM unnest(p_offsets, p_outcomes, p_errors, p_tracebacks, p_delays) m (o, x, e, t, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
     JOIN unnest(p_parts) p ON p.held @> m.o;
     RETURN custody.charge(p_group, (p_head).partition, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id,
@@ -130,6 +130,7 @@ LANGUAGE sql AS $$
     ON CONFLICT (group_id, partition, "offset") DO UPDATE SET
         state = 'waiting', attempts = c.attempts - 1, run_at = excluded.run_at, lease_cap = NULL,
         worker = excluded.worker, last_error = coalesce(excluded.last_error, c.last_error),
+        last_traceback = CASE WHEN excluded.last_error IS NULL THEN c.last_traceback END,
         updated_at = excluded.updated_at
 $$;
 

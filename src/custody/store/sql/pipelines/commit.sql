@@ -82,6 +82,7 @@ CREATE FUNCTION custody.commit_claim(
     p_placed_attempts bigint[], p_placed_topics int[], p_placed_partitions int[], p_placed_counts int[],
     p_placed_of int[], p_exact boolean, p_ran bigint, p_done bigint DEFAULT NULL, p_worker text DEFAULT NULL,
     p_query text DEFAULT NULL, p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
+    p_tracebacks text[] DEFAULT NULL,            -- of the messages that failed
     OUT repeated boolean, OUT counts jsonb
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -120,7 +121,11 @@ BEGIN
         v_result.lost := v_result.lost + custody.cardinality(v_part.held - v_out.held);
         IF NOT isempty(v_out.done) OR cardinality(v_out.offsets) > 0 THEN
             v_settled := custody.settle(v_part.lease_id, v_out.offsets, v_out.outcomes, v_out.errors, v_out.delays,
-                                        p_worker, v_now, v_out.done, false);
+                                        p_worker, v_now, v_out.done, false, p_tracebacks => (
+                                            SELECT array_agg(f.t ORDER BY m.n)
+                                            FROM unnest(v_out.offsets) WITH ORDINALITY m (o, n)
+                                            LEFT JOIN unnest(p_partitions, p_offsets, p_tracebacks) f (p, o, t)
+                                                ON f.p = v_part.partition AND f.o = m.o));
             v_result.released := v_result.released + cardinality(v_settled.released);
             v_result.dead := v_result.dead + cardinality(v_settled.dead);
             IF v_group.dead_letter = 'topic' AND cardinality(v_settled.dead) > 0 THEN

@@ -57,6 +57,7 @@ CREATE TABLE custody.cases (
     first_delivery timestamptz,
     first_failure  timestamptz,
     last_error     text,
+    last_traceback text CHECK (length(last_traceback) <= 2000),    -- of the last error, if its holder gave one
     errors         text[] NOT NULL DEFAULT '{}',
     dead_reason    text CHECK ((dead_reason IS NULL) = (state <> 'dead')),
     worker         text,
