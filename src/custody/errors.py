@@ -42,12 +42,14 @@ CustodyError
     │   ├── DelayNotFound         delay_not_found
     │   ├── TransactionNotFound   transaction_not_found
     │   ├── KeyNotFound           key_not_found
+    │   ├── ScheduleNotFound      schedule_not_found
     │   └── EventNotFound         event_not_found
     ├── Conflict
     │   ├── TopicExists           topic_exists
     │   ├── TopicChanged          topic_changed
     │   ├── GroupExists           group_exists
     │   ├── SettingsDiffer        settings_differ
+    │   ├── ScheduleExists        schedule_exists
     │   ├── KeyExists             key_exists
     │   ├── LeaseLost             lease_lost
     │   ├── OrderConflict         order_conflict
@@ -390,6 +392,12 @@ class GroupExists(Conflict):
     code = "group_exists"
 
 
+class ScheduleExists(Conflict):
+    """A schedule of that name already exists."""
+
+    code = "schedule_exists"
+
+
 class KeyExists(Conflict):
     """An API key of that name already exists."""
 
@@ -549,6 +557,12 @@ class OutboxRefused(Conflict):
     """The outbox event cannot change from its state to the requested one."""
 
     code = "outbox_refused"
+
+
+class ScheduleNotFound(NotFound):
+    """There is no such schedule."""
+
+    code = "schedule_not_found"
 
 
 class EventNotFound(NotFound):

@@ -38,6 +38,8 @@ GIVEN: dict[str, Any] = {
     "events": [],
     "role": "app",
     "to": "nobody",
+    "app": "shop",
+    "names": ["made"],
 }
 """Arguments that a verb needs beside the number that is tried."""
 ALSO: dict[str, dict[str, Any]] = {
@@ -46,6 +48,8 @@ ALSO: dict[str, dict[str, Any]] = {
     "create_group": {"group": "made"},
     "rewind": {"to_offset": 0},
     "create_api_key": {"admin": ["*"]},
+    "create_schedule": {"every": "1m"},
+    "ensure_schedule": {"every": "1m"},
     "change_topic": {"retention": None},
     "change_group": {"bindings": None},
 }

@@ -98,6 +98,15 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("GET", "/handling-times"): CONSUME_SOMEWHERE,
     ("GET", "/server"): EVERYWHERE,
     ("GET", "/metrics"): EVERYBODY,
+    ("GET", "/schedules"): EVERYWHERE,
+    ("GET", "/schedules/{name}"): EVERYWHERE,
+    ("POST", "/schedules"): EVERYWHERE,
+    ("PATCH", "/schedules/{name}"): EVERYWHERE,
+    ("DELETE", "/schedules/{name}"): EVERYWHERE,
+    ("POST", "/schedules/{name}/pause"): EVERYWHERE,
+    ("POST", "/schedules/{name}/resume"): EVERYWHERE,
+    ("POST", "/schedules/{name}/run"): EVERYWHERE,
+    ("POST", "/schedules/attend"): EVERYWHERE,
 }
 LAST = [("DELETE", GROUP), ("DELETE", "/topics/{topic}")]
 PARAMS = {
@@ -107,6 +116,7 @@ PARAMS = {
     "offset": "0",
     "delay_id": "1",
     "producer_id": "billing",
+    "name": "refresh",
 }
 
 
@@ -129,6 +139,7 @@ class Walk:
         c.create_topic("elsewhere")
         c.create_topic("orders-dlq")
         c.create_group("orders", "stock")
+        c.create_schedule("refresh", topic="orders", every="1h")
         producer = c.init_producer("billing")
         producer.publish("orders", 1)
         c.publish("orders-dlq", 1, headers=DIED)

@@ -27,6 +27,7 @@ from custody.cli import (
     pipeline,
     publish,
     relay,
+    schedules,
     serve,
     topics,
     transactions,
@@ -141,6 +142,7 @@ def _registered() -> typer.Typer:
     app.command("consume")(consume.consume)
     app.command("work")(work.work)
     app.command("serve")(serve.serve)
+    app.add_typer(schedules.app, name="schedules")
     app.add_typer(apikeys.app, name="apikeys")
     app.add_typer(pipeline.app, name="pipeline")
     app.add_typer(outbox.app, name="outbox")

@@ -13,7 +13,7 @@ from custody.model.codec import Decoding, decode
 from custody.model.placement import Layout
 from custody.model.policy import Policy
 from custody.store.embedded import EmbeddedServer
-from custody.store.notify import Hints
+from custody.store.notify import Hints, Listening
 from custody.store.postgres import Connection, Database
 
 
@@ -42,6 +42,7 @@ class Base(Bounded):
         self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
         self._hints = Hints(db.url)
+        self._listening = Listening(self._listen_url)
         if share_commits:
             self._share_commits()
 

@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from custody.engine.groups import Groups
+from custody.engine.schedules import Schedules
 from custody.engine.sharing import SharingSettler
 from custody.engine.topics import Topics
 from custody.model.entities import Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration, seconds_or_none
-from custody.store.notify import Listener
 from custody.store.postgres import Connection
 from custody.verbs import claim, pipelines
 from custody.verbs.claim import Lease
@@ -25,7 +24,7 @@ from custody.worker.handler_runner import Handler
 from custody.worker.signals import stopped_by_signals
 
 
-class Consuming(SettleVerbs, Groups, Topics):
+class Consuming(SettleVerbs, Schedules, Topics):
     """Claiming and settling messages."""
 
     def claim(
@@ -114,7 +113,7 @@ class Consuming(SettleVerbs, Groups, Topics):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls `wake` soon after each publish to the topic, from another thread. Returns a function that ends it."""
-        return Listener(self._listen_url, topic, lambda _: wake()).close
+        return self._listening.add(topic, wake)
 
     def drive(
         self, topic: str, group: str, *, visibility_timeout: Duration | None = None, after: int | None = None

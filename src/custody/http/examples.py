@@ -46,6 +46,7 @@ from custody.wire.answers import (
 from custody.wire.messages import DeadOut, DelayedOut, LeaseOut, MessageOut, PlacedOut, ReceiptsOut
 from custody.wire.policies import PolicyOut
 from custody.wire.reports import GroupOut, HandlingOut, JournalOut, JournalPartOut, RetentionOut, TopicOut
+from custody.wire.schedules import ScheduleOut
 from custody.wire.settled import SettledOut
 
 _AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -213,6 +214,30 @@ _EXAMPLES: tuple[Any, ...] = (
     ),
     HistoryEntry(at=_AT, group="stock", kind="nack", attempt=1, worker="worker-1", error="timeout", lease_id=_LEASE),
     Replayed("orders", 0, 43),
+    ScheduleOut(
+        name="report",
+        topic="jobs",
+        every=None,
+        cron="0 6 * * mon-fri",
+        tz="Europe/Berlin",
+        missed="skip",
+        key=None,
+        payload={"kind": "daily"},
+        headers={},
+        app=None,
+        state="active",
+        edited=False,
+        declared={"cron": "0 6 * * mon-fri"},
+        next_at=_LATER,
+        last_at=_AT,
+        attended_until=None,
+        paused_at=None,
+        paused_reason=None,
+        failed_at=None,
+        last_error=None,
+        created_at=_AT,
+    ),
+    "refresh",
     HandlingOut(
         topic="orders",
         group="stock",

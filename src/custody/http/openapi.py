@@ -48,6 +48,7 @@ _PATH = {
     "offset": "The offset of the message in its partition.",
     "delay_id": "The id of the delayed message, from the answer to its publish.",
     "producer_id": "The id of the producer.",
+    "name": "The name of the schedule.",
 }
 _NUMBERS = {"partition": SMALL, "offset": LARGEST, "delay_id": LARGEST}
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 from uuid import UUID
@@ -95,7 +95,7 @@ class ServerState:
         )
         self._pinging: asyncio.Future[None] | None = None
         self.wakeups = Wakeups()
-        self._ended, self._stopping = threading.Event(), False
+        self._ended, self._stopping, self._duties = threading.Event(), False, ExitStack()
         self._stop_listening: Callable[[], None] | None = None
 
     def open(self) -> None:
@@ -106,6 +106,7 @@ class ServerState:
             target=keep_up, args=[self.engine.maintain, self._ended, EVERY], name="custody-upkeep", daemon=True
         ).start()
         threading.Thread(target=self._move_outbox, name="custody-outbox", daemon=True).start()
+        self._duties.enter_context(self.engine.ticking())
 
     def _hear(self, loop: asyncio.AbstractEventLoop, topic: str | None) -> None:
         if not self._ended.is_set():
@@ -169,6 +170,7 @@ class ServerState:
         """Ends the threads after running claims have been answered, so that leases of disconnected clients are given
         back."""
         self._ended.set()
+        self._duties.close()
         if self._stop_listening is not None:
             await asyncio.to_thread(self._stop_listening)
         await self.long_polls.served(seconds(self.settings.grace))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
@@ -97,6 +98,10 @@ class RemoteConsuming(RemoteBase):
     def worker_for(self, topic: str, group: str, handler: Handler, **settings: Any) -> Worker:
         """As with a direct connection. The server does the upkeep of the log."""
         return Worker(self._impatient(), topic, group, handler, **{"upkeep": _SELDOM, **settings})
+
+    def ticking(self) -> AbstractContextManager[None]:
+        """Does nothing: the server publishes the ticks of schedules."""
+        return nullcontext()
 
     def _impatient(self) -> Self:
         """A copy that does not retry claims: the worker retries itself, so that it can stop meanwhile."""

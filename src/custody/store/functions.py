@@ -9,7 +9,7 @@ from importlib import resources
 from typing import LiteralString
 
 # In this order: a table refers to earlier ones.
-SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys")
+SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys", "schedules")
 OUTBOX = "outbox"
 """The part of the schema, and the prefix of the migrations, that a standalone outbox has too."""
 
@@ -28,6 +28,7 @@ FUNCTIONS = (
     "log/transactions",
     "upkeep/segments", "upkeep/drop_unresolved", "upkeep/upkeep", "upkeep/journal",
     "log/growth",
+    "schedules/schedules", "schedules/ticks",
     "insights/views", "insights/doctor",
     "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
     "server/coalesced", "server/claim_each", "server/apikeys",

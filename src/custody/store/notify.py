@@ -129,6 +129,41 @@ class Listener:
                 selector.select()
 
 
+class Listening:
+    """One listener for all workers of a client: it takes a connection only once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._guard = threading.Lock()
+        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}
+        self._listener: Listener | None = None
+
+    def add(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wake` for each hint of the topic, until the returned function is called."""
+        place = object()
+        with self._guard:
+            self._waiting[place] = topic, wake
+            if self._listener is None:
+                self._listener = Listener(self._url, None, self._hear)
+
+        def remove() -> None:
+            with self._guard:
+                self._waiting.pop(place, None)
+                ended = None if self._waiting else self._listener
+                if ended is not None:
+                    self._listener = None
+            if ended is not None:
+                ended.close()
+
+        return remove
+
+    def _hear(self, topic: str | None) -> None:
+        with self._guard:
+            wakes = [wake for named, wake in self._waiting.values() if topic in (None, named)]
+        for wake in wakes:
+            wake()
+
+
 def can_listen(db: Database, listen_url: str) -> bool:
     """Whether a notification of this database arrives at a listener on that URL."""
     sent = uuid4().hex

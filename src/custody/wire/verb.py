@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Right = Literal["produce", "consume", "admin", "any"]
 Thread = Literal["slow", "quick", "read", "append"]
-Tag = Literal["messages", "topics", "groups", "producers", "operating"]
+Tag = Literal["messages", "topics", "groups", "producers", "schedules", "operating"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,8 @@ def _sent(hint: Any) -> Any:
         return Annotated[(inner, *rest, *help)]
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(_sent(one) for one in get_args(hint))]  # noqa: UP007  # they are known at run time only
-    if get_origin(hint) is not None and issubclass(get_origin(hint), Sequence):
+    origin = get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
         return list[_sent(get_args(hint)[0])]  # type: ignore[misc]
     if hint is int:
         raise TypeError("a number of a verb needs a type with bounds (see wire/fields.py)")

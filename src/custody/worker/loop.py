@@ -1,8 +1,8 @@
 """The worker's loop: claims what it can handle, extends the leases, and stops without losing anything.
 
 Threads: the caller's claims; `concurrency` threads run handlers; one settles in batches; one extends leases; one
-listens for notifications; one does the upkeep of retention. A crash only delays messages by the visibility timeout,
-because all state is in the database.
+listens for notifications; one does the upkeep of retention; one, for all workers of a client, publishes the ticks of
+schedules. A crash only delays messages by the visibility timeout, because all state is in the database.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -63,6 +63,7 @@ class Verbs(Protocol):
     def next_due(self, topic: str, group: str) -> float | None: ...
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]: ...
     def maintain(self, topic: str | None) -> object: ...
+    def ticking(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,11 @@ class Worker(Bounded):
         self.waiting_for: str | None = None
         """Why nothing is claimed now: empty, busy, paused, a limit, or an unreachable database."""
 
+    @property
+    def summary(self) -> WorkerSummary:
+        """What it has done so far."""
+        return WorkerSummary(**self._counts)
+
     def stop(self) -> None:
         """Stops gracefully: running handlers finish and are settled, messages not started are released."""
         self._stopping.set()
@@ -139,7 +145,8 @@ class Worker(Bounded):
             target=keep_up, args=[maintain, self._ended, self._upkeep], name="custody-upkeep", daemon=True
         ).start()
         try:
-            self._claim_until_stopped()
+            with self._verbs.ticking():
+                self._claim_until_stopped()
         finally:
             try:
                 self._wind_down()
@@ -150,7 +157,7 @@ class Worker(Bounded):
                 self._call.close()
         if self._error is not None:
             raise self._error
-        return WorkerSummary(**self._counts)
+        return self.summary
 
     def _claim_until_stopped(self) -> None:
         pause = 0.1
