@@ -2,6 +2,7 @@
 
 from custody import outbox as outbox
 from custody import relay as relay
+from custody.app import App
 from custody.connection import connect, migrate
 from custody.engine import Custody
 from custody.errors import CustodyError, LeaseLost
@@ -31,6 +32,7 @@ __all__ = [
     "Message",
     "Lease",
     "handler",
+    "App",
     "once",
     "forget_once",
     "Outcome",

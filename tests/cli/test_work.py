@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from tests.cli.conftest import Run
 from tests.waiting import wait_for
 
+import custody
 from custody import Constant, Custody, Outgoing, Policy
+from custody.cli.app_file import target
 from custody.model.outcomes import Counts
 
 HANDLERS = """
@@ -38,10 +41,36 @@ number = 1
 """
 
 
+APP = """
+from dataclasses import dataclass
+import custody
+
+app = custody.App()
+
+@dataclass
+class Order:
+    n: int
+
+@app.on("orders", group="stock", payload=Order)
+def stock(message):
+    message.as_(Order).n
+
+@app.on("mails", group="sender", concurrency=2)
+async def send(message):
+    pass
+
+@app.every("1s")
+def refresh():
+    print("tick", flush=True)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _orders(live: Custody, tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "shops.py").write_text("import custody\nfirst, second = custody.App(), custody.App()\n")
+    (tmp_path / "shop.py").write_text(APP)
     live.create_topic("orders", partitions=2)
     live.create_group("orders", "stock", Policy(max_attempts=3, backoff=Constant("0s")))
 
@@ -88,9 +117,13 @@ def test_a_coroutine_is_a_handler_too(start, live: Custody) -> None:
 @pytest.mark.parametrize(
     ("handler", "complaint"),
     [
-        ("handlers", "is not MODULE:HANDLER"),
+        ("handlers", "handlers has no app"),
+        ("handlers:", "is not FILE, MODULE or MODULE:NAME"),
+        ("nothing.py", "there is no file nothing.py"),
+        ("shops.py", "has several apps"),
+        ("shops.py:first", "is an app: its code says what --topic and --group would"),
         ("handlers:handel", "has no 'handel'"),
-        ("handlers:number", "is a int, not a function"),
+        ("handlers:number", "is a int, and neither an app nor a function"),
         ("nowhere:handle", "there is no module 'nowhere'"),
     ],
 )
@@ -104,6 +137,43 @@ def test_what_the_module_itself_lacks_is_named(quick: Run) -> None:
     assert quick("work", "handlers:Stock.apply", "-t", "orders", "-g", "x", "--json", code=1).error["code"] == (
         "group_not_found"
     )
+
+
+@pytest.mark.req("X12")
+def test_an_app_runs_all_its_handlers_and_schedules(start, live: Custody, explained) -> None:
+    live.publish_many("orders", [{"n": 1}, {"n": "x"}])
+    process = start("work", "shop.py", "--json")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tick\n"
+    wait_for(lambda: live.stats("orders", "stock").depth == 0, "the orders are handled")
+    assert live.schedule("refresh").app == "shop"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    document = json.loads(out.splitlines()[-1])
+    explained(document)
+    assert document["app"] == "shop"
+    by_name = {f"{one['topic']}/{one['group']}": one["summary"] for one in document["handlers"]}
+    assert [*by_name] == ["orders/stock", "mails/sender", "schedules/refresh"]
+    assert (by_name["orders/stock"]["done"], by_name["orders/stock"]["dead"]) == (1, 1)
+    assert "created topic mails" in err
+
+
+@pytest.mark.parametrize("place", ["shop.py", "shop.py:app", "shop", "shop:app"])
+def test_an_app_is_found_by_its_file_or_module(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    found = target(place)
+    assert isinstance(found, custody.App)
+    assert (found.name, [*found.schedules]) == ("shop", ["refresh"])
+    monkeypatch.delitem(sys.modules, "shop")
+
+
+def test_an_app_and_a_function_want_different_options(quick: Run) -> None:
+    assert "give the --topic and the --group" in quick("work", "handlers:handle", code=2).err
+    assert "--only is for apps" in quick("work", "handlers:handle", "-t", "a", "-g", "b", "--only", "c", code=2).err
+    assert "no handler 'mail'" in quick("work", "shop.py", "--only", "mail", code=1).err
 
 
 def test_failures_are_logged_with_their_traceback(start, live: Custody) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from custody.cli import arguments
+from custody.cli.app_file import imported
 from custody.cli.arguments import DURATION
 from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
 from custody.cli.outbox import located
 from custody.cli.session import session_of
-from custody.cli.work import imported
 from custody.model.policy import Backoff
 
 app = typer.Typer(name="relay", no_args_is_help=True, help="Publishes the events of an outbox to their destinations.")

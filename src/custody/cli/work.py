@@ -1,144 +1,128 @@
-"""`custody work`: runs a user's handler over a group until it is stopped."""
+"""`custody work`: runs a user's app, or one handler over a group, until it is stopped."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from custody.app import App
 from custody.cli import render
+from custody.cli.app_file import target
 from custody.cli.arguments import DURATION, VisibilityTimeout
 from custody.cli.exporting import export_spans
 from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
 from custody.cli.session import Session, counted, session_of
-from custody.handlers import require_finished
-from custody.model.entities import Message
-from custody.model.outcomes import OUTCOMES, outcome_of
+from custody.engine import Custody
+from custody.worker import Worker
+from custody.worker.signals import stopped_by_signals
 
-if TYPE_CHECKING:
-    from custody.worker import Worker
+CONCURRENCY = 8
 
 
 def work(
     ctx: typer.Context,
-    handler: Annotated[
-        str, typer.Argument(metavar="MODULE:HANDLER", help="A function; the module is looked up from this directory.")
+    found: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MODULE[:NAME]",
+            help="An app: app.py, module or module:app. Or a function, with --topic and --group: module:handler.",
+        ),
     ],
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.")],
-    group: Annotated[str, typer.Option("--group", "-g", help="The group.")],
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="The topic of a function.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="The group of a function.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HANDLER", help="Of an app, only this: topic/group or a schedule. May be repeated."),
+    ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="Number of handlers that run at once.")
-    ] = 8,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages of one lease.")] = None,
+        int | None, typer.Option("--concurrency", "-c", min=1, help="How many calls of a function run at once (8).")
+    ] = None,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages of one lease of a function.")] = None,
     visibility_timeout: VisibilityTimeout = None,
-    poll: Annotated[Any, typer.Option(help="Longest time between two claims.", **DURATION)] = "1s",
+    poll: Annotated[Any, typer.Option(help="Longest time between two claims of a function.", **DURATION)] = "1s",
     grace: Annotated[Any, typer.Option(help="How long a stop waits for running handlers.", **DURATION)] = "30s",
     name: Annotated[str | None, typer.Option(help="Name of the worker in the journal (default: host:pid).")] = None,
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
 ) -> None:
-    """Run a handler over the messages of a group. SIGTERM or Ctrl-C stops it after the running handlers."""
+    """Run all handlers and schedules of an app, or one function over the messages of a group.
+
+    SIGTERM or Ctrl-C stops it after the running handlers.
+    """
     from custody.config import this_process
-    from custody.worker.signals import stopped_by_signals
 
     session = session_of(ctx)
-    tally = Tally(load(handler))
-    with session.connect(worker=name or this_process()) as c:
-        worker = c.worker_for(
-            topic,
-            group,
-            tally.handler,
-            concurrency=concurrency,
-            max_messages=max_messages,
-            visibility_timeout=visibility_timeout,
-            poll=poll,
-            grace=grace,
-        )
-        with (
-            logged(session, log_level, log_format),
-            stopped_by_signals(worker.stop),
-            _status(session, f"{topic}/{group}", worker, tally),
-        ):
-            export_spans()
-            summary = worker.run()
+    run = target(found)
+    if isinstance(run, App):
+        given = {"--topic": topic, "--group": group, "--concurrency": concurrency, "--max-messages": max_messages,
+                 "--visibility-timeout": visibility_timeout}  # fmt: skip
+        if wrong := [option for option, value in given.items() if value is not None]:
+            raise typer.BadParameter(f"{found} is an app: its code says what {' and '.join(wrong)} would")
+    elif topic is None or group is None:
+        raise typer.BadParameter(f"{found} is a function: give the --topic and the --group that it handles")
+    elif only:
+        raise typer.BadParameter(f"{found} is a function: --only is for apps")
+    with session.connect(worker=name or this_process()) as c, logged(session, log_level, log_format):
+        if isinstance(run, App):
+            _run_app(session, run, c, grace=grace, only=only or ())
+        else:
+            assert topic is not None
+            assert group is not None
+            worker = c.worker_for(
+                topic,
+                group,
+                run,
+                concurrency=concurrency or CONCURRENCY,
+                max_messages=max_messages,
+                visibility_timeout=visibility_timeout,
+                poll=poll,
+                grace=grace,
+            )
+            _run_worker(session, f"{topic}/{group}", worker)
+
+
+def _run_worker(session: Session, name: str, worker: Worker) -> None:
+    with _running(session, name, [worker], worker.stop):
+        summary = worker.run()
     if session.json:
+        topic, _, group = name.partition("/")
         session.emit({"topic": topic, "group": group, "summary": summary})
     session.say(f"stopped: {summary.in_words()}")
 
 
-def load(name: str) -> Callable[[Message], object]:
-    """Imports `module:function`, from the current directory first."""
-    found = imported(name)
-    if not callable(found):
-        raise typer.BadParameter(f"{name} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]  # whatever the module has under that name
-
-
-def imported(name: str) -> Any:
-    """The object `module:name`; the current directory is searched first."""
-    module_name, colon, path = name.partition(":")
-    if not colon or not module_name or not path:
-        raise typer.BadParameter(f"{name!r} is not MODULE:HANDLER, such as handlers:handle")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module was found, but not something that it imports
-        raise typer.BadParameter(f"there is no module {module_name!r} in {Path.cwd()} or installed") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise typer.BadParameter(f"module {module_name} has no {path!r}")
-        found = getattr(found, part)
-    return found
-
-
-class Tally:
-    """Counts the outcomes of a handler for the status line. The final result is the worker's own summary."""
-
-    def __init__(self, handler: Callable[[Message], Any]) -> None:
-        self.counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        if inspect.iscoroutinefunction(handler):
-
-            @functools.wraps(handler)
-            async def counted(message: Message) -> None:
-                with self._counting():
-                    require_finished(await handler(message))
-        else:
-
-            @functools.wraps(handler)
-            def counted(message: Message) -> None:
-                with self._counting():
-                    require_finished(handler(message))
-
-        self.handler: Callable[[Message], object] = counted
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        error: BaseException | None = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
-            with self._lock:
-                self.counts[OUTCOMES[outcome_of(error).kind].counted] += 1
+def _run_app(session: Session, app: App, c: Custody, *, grace: str, only: Collection[str]) -> None:
+    running = app.start(c, grace=grace, only=only)
+    for line in running.changes:
+        session.note(line)
+    handlers = f"{running.name} ({', '.join(running.workers)})"
+    with _running(session, handlers, running.workers.values(), running.stop):
+        summaries = running.run()
+    if session.json:
+        parts = [(name.split("/"), summary) for name, summary in summaries.items()]
+        session.emit(
+            {
+                "app": running.name,
+                "handlers": [{"topic": topic, "group": group, "summary": one} for (topic, group), one in parts],
+            }
+        )
+    for name, summary in summaries.items():
+        session.say(f"stopped {name}: {summary.in_words()}")
 
 
 @contextmanager
-def _status(session: Session, name: str, worker: Worker, tally: Tally) -> Iterator[None]:
+def _running(session: Session, name: str, workers: Collection[Worker], stop: Callable[[], None]) -> Iterator[None]:
+    with stopped_by_signals(stop), _status(session, name, workers):
+        export_spans()
+        yield
+
+
+@contextmanager
+def _status(session: Session, name: str, workers: Collection[Worker]) -> Iterator[None]:
     """A status line on a terminal; elsewhere one line at the start."""
     if not session.progresses():
         if not session.json:
@@ -150,10 +134,11 @@ def _status(session: Session, name: str, worker: Worker, tally: Tally) -> Iterat
     started, ended = time.monotonic(), threading.Event()
 
     def line() -> str:
-        counts = tally.counts
-        done, failed = counts["done"], counts["failed"] + counts["dead"]
+        counts = [worker.summary for worker in workers]
+        done, failed = sum(one.done for one in counts), sum(one.failed + one.dead for one in counts)
         rate = done / max(0.001, time.monotonic() - started)
-        waits = f" · waits: {worker.waiting_for}" if worker.waiting_for not in (None, "empty", "busy") else ""
+        reasons = sorted({worker.waiting_for for worker in workers if worker.waiting_for} - {"empty", "busy"})
+        waits = f" · waits: {'; '.join(reasons)}" if reasons else ""
         return f"{name} · {counted(done, 'message')} done · {failed:,} failed · {rate:,.0f}/s{waits}"
 
     def refresh() -> None:

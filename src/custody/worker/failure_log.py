@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from custody.elapsed import elapsed
+from custody.errors import PayloadMismatch
 from custody.model.entities import Message
 from custody.model.outcomes import Decision
 
@@ -46,6 +47,9 @@ class FailureLog:
             logger.debug("the handler failed on %s, as before", where)
             return
         before = f", and {more} times like this since it was logged last" if more else ""
+        if isinstance(error, PayloadMismatch):  # which field it is says more than where that was noticed
+            logger.warning("%s is dead: %s%s", where, error, before)
+            return
         logger.warning("the handler failed on %s (attempt %d)%s", where, message.attempt, before, exc_info=error)
 
 
