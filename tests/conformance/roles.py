@@ -17,7 +17,7 @@ from custody.store.roles import ROLES
 from custody.wire.verb import declared
 
 ADMIN = {"create_api_key", "api_keys", "revoke_api_key", "update_group", "bind", "set_retention", "grow_topic"}
-ADMIN |= {"ensure_topic", "ensure_group"}
+ADMIN |= {"ensure_topic", "ensure_group", "ensure_schedule"}
 """Methods that need the right `admin` and declare none, because HTTP has no operation of their own for them."""
 
 

@@ -69,6 +69,16 @@ MAY = {
     "pipelines": SEE,
     "server": LOOK,
     "journal": LOOK,
+    "schedules": SEE,
+    "schedule": SEE,
+    "attend_schedules": CONSUME,
+    "tick": SEE,  # only to find out that nothing is due, for one who may not publish
+    "create_schedule": OPERATOR,
+    "change_schedule": OPERATOR,
+    "pause_schedule": OPERATOR,
+    "resume_schedule": OPERATOR,
+    "run_schedule": OPERATOR,
+    "delete_schedule": OPERATOR,
     "rewind": OPERATOR,
     "release_key": OPERATOR,
     "retry_now": OPERATOR,
@@ -126,6 +136,8 @@ def stocked(granted: Granted) -> Granted:
         granted.owner.create_group(f"orders-{role}", "stock")
         granted.owner.create_topic(f"spare-{role}")
         granted.owner.create_group(f"orders-{role}", "spare")
+        granted.owner.create_schedule(f"made-{role}", topic=f"orders-{role}", every="1h")
+        granted.owner.pause_schedule(f"made-{role}")
     return granted
 
 

@@ -256,7 +256,7 @@ class Schedules(Groups):
         "POST",
         SCHEDULES + "/attend",
         tag="schedules",
-        right="admin",
+        right="consume",
         everywhere=True,
         answer=list[str],
         repeat=True,

@@ -36,6 +36,9 @@ PLACES = {
     "engine/dead_letters": "admin",
     "engine/groups": "admin",
     "engine/operating": "consume",
+    "engine/schedules": "admin",
+    "engine/schedules._tick": "consume",  # every worker publishes ticks
+    "engine/schedules.tick": "consume",
     "engine/server_verbs": "admin",
     "engine/topics": "any",
     "engine/topics._keep": "admin",
