@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def test_a_payload_comes_back_as_it_went_in(orders: custody.Custody, payload: An
 
 
 def test_what_would_come_back_as_something_else_is_refused(orders: custody.Custody) -> None:
-    for payload in (float("nan"), float("inf"), (1, 2), {1: 2}, {"t": datetime.now(UTC)}, object(), "\ud800"):
+    for payload in (float("nan"), float("inf"), (1, 2), {1: 2}, {"t": {1, 2}}, object(), "\ud800"):
         with refused("invalid_payload"):
             orders.publish("orders", payload)
     for rest in (

@@ -16,7 +16,15 @@ pytestmark = [pytest.mark.core, pytest.mark.req("G20")]
 
 NUMBERS = ["-1", "0", "1.5", "2147483648", "9223372036854775808", "18446744073709551616", "1e400", "-1e400", "1e308"]
 OF_NO_SENSE = ["NaN", "Infinity", "true", '"many"', "[1]", "{}"]
-PLACES = {"topic": "orders", "group": "stock", "partition": "0", "offset": "0", "delay_id": "1", "producer_id": "p"}
+PLACES = {
+    "topic": "orders",
+    "group": "stock",
+    "partition": "0",
+    "offset": "0",
+    "delay_id": "1",
+    "producer_id": "p",
+    "name": "nightly",
+}
 
 
 class Document:

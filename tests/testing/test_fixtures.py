@@ -36,7 +36,7 @@ def test_a_project_uses_the_fixtures(tmp_path: Path) -> None:
     (tmp_path / "test_orders.py").write_text(TESTS)
     environment = {name: value for name, value in os.environ.items() if name != "CUSTODY_TEST_DATABASE"}
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:asyncio", tmp_path],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -23,6 +23,10 @@ from custody.store.postgres import Connection, translated
 
 RELEASE = 1  # raised by each release that changes a file of FUNCTIONS, so that older code knows that it is older
 
+_THAT_RETURN_ROWS_OF_VIEWS: LiteralString = (
+    "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_class c ON c.reltype = p.prorettype "
+    "WHERE c.relkind = 'v' AND p.pronamespace"
+)
 _LOCK = 0x6375_7374  # any number, the same in every version
 
 
@@ -177,6 +181,7 @@ def drop_functions(connection: Connection) -> None:
     ).fetchall():
         connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
     for kind, names in (
+        ("ROUTINE", _THAT_RETURN_ROWS_OF_VIEWS),
         ("VIEW", "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'v' AND relnamespace"),
         ("ROUTINE", "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace"),
         ("TYPE", "SELECT reltype::regtype::text FROM pg_class WHERE relkind = 'c' AND relnamespace"),
