@@ -124,7 +124,7 @@ def test_a_poll_on_one_partition_is_not_kept_awake_by_another(
     assert c.claim("orders", "g", partition=1)
     clock.move(60)  # whoever had it is dead, and nobody else asks for this partition
     assert Poll(http_, "/messages/orders/0?group=g&wait=700ms").messages == []
-    assert len(claims) <= 2
+    assert len(claims) <= 4  # one each when it comes, at the timeout, and for late hints of the messages before
 
 
 def test_a_poll_looks_less_and_less_often_for_what_somebody_holds(
