@@ -14,6 +14,7 @@ CustodyError
 │   ├── PublishFailed             publish_failed
 │   ├── PublisherUnavailable      publisher_unavailable
 │   ├── ServerStopping            stopping
+│   ├── Stalled                   stalled
 │   ├── RequestTimeout            request_timeout
 │   └── Busy                      busy
 └── Terminal                      the same call will fail again
@@ -184,6 +185,12 @@ class ServerStopping(Transient):
     """The server is stopping."""
 
     code = "stopping"
+
+
+class Stalled(Transient):
+    """A loop of this process does not turn any more."""
+
+    code = "stalled"
 
 
 class RequestTimeout(Transient):

@@ -11,6 +11,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -177,6 +178,43 @@ def test_one_pass_over_the_pipelines_of_a_file(spark_here: Run, live: Custody, t
     assert (copies["pipeline"], copies["done"], copies["outputs"]) == ("orders/copies", 9, 0)
     assert [message.payload for message in live.read("screened", 0)] == [{"number": number} for number in range(6)]
     assert [letter.last_error for letter in live.dead("orders", "fraud")] == ["poison"]
+
+
+SCRAPING = """
+import pathlib
+import urllib.request
+from custody.spark import Pipeline
+
+pipeline = Pipeline(source="orders", group="scraped")
+
+@pipeline.each
+def scrape(message):
+    with urllib.request.urlopen("http://127.0.0.1:PORT/metrics", timeout=20) as metrics:
+        pathlib.Path(f"DIRECTORY/{message.payload}").write_bytes(metrics.read())
+"""
+
+
+@pytest.mark.req("S6", "G18")
+def test_a_pipeline_shows_its_metrics_while_it_runs(spark_here: Run, live: Custody, tmp_path: Path) -> None:
+    """The handler itself looks: at its second message the batch of the first one has been committed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    code = SCRAPING.replace("PORT", port).replace("DIRECTORY", str(tmp_path))
+    (tmp_path / "scraped-orders.py").write_text(code)
+    live.publish_many("orders", [Outgoing(number, key="a") for number in range(2)])
+    answer = spark_here(
+        "run", "scraped-orders.py", "--available-now", "--max-per-batch", "1",
+        "--metrics-port", port, "--health-port", port, "--log-format", "json",
+    )  # fmt: skip
+    assert f"answers /metrics, /healthz, /readyz on http://127.0.0.1:{port}" in answer.err
+    group = '{group="scraped",topic="orders"}'
+    first, second = ((tmp_path / str(number)).read_text() for number in range(2))
+    assert f"custody_messages_received_total{group} 0.0" in first
+    assert f"custody_messages_received_total{group} 1.0" in second
+    assert 'custody_messages_settled_total{group="scraped",outcome="ack",topic="orders"} 1.0' in second
+    assert f"custody_pipeline_batch_seconds_count{group} 1.0" in second
+    assert f"custody_pipeline_batch_age_seconds{group} 0.0" not in second
+    assert f"custody_pipeline_overdue_seconds{group} 0.0" in second
 
 
 @pytest.mark.req("S6", "S9")

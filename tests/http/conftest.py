@@ -145,6 +145,7 @@ class Process:
                     "serve",
                     "--port",
                     "0",
+                    *(() if "--log-format" in arguments else ("--log-format", "json")),
                     *arguments,
                 ],
                 stdout=subprocess.PIPE,

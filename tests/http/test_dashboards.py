@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask only for what a server tells."""
+"""The dashboard and the alert rules ask only for what a server, a worker, a relay or a pipeline tells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tests.http.conftest import Http
 import custody
 from custody import Breaker, Policy
 from custody.http.app import OPERATIONS
+from custody.monitoring.exposition import of_pipelines, of_relay, of_workers, page
 from custody.outbox import write
+from custody.relay import Relay
+from custody.vitals import Vitals
 
 pytestmark = [pytest.mark.core, pytest.mark.req("G18")]
 
@@ -63,9 +66,21 @@ def expressions() -> Iterator[tuple[str, str, set[str]]]:
             yield rule["alert"], rule["expr"], set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
 
 
+def of_everything(c: custody.Custody) -> Iterator[Any]:
+    """The metrics of a worker, a relay and a pipeline that have had something to do."""
+    worker = c.worker_for("orders", "default", lambda _: None)
+    relay, pipeline = Relay(c), Vitals("driving")
+    relay.close()
+    for vitals in (worker.vitals, relay.vitals, pipeline):
+        vitals.claimed(1)
+    yield from of_workers({"orders/default": worker})
+    yield from of_relay(relay)
+    yield from of_pipelines({"screening": ("orders", "screening", pipeline)})
+
+
 @pytest.fixture
 def told(c: custody.Custody, http_: Http, db: psycopg.Connection[Any]) -> Used:
-    """Every metric of a server that has had some traffic, with its labels."""
+    """Every metric of a server that has had some traffic, of a worker, a relay and a pipeline, with its labels."""
     c.create_topic("orders")
     c.create_group("orders", "default", Policy(breaker=Breaker()))
     c.create_group("orders", "screening")
@@ -77,7 +92,8 @@ def told(c: custody.Custody, http_: Http, db: psycopg.Connection[Any]) -> Used:
     assert http_.post("/messages/ack", {"lease_id": lease["lease_id"]}).status == 200
     http_.get("/metrics")
     found: Used = defaultdict(set, {"up": set()})
-    for family in text_string_to_metric_families(http_.get("/metrics").body.decode()):
+    monitored = page(lambda: of_everything(c))[0].decode()
+    for family in text_string_to_metric_families(http_.get("/metrics").body.decode() + monitored):
         for sample in family.samples:
             found[sample.name] |= set(sample.labels)
     return found
@@ -147,6 +163,7 @@ def test_what_matters_is_watched() -> None:
         "custody_group_breaker_state",
         "custody_outbox_backlog",
         "custody_pipeline_state",
+        "custody_worker_overdue_seconds",
     } <= watched
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")

@@ -13,12 +13,15 @@ import typer
 
 from custody.cli import pipeline_states, render
 from custody.cli.arguments import DURATION
+from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
+from custody.cli.monitor import LOOPBACK, STALLED, HealthPort, MetricsHost, MetricsPort, Ports, StalledAfter
 from custody.cli.session import Session, counted, session_of
 from custody.model.outcomes import OUTCOMES
 from custody.model.plain import plain
+from custody.vitals import Vitals
 
 if TYPE_CHECKING:
-    from custody.spark.figures import Outlook, PipelineSummary
+    from custody.spark.figures import Batch, Outlook, PipelineSummary
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
 
@@ -32,6 +35,8 @@ File = Annotated[
 Only = Annotated[str | None, typer.Option(metavar="TOPIC/GROUP", help="Only this pipeline of the file.")]
 Master = Annotated[str | None, typer.Option(help="Spark master (default: local[*,4], in this process).")]
 
+COUNTED = (("ack", "done"), ("nack", "failed"), ("later", "later"), ("skip", "skipped"), ("release", "released"))
+"""What the metrics call the counts of a commit; dead messages are among the failed ones."""
 _SHOWN = 80  # characters of a payload in a table
 
 
@@ -67,6 +72,12 @@ def run(
             help="If all messages fail alike from the start, pause the group and count no failure.",
         ),
     ] = True,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
+    metrics_port: MetricsPort = None,
+    health_port: HealthPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
+    stalled_after: StalledAfter = STALLED,
 ) -> None:
     """Run the pipelines of a file concurrently. SIGTERM or Ctrl-C stops them after the running batches.
 
@@ -84,7 +95,27 @@ def run(
     with session.connect(worker=this_process()) as c:
         stop = threading.Event()
         progress = Progress(session, c, pipelines, stop)
-        with progress.shown():
+        vitals = {one.name: Vitals("driving") for one in pipelines}
+        ports = Ports(metrics_port, health_port, metrics_host, stalled_after)
+
+        def families() -> Any:
+            from custody.monitoring.exposition import of_pipelines
+
+            return of_pipelines({one.name: (one.source, one.group, vitals[one.name]) for one in pipelines})
+
+        def on_batch(batch: Batch) -> None:
+            progress.batch(batch)
+            committed, shown = batch.committed, vitals[batch.pipeline]
+            shown.claimed(committed.messages)
+            shown.took.add(batch.took)
+            shown.outcomes.update({kind: getattr(committed, name) for kind, name in COUNTED})
+            shown.outcomes["died"] += committed.dead
+
+        with (
+            ports.opened(session, vitals, families, ping=c.ping, stopping=stop.is_set),
+            logged(session, log_level, log_format),
+            progress.shown(),
+        ):
             settings = RunSettings(
                 available_now=available_now,
                 drain=drain,
@@ -92,9 +123,9 @@ def run(
                 batch_time=BATCH_TIME if batch_time is None else batch_time,
                 grace=GRACE if grace is None else grace,
                 pause_if_all_fail=pause,
-                on_batch=progress.batch,
-                on_trouble=progress.trouble,
+                on_batch=on_batch,
                 stop=stop,
+                vitals=vitals,
             )
             summaries, errors = running.run_all(pipelines, c, settings, master=master)
     if session.json:

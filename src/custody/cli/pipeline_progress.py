@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -100,7 +98,7 @@ class Course:
 
 
 class Progress:
-    """Reports running pipelines. Their threads call `batch` and `trouble`."""
+    """Reports running pipelines. Their threads call `batch`."""
 
     def __init__(self, session: Session, c: Custody, pipelines: Sequence[Pipeline], stop: threading.Event) -> None:
         self._session, self._c, self._stop = session, c, stop
@@ -111,30 +109,17 @@ class Progress:
     def batch(self, batch: Batch) -> None:
         self._courses[batch.pipeline].add(batch)
 
-    def trouble(self, text: str) -> None:
-        """Prints a problem that does not stop a pipeline: above the table, or on stderr."""
-        if self._live:
-            render.console(color=self._session.color, stderr=True).print(render.safe(text))
-        else:
-            print(render.safe(text), file=sys.stderr, flush=True)
-
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Shows progress while the block runs."""
-        quiet = logging.NullHandler()  # what is logged there is also reported as trouble; do not print it twice
-        logger = logging.getLogger("custody.spark")
-        logger.addHandler(quiet)
         watcher = threading.Thread(target=self._watch, name="custody-progress", daemon=True)
-        try:
-            with self._table_shown() if self._live else self._lines_shown():
-                watcher.start()
-                try:
-                    yield
-                finally:
-                    self._ended.set()
-                    watcher.join()
-        finally:
-            logger.removeHandler(quiet)
+        with self._table_shown() if self._live else self._lines_shown():
+            watcher.start()
+            try:
+                yield
+            finally:
+                self._ended.set()
+                watcher.join()
 
     @contextmanager
     def _table_shown(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from custody.cli import arguments
 from custody.cli.app_file import imported
 from custody.cli.arguments import DURATION
 from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
+from custody.cli.monitor import LOOPBACK, STALLED, HealthPort, MetricsHost, MetricsPort, Ports, StalledAfter
 from custody.cli.outbox import located
 from custody.cli.session import session_of
 from custody.model.policy import Backoff
@@ -70,6 +71,10 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the relay in claimed_by (default: host:pid).")] = None,
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
+    metrics_port: MetricsPort = None,
+    health_port: HealthPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
+    stalled_after: StalledAfter = STALLED,
 ) -> None:
     """Publish events. SIGTERM or Ctrl-C stops it: running publishes finish, other claimed events are released."""
     from custody.relay import Relay
@@ -95,9 +100,25 @@ def run(
             built_in=not named_only,
             allow_networks=allow_network or (),
         )
-        if not session.json:
-            session.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
-        with stopped_by_signals(running.stop):
+        ports = Ports(metrics_port, health_port, metrics_host, stalled_after)
+
+        def families() -> Any:
+            from custody.monitoring.exposition import of_relay
+
+            return of_relay(running)
+
+        with (
+            ports.opened(
+                session,
+                {running.name: running.vitals},
+                families,
+                ping=running.ping,
+                stopping=lambda: running.stopping,
+            ),
+            stopped_by_signals(running.stop),
+        ):
+            if not session.json:
+                session.note(f"relaying as {running.name}; SIGTERM or Ctrl-C stops")
             summary = running.drain() if drain else running.run()
     if session.json:
         session.emit({"relay": running.name, "summary": summary})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from custody.cli.arguments import DURATION
 from custody.cli.exporting import export_spans
+from custody.cli.logs import Format, Level, LogFormat, LogLevel
 from custody.cli.session import session_of
 from custody.cli.settings import options
 from custody.model.server_settings import ServerSettings
@@ -21,24 +21,20 @@ def serve(
     origin: Annotated[
         list[str] | None, typer.Option(help="Allow calls from web pages of this origin (CORS); may be repeated.")
     ] = None,
-    log: Annotated[
-        str | None,
-        typer.Option(metavar="json|text|none", help="Format of the log on stderr (default: text on a terminal)."),
-    ] = None,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
     *,
     given: dict[str, Any],
 ) -> None:
     """Run the HTTP server. SIGTERM or Ctrl-C stops it after the accepted requests are answered."""
     import custody
     from custody.http import serve as run
-    from custody.http.logs import FORMATS, format_for, written
+    from custody.http.logs import written
     from custody.http.threads import SPARE
 
     session = session_of(ctx)
-    usual = "none" if session.quiet else format_for(sys.stderr)
-    kind = next((known for known in FORMATS if known == (log or usual)), None)
-    if kind is None:
-        raise typer.BadParameter(f"--log cannot be {log!r}; it is one of: {', '.join(FORMATS)}")
+    if session.quiet and log_level is Level.INFO:
+        log_level = Level.WARNING
     settings = ServerSettings(**given, origins=tuple(origin or ()))
 
     def ready(url: str) -> None:
@@ -48,7 +44,7 @@ def serve(
             session.say(f"Custody serves on {url} (docs at {url}/docs); SIGTERM or Ctrl-C stops")
 
     with (
-        written(kind),
+        written("json" if log_format is Format.JSON else "text", log_level),
         custody.connect(
             session.database,
             home=session.home,

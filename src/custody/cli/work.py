@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from custody.cli.app_file import target
 from custody.cli.arguments import DURATION, VisibilityTimeout
 from custody.cli.exporting import export_spans
 from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
+from custody.cli.monitor import LOOPBACK, STALLED, HealthPort, MetricsHost, MetricsPort, Ports, StalledAfter
 from custody.cli.session import Session, counted, session_of
 from custody.engine import Custody
 from custody.worker import Worker
@@ -49,6 +50,10 @@ def work(
     name: Annotated[str | None, typer.Option(help="Name of the worker in the journal (default: host:pid).")] = None,
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
+    metrics_port: MetricsPort = None,
+    health_port: HealthPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
+    stalled_after: StalledAfter = STALLED,
 ) -> None:
     """Run all handlers and schedules of an app, or one function over the messages of a group.
 
@@ -57,6 +62,7 @@ def work(
     from custody.config import this_process
 
     session = session_of(ctx)
+    ports = Ports(metrics_port, health_port, metrics_host, stalled_after)
     run = target(found)
     if isinstance(run, App):
         given = {"--topic": topic, "--group": group, "--concurrency": concurrency, "--max-messages": max_messages,
@@ -69,7 +75,7 @@ def work(
         raise typer.BadParameter(f"{found} is a function: --only is for apps")
     with session.connect(worker=name or this_process()) as c, logged(session, log_level, log_format):
         if isinstance(run, App):
-            _run_app(session, run, c, grace=grace, only=only or ())
+            _run_app(session, run, c, ports, grace=grace, only=only or ())
         else:
             assert topic is not None
             assert group is not None
@@ -83,11 +89,11 @@ def work(
                 poll=poll,
                 grace=grace,
             )
-            _run_worker(session, f"{topic}/{group}", worker)
+            _run_worker(session, c, ports, f"{topic}/{group}", worker)
 
 
-def _run_worker(session: Session, name: str, worker: Worker) -> None:
-    with _running(session, name, [worker], worker.stop):
+def _run_worker(session: Session, c: Custody, ports: Ports, name: str, worker: Worker) -> None:
+    with _running(session, c, ports, name, {name: worker}, worker.stop):
         summary = worker.run()
     if session.json:
         topic, _, group = name.partition("/")
@@ -95,12 +101,12 @@ def _run_worker(session: Session, name: str, worker: Worker) -> None:
     session.say(f"stopped: {summary.in_words()}")
 
 
-def _run_app(session: Session, app: App, c: Custody, *, grace: str, only: Collection[str]) -> None:
+def _run_app(session: Session, app: App, c: Custody, ports: Ports, *, grace: str, only: Collection[str]) -> None:
     running = app.start(c, grace=grace, only=only)
     for line in running.changes:
         session.note(line)
     handlers = f"{running.name} ({', '.join(running.workers)})"
-    with _running(session, handlers, running.workers.values(), running.stop):
+    with _running(session, c, ports, handlers, running.workers, running.stop):
         summaries = running.run()
     if session.json:
         parts = [(name.split("/"), summary) for name, summary in summaries.items()]
@@ -115,8 +121,23 @@ def _run_app(session: Session, app: App, c: Custody, *, grace: str, only: Collec
 
 
 @contextmanager
-def _running(session: Session, name: str, workers: Collection[Worker], stop: Callable[[], None]) -> Iterator[None]:
-    with stopped_by_signals(stop), _status(session, name, workers):
+def _running(
+    session: Session, c: Custody, ports: Ports, name: str, workers: Mapping[str, Worker], stop: Callable[[], None]
+) -> Iterator[None]:
+    def families() -> Any:
+        from custody.monitoring.exposition import of_workers
+
+        return of_workers(workers)
+
+    def stopping() -> bool:
+        return any(worker.stopping for worker in workers.values())
+
+    vitals = {place: worker.vitals for place, worker in workers.items()}
+    with (
+        ports.opened(session, vitals, families, ping=c.ping, stopping=stopping),
+        stopped_by_signals(stop),
+        _status(session, name, workers.values()),
+    ):
         export_spans()
         yield
 

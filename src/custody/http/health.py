@@ -9,8 +9,8 @@ import msgspec
 from custody.errors import ServerStopping
 from custody.http.answer import Answer
 from custody.http.call import Call
-from custody.http.metrics import CONTENT_TYPE
 from custody.http.operation import Table
+from custody.monitoring.shared import CONTENT_TYPE
 from custody.wire.answers import HealthOut
 
 table = Table("operating")
@@ -39,4 +39,4 @@ async def metrics(call: Call) -> Answer:
     """
     overview = await call.state.database_metrics.overview()
     # in a thread, because it takes some milliseconds with hundreds of groups
-    return Answer(await asyncio.to_thread(call.state.metrics.exposition, overview), content_type=CONTENT_TYPE)
+    return Answer(await asyncio.to_thread(call.state.metrics.exposition, overview), content_type=CONTENT_TYPE.encode())

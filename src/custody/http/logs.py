@@ -20,8 +20,7 @@ from typing import Any, Literal, TextIO
 
 from custody.errors import Transient
 
-Format = Literal["json", "text", "none"]
-FORMATS: tuple[Format, ...] = ("json", "text", "none")
+Format = Literal["json", "text"]
 MOST = 10_000
 """Most lines that wait to be written. If the reader of the log is too slow, lines are lost; requests do not wait."""
 _WITHOUT_VALUES = ("08", "25", "26", "28", "40", "42", "53", "54", "55", "57", "58", "XX")
@@ -29,26 +28,22 @@ _WITHOUT_VALUES = ("08", "25", "26", "28", "40", "42", "53", "54", "55", "57", "
 _LOGGERS = ("custody", "uvicorn", "asyncio", "psycopg.pool")
 
 
-def format_for(stream: TextIO) -> Format:
-    """Text for people at a terminal, JSON for everything else."""
-    return "text" if stream.isatty() else "json"
-
-
 @contextmanager
-def written(kind: Format, stream: TextIO | None = None) -> Iterator[None]:
-    """Writes the server's log while the context is open. `none`: no lines for requests, the rest as text."""
+def written(kind: Format, level: str = "info", stream: TextIO | None = None) -> Iterator[None]:
+    """Writes the server's log while the context is open. Lines for requests have the level `info`."""
     handler = Writer(stream or sys.stderr, JsonLines() if kind == "json" else TextLines())
+    wanted: int = logging.getLevelNamesMapping()[level.upper()]
     before = [(logger := logging.getLogger(name), logger.level, logger.propagate) for name in _LOGGERS]
     for logger, _, _ in before:
         logger.addHandler(handler)
-        logger.setLevel(logging.INFO if logger.name == "custody" and kind != "none" else logging.WARNING)
+        logger.setLevel(wanted if logger.name == "custody" else max(logging.WARNING, wanted))
         logger.propagate = False
     try:
         yield
     finally:
-        for logger, level, propagate in before:
+        for logger, before_level, propagate in before:
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            logger.setLevel(before_level)
             logger.propagate = propagate
         handler.close()
 

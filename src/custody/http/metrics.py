@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
 from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -18,11 +17,10 @@ from prometheus_client.process_collector import ProcessCollector
 from custody.http.connections import Connections
 from custody.http.database_metrics import OTHER, Overview, families
 from custody.model.entities import Delayed, Receipt
+from custody.monitoring.shared import DEAD, RECEIVED, REDELIVERED, SETTLED, VERSION
 from custody.outbox.metrics import exposition
 from custody.verbs.claim import Lease
 
-VERSION = version("custody")
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "-"
 """The label for unknown methods, paths, topics and groups, of which there may be any number."""
 MOST_TOPICS = 1_000
@@ -66,27 +64,10 @@ class Metrics:
         self._duplicates = Counter(
             "custody_messages_duplicate", "Messages that were recognised as repeats.", ["topic"], registry=registry
         )
-        self._received = Counter(
-            "custody_messages_received", "Messages that were delivered.", ["topic", "group"], registry=registry
-        )
-        self._redelivered = Counter(
-            "custody_messages_redelivered",
-            "Messages that were handed out again: their attempt is not the first.",
-            ["topic", "group"],
-            registry=registry,
-        )
-        self._settled = Counter(
-            "custody_messages_settled",
-            "Messages that were settled, by outcome.",
-            ["topic", "group", "outcome"],
-            registry=registry,
-        )
-        self._dead = Counter(
-            "custody_messages_dead",
-            "Messages that died when they were settled.",
-            ["topic", "group"],
-            registry=registry,
-        )
+        self._received = Counter(*RECEIVED, registry=registry)
+        self._redelivered = Counter(*REDELIVERED, registry=registry)
+        self._settled = Counter(*SETTLED, registry=registry)
+        self._dead = Counter(*DEAD, registry=registry)
         # a series has to begin at 0, or Prometheus does not see its first increase
         self._dead.labels(UNKNOWN, UNKNOWN)
         self._coalesced = Histogram(

@@ -13,6 +13,7 @@ from custody.errors import PublisherUnavailable, PublishFailed, PublishRefused
 from custody.relay.publisher import ClaimedEvent, Publisher
 from custody.relay.registry import Registry
 from custody.relay.threads import Threads, Work
+from custody.vitals import Durations
 
 WHOLE = 2  # concurrent batches of a publisher of whole batches
 
@@ -56,6 +57,7 @@ class Batch:
         deadline: float,
         stopping: Callable[[], bool],
         suspects: Container[int] = (),
+        took: Durations,
     ) -> None:
         self.claim, self.events = claim, sorted(events, key=lambda event: event.id)
         self.began = self.kept = time.monotonic()
@@ -64,7 +66,7 @@ class Batch:
         self.held = set(self.waiting)
         self.unsettled_results: list[Result] = []
         self.settle_at = self.began
-        self._registry, self._stopping, self._suspects = registry, stopping, suspects
+        self._registry, self._stopping, self._suspects, self._took = registry, stopping, suspects, took
         self._down: dict[str, str] = {}
         self._answered: set[str] = set()
         self._guard = threading.Lock()
@@ -151,7 +153,8 @@ class Batch:
     def _attempt(self, publisher: Publisher, event: ClaimedEvent) -> bool:
         """Makes one attempt for one event. True if it was published."""
         try:
-            publisher.publish(event)
+            with self._took.measured():
+                publisher.publish(event)
         except BaseException as error:  # SystemExit too, because the relay waits for a result of each event
             self._failed(event, error)
             return False
@@ -190,7 +193,8 @@ class Batch:
             self._give_back(events[1:])
             return
         try:
-            publisher.publish_many(events)
+            with self._took.measured():
+                publisher.publish_many(events)
         except BaseException as error:
             suspect = any(event.id in self._suspects for event in events)
             if len(events) == 1:

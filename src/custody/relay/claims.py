@@ -18,6 +18,7 @@ from custody.relay.publisher import ClaimedEvent
 from custody.relay.registry import Registry
 from custody.store.postgres import Database
 from custody.verbs.settle import storable
+from custody.vitals import Durations
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class OutboxClaims:
     stopping: Callable[[], bool]
     suspects: Container[int]
     lone: Container[int]
+    took: Durations
     counts: Counter[str] = field(default_factory=Counter)
 
     def claim(
@@ -79,6 +81,7 @@ class OutboxClaims:
             deadline=holds_until(sent, self.lease),
             stopping=self.stopping,
             suspects=self.suspects if only is None else self.lone,
+            took=self.took,
         )
         batch.alone = rows[0][15] == 1
         return Found(batch, scanned, held_back is not None)

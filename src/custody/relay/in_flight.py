@@ -40,6 +40,11 @@ class InFlightBatches:
         return bool(self._batches)
 
     @property
+    def events(self) -> int:
+        """Events that are not settled. May be read by any thread."""
+        return sum(len(batch.waiting) + len(batch.unsettled_results) for batch in tuple(self._batches))
+
+    @property
     def excepted(self) -> list[str]:
         """Destinations that get no batch now: those that are down, and slow ones whose threads are all busy."""
         fresh = self._fresh()

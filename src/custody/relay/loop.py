@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
@@ -29,6 +29,7 @@ from custody.relay.registry import Publishers, Registry
 from custody.relay.threads import Threads
 from custody.store import standalone_outbox
 from custody.store.postgres import Database
+from custody.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class Relay:
         self.outages = Outages(outage_backoff)
         self._registry = Registry(publishers or {}, built_in=built_in, networks=Networks(allow_networks))
         self._stopping = threading.Event()
+        self.vitals = Vitals("relaying")
+        """Its signs of life, for monitoring."""
         self._moved = 0
         self._after, self._further = 0, False
         self._from_start, self._restart_at = False, 0.0
@@ -130,6 +133,7 @@ class Relay:
             stopping=self._stopping.is_set,
             suspects=self.outages.suspects,
             lone=self.outages.lone,
+            took=self.vitals.took,
         )
         self._threads = Threads(concurrency)
         self._in_flight = InFlightBatches(self._claims, self.outages, self._threads, most=batch)
@@ -153,6 +157,29 @@ class Relay:
         names = ("published", "failed", "dead", "released", "lost")
         return RelaySummary(moved=self._moved, **{name: self._claims.counts[name] for name in names})
 
+    @property
+    def in_hand(self) -> int:
+        """Events that it has claimed and not settled."""
+        return self._in_flight.events
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Events by what became of them."""
+        return asdict(self.summary)
+
+    @property
+    def down(self) -> Sequence[str]:
+        """Destinations that are down."""
+        return self.outages.down
+
+    def ping(self) -> None:
+        """Raises if the database does not answer."""
+        self._db.ping()
+
     def run(self) -> RelaySummary:
         """Runs until `stop`. Survives a restart of the database."""
         return self._loop(lambda: False)
@@ -168,9 +195,11 @@ class Relay:
 
     def _loop(self, ended: Callable[[], bool], until: float | None = None) -> RelaySummary:
         pause = 0.1
+        (pulse,) = self.vitals.pulses
         warned: set[str] = set()
         try:
             while self._in_flight or not self._stopping.is_set():
+                pulse.beat()
                 if until is not None and time.monotonic() >= until:
                     self._stopping.set()
                 try:
@@ -186,9 +215,11 @@ class Relay:
                     wait, pause = pause, min(pause * 2, 5.0)
                 if until is not None and not self._stopping.is_set():
                     wait = min(wait, max(0.0, until - time.monotonic()))
+                pulse.beat(waits=wait)
                 if self._in_flight.attend(wait):
                     self._look_at = self._claim_at = 0.0
         finally:
+            pulse.end()
             self.close()
         return self.summary
 
@@ -243,6 +274,7 @@ class Relay:
         if batch is None:
             return 0
         self._in_flight.begin(batch)
+        self.vitals.claimed(len(batch.events))
         return len(batch.events)
 
     def _claimed(self, most: int, **which: Any) -> tuple[Batch | None, int | None]:

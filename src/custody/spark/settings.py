@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from custody.errors import InvalidArgument
 from custody.model.bounds import require
 from custody.model.policy import Duration, seconds, seconds_or_none
+from custody.vitals import Vitals
 
 if TYPE_CHECKING:
     from custody.spark.figures import Batch
@@ -38,6 +39,8 @@ class RunSettings:
     on_batch: Callable[[Batch], None] | None = None
     on_trouble: Callable[[str], None] | None = None
     stop: Event = field(default_factory=Event)
+    vitals: Mapping[str, Vitals] = field(default_factory=dict)
+    """By the name of the pipeline: where it shows its signs of life, for monitoring."""
 
     def __post_init__(self) -> None:
         require("max_per_batch", self.max_per_batch)

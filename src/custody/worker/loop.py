@@ -31,6 +31,7 @@ from custody.model.policy import Duration, seconds, seconds_or_none
 from custody.model.tracebacks import stack_of
 from custody.verbs.claim import Lease
 from custody.verbs.upkeep import EVERY, keep_up
+from custody.vitals import Running, Vitals
 from custody.worker.handler_runner import Handler, HandlerRunner, NotBegun
 from custody.worker.leases import HeldLease, Run, Track, held, tracks
 from custody.worker.settling import Settling
@@ -107,6 +108,9 @@ class Worker(Bounded):
         self._concurrency, self._fixed_size = concurrency, max_messages
         self._poll, self._grace, self._upkeep = seconds(poll), seconds(grace), seconds(upkeep)
         self._counts: Counter[str] = Counter()
+        self.vitals = Vitals("claiming", "settling", "extending leases")
+        """Its signs of life and counts, for monitoring."""
+        self._pulse, self._settling_pulse, self._keeper_pulse = self.vitals.pulses
         self._wake, self._stopping, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._tracks: queue.SimpleQueue[Track | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
@@ -125,6 +129,22 @@ class Worker(Bounded):
         """What it has done so far."""
         return WorkerSummary(**self._counts)
 
+    @property
+    def in_hand(self) -> int:
+        """Messages under its leases that are not settled."""
+        return self._in_hand
+
+    @property
+    def running(self) -> Running:
+        """The calls of its handler that run now."""
+        with self._guard:
+            begun = [run.started for run in self._runs]
+        return Running.since(begun)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """Stops gracefully: running handlers finish and are settled, messages not started are released."""
         self._stopping.set()
@@ -134,7 +154,15 @@ class Worker(Bounded):
         """Works until `stop`. Survives a restart of the database. Raises if the topic or group was deleted, or on an
         error that no retry can fix."""
         self._call = HandlerRunner(self._handler, self._handler_timeout, self._group, self._payload)
-        self._settling = Settling(self._verbs.settle, self._ack, self._counts, self._settled, self._fail)
+        self._settling = Settling(
+            self._verbs.settle,
+            self._ack,
+            self._counts,
+            self.vitals,
+            self._settling_pulse,
+            self._settled,
+            self._fail,
+        )
         stop_listening = self._verbs.listen(self._topic, self._wake.set)
         for _ in range(self._concurrency):
             self._add_hand()
@@ -148,6 +176,7 @@ class Worker(Bounded):
             with self._verbs.ticking():
                 self._claim_until_stopped()
         finally:
+            self._pulse.end()
             try:
                 self._wind_down()
             finally:
@@ -163,9 +192,10 @@ class Worker(Bounded):
         pause = 0.1
         while not self._stopping.is_set():
             self._wake.clear()
+            self._pulse.beat()
             wanted = self._wanted()
             if wanted <= 0:
-                self._wake.wait(self._poll)
+                self._sleep(self._poll)
                 continue
             try:
                 sent = elapsed()
@@ -183,6 +213,11 @@ class Worker(Bounded):
                 self._say(f"the database: {error}")
                 self._stopping.wait(pause)
                 pause = min(pause * 2, 5.0)
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits for something to claim."""
+        self._pulse.beat(waits=seconds)
+        self._wake.wait(seconds)
 
     def _wanted(self) -> int:
         """How many messages to claim: none while enough are waiting, else as many as the threads handle in AHEAD."""
@@ -237,6 +272,7 @@ class Worker(Bounded):
     def _take(self, lease: Lease, sent: float, wanted: int) -> None:
         """Hands the messages to the handlers. If the worker stops, they may have ended: then it releases them."""
         self.waiting_for, self._overdue = None, 0.0
+        self.vitals.claimed(len(lease), sum(message.attempt > 1 for message in lease))
         taken = held(lease, holds_until(sent, self._visibility), wanted=wanted)
         with self._guard:
             if not self._stopping.is_set():
@@ -254,14 +290,14 @@ class Worker(Bounded):
             return  # no bound message among those scanned; claim again
         if reason == "busy":
             # others are claiming: retry soon, with jitter
-            self._wake.wait(random.uniform(0.002, BUSY))
+            self._sleep(random.uniform(0.002, BUSY))
             return
         due = self._verbs.next_due(self._topic, self._group)
         if due is not None and due <= 0:  # locked, for example by an open transaction that settles an expired lease
             self._overdue = due = min(self._poll, max(SOON, 2 * self._overdue))
         else:
             self._overdue = 0.0
-        self._wake.wait(self._poll if due is None else max(SOON, min(self._poll, due)))
+        self._sleep(self._poll if due is None else max(SOON, min(self._poll, due)))
 
     def _say(self, reason: str) -> None:
         if reason != self.waiting_for:
@@ -272,6 +308,8 @@ class Worker(Bounded):
     def _settled(self, lease: HeldLease) -> None:
         """Updates what is in hand, after a settle and when a lease is lost."""
         with self._guard:
+            if lease.lost and lease in self._leases:
+                self.vitals.leases_lost += 1
             if lease.lost or not lease.open:
                 self._leases.discard(lease)
             self._in_hand = sum(len(other.open) for other in self._leases)
@@ -306,6 +344,7 @@ class Worker(Bounded):
                 raised = self._call(message, track.lease.holds)
                 outcome = Outcome("release") if isinstance(raised, NotBegun) else outcome_of(raised)
                 took = time.monotonic() - run.started
+                self.vitals.took.add(took)
                 with self._guard:
                     if run.given_up:
                         return  # already reported; another thread has replaced this one
@@ -318,11 +357,13 @@ class Worker(Bounded):
 
     def _keep(self) -> None:
         """Extends the leases that still have messages in hand, and abandons handlers that time out."""
-        every = max(0.02, self._visibility / 3)
+        every, pulse = max(0.02, self._visibility / 3), self._keeper_pulse
         if self._handler_timeout is not None:
             every = min(every, max(0.02, self._handler_timeout / 4))
         extended = time.monotonic()
+        pulse.beat(waits=every)
         while not self._ended.wait(every):
+            pulse.beat(waits=every)
             self._give_up_stuck()
             if time.monotonic() - extended < self._visibility / 3 - 0.01:
                 continue
@@ -330,6 +371,7 @@ class Worker(Bounded):
             with self._guard:
                 leases = [lease for lease in self._leases if lease.open and not lease.lost]
             for lease in leases:
+                pulse.beat(waits=every)
                 try:
                     sent = elapsed()
                     self._verbs.extend(lease.lease_id, self._visibility)
@@ -341,6 +383,7 @@ class Worker(Bounded):
                     self._settled(lease)
                 except CustodyError as error:
                     logger.warning("lease %s could not be extended: %s", lease.lease_id, error)
+        pulse.end()
 
     def _give_up_stuck(self) -> None:
         if self._handler_timeout is None or self._call.ends_stuck_handlers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ from custody.elapsed import elapsed
 from custody.errors import LeaseLost, Transient
 from custody.model.entities import Message, Settled
 from custody.model.outcomes import OUTCOMES, Outcome
+from custody.vitals import Pulse, Vitals
 from custody.worker.leases import HeldLease
 
 logger = logging.getLogger(__name__)
@@ -31,12 +33,15 @@ class Settling:
         settle: Callable[[UUID, dict[int, Outcome]], Settled],
         ack: Callable[[HeldLease], Settled],
         counts: Counter[str],
+        vitals: Vitals,
+        pulse: Pulse,
         settled: Callable[[HeldLease], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._settle = settle
         self._ack = ack
         self._counts = counts
+        self._vitals, self._pulse = vitals, pulse
         self._settled = settled
         self._failed = failed
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
@@ -56,7 +61,9 @@ class Settling:
     def _run(self) -> None:
         ended = False
         while not ended:
+            self._pulse.beat(waits=math.inf)
             batch = [self._finished.get()]
+            self._pulse.beat()
             while not self._finished.empty():
                 batch.append(self._finished.get())
             ended = None in batch
@@ -71,10 +78,12 @@ class Settling:
                 except Exception as error:  # this thread has no caller that could report it
                     self._failed(error)
                 self._settled(lease)
+        self._pulse.end()
 
     def _settle_one(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> None:
         pause = RETRY_FIRST
         while True:
+            self._pulse.beat()
             try:
                 result = self._send(lease, outcomes)
             except LeaseLost as error:
@@ -99,6 +108,7 @@ class Settling:
     def _count(self, outcomes: Iterable[Outcome]) -> None:
         """By what was said. Which messages are dead is for the answer to say: that depends on the policy, too."""
         for outcome in outcomes:
+            self._vitals.outcomes[outcome.kind] += 1
             counted = OUTCOMES[outcome.kind].counted
             if counted != "dead":
                 self._counts[counted] += 1

@@ -36,6 +36,7 @@ from custody.spark.settings import RunSettings
 from custody.spark.tasks.job import Job
 from custody.verbs.pipelines import DriverVerbs, PassLimit
 from custody.verbs.upkeep import keep_up
+from custody.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class Driving:
         self._only: PassLimit | None = None
         self._give_up_at: float | None = None
         self._started = time.monotonic()
+        self._vitals = settings.vitals.get(pipeline.name) or Vitals("driving")
+        (self._pulse,) = self._vitals.pulses
 
     def run(self) -> None:
         """Runs until it is stopped, the pass is over, a newer driver takes over, or an error is final."""
@@ -86,10 +89,13 @@ class Driving:
         except Exception as error:
             self.error = error
             raise
+        finally:
+            self._pulse.end()
 
     def _run(self) -> None:
         pause, settled = FIRST_PAUSE, self._settlement
         while not self._stop.is_set():
+            self._pulse.beat()
             batches = settled.batches
             error: BaseException | None
             try:
@@ -124,6 +130,7 @@ class Driving:
             self._report.failed(described(error), settled.failures)
             self.trouble(f"the query failed and restarts in {pause:g} s: {described(error)}")
             self._restarts += 1
+            self._pulse.beat(waits=pause)
             self._stop.wait(pause)
 
     def abandon(self) -> None:
@@ -227,6 +234,7 @@ class Driving:
             query = self._start(claims, temporary.as_uri() if temporary is not None else str(self._checkpoint))
             since = time.monotonic()
             while query.isActive and not self._stop.is_set() and self._fenced is None:
+                self._pulse.beat()
                 query.awaitTermination(0.2)  # type: ignore[arg-type]  # declared int; a float is taken
                 if time.monotonic() - since > IDLE and not self._in_batch.locked():
                     self._report.goes_well()  # it claims, but there are no messages
@@ -245,6 +253,7 @@ class Driving:
 
     def _end_batch(self) -> None:
         """Waits up to the grace period until the running batch is committed. No new batch begins."""
+        self._pulse.beat(waits=self._grace + ENDING)
         if self._batch_ended(self._grace):
             return
         self.trouble(f"the running batch has not ended within {self._grace:g} s and is cancelled")
@@ -311,7 +320,11 @@ class Driving:
     def _batch(self, references: DataFrame, batch_id: int) -> None:
         """Processes a micro-batch until its claim is committed, lost, or taken over. Runs in the driver."""
         with self._in_batch, self._watch.batch(self._doing):
-            self._settlement.settle(self._epoch, references, batch_id)
+            self._vitals.began = time.monotonic()
+            try:
+                self._settlement.settle(self._epoch, references, batch_id)
+            finally:
+                self._vitals.began = None
             if self.pipeline.outside:
                 self._epoch.writes.finish()  # if this fails, the query fails, and its next start does it
 
