@@ -15,7 +15,9 @@ from rich.console import Console
 from tests.spark.steps import Steps, watch
 
 import custody
-from custody.demo import Plan, run, show, stock
+from custody.demo import show, stock
+from custody.demo.plan import Plan
+from custody.demo.show import run
 from custody.demo.verdict import Killed, checks
 from custody.verbs.pipelines import DriverVerbs
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from custody.cli.session import session_of
 
 
-def demo(ctx: typer.Context) -> None:
-    """Run the stock example with failures, poison messages and a driver killed with -9, and check the result.
+def demo(
+    ctx: typer.Context,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With plain workers, without Spark: about ten seconds.")
+    ] = False,
+) -> None:
+    """Run the stock example with failures, poison messages and a process killed with -9, and check the result.
 
-    It uses its own embedded database and removes it afterwards.
+    It uses its own embedded database and removes it afterwards. Ctrl-C and SIGTERM remove it too.
     """
     from dataclasses import asdict
 
     from rich.console import Console
 
-    from custody.demo import run
-
     session = session_of(ctx)
     console = Console(
         stderr=session.json, quiet=session.json and session.quiet, no_color=not session.color, soft_wrap=True
     )
-    checks = run(console)
+    if quick:
+        from custody.demo.quick import run as run_quick
+
+        checks = run_quick(console)
+    else:
+        from custody.demo.show import run as run_on_spark  # imports Spark
+
+        checks = run_on_spark(console)
     good = all(check.good for check in checks)
     if session.json:
         session.emit({"good": good, "checks": [asdict(check) for check in checks]})

@@ -1,4 +1,4 @@
-"""The messages of the demo, and the expected result."""
+"""The messages of the demos, and the expected result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ class Plan:
     """`skus` with `changes` each: ADD 100, then REMOVE 1 many times, with the SKUs mixed.
 
     Some changes of every seventh SKU time out twice. The first `poison` SKUs get a change that is not a number; the
-    next one a change that ends its Python process. The second pipeline cannot cast one change.
+    X
     """
 
     skus: int = 400
     changes: int = 60
     poison: int = 5
+    kills: bool = True
 
     def messages(self) -> list[custody.Outgoing]:
         return [
@@ -33,8 +34,8 @@ class Plan:
             change["fails"] = 2
         if number == self.changes // 2:
             if sku < self.poison:
-                change["by"] = "many"
-            elif sku == self.poison:
+                change["by"] = "-1 unit"
+            elif sku == self.poison and self.kills:
                 change["kills"] = True
             elif sku == self.poison + 1:
                 change["units"] = "1O0"  # the letter, not the digit
@@ -47,7 +48,7 @@ class Plan:
     @property
     def dead(self) -> int:
         """The poison messages, and the one that ends its process."""
-        return self.poison + 1
+        return self.poison + self.kills
 
     @property
     def behind_dead(self) -> int:
@@ -57,6 +58,7 @@ class Plan:
     def done(self) -> int:
         return self.published - self.dead - self.behind_dead
 
-    def quantity(self, sku: int) -> int:
-        applied = self.changes // 2 if sku < self.dead else self.changes
+    def quantity(self, sku: int, *, repaired: bool = False) -> int:
+        """The stock of a SKU at the end; `repaired`: its dead message was redriven and has succeeded."""
+        applied = self.changes // 2 if sku < self.dead and not repaired else self.changes
         return 100 - (applied - 1)

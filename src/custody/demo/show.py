@@ -1,32 +1,34 @@
-"""Runs the demo: publishes, starts a driver, kills it halfway, starts another, and checks the result."""
+"""Runs the demo on Spark: publishes, starts a driver, kills it halfway, starts another, and checks the result."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psycopg
 from rich.console import Console
 
 import custody
+from custody.demo import check
+from custody.demo.check import Check
 from custody.demo.plan import Plan
-from custody.demo.stock import BOOKS, CHANGES, LEDGER, LEVELS, SCHEMA, STOCK, pipelines
-from custody.demo.verdict import Check, Killed, checks
+from custody.demo.stage import Stage, kill, stage
+from custody.demo.stock import BOOKS, LEDGER, LEVELS, pipelines
+from custody.demo.verdict import Killed, checks
+from custody.demo.warehouse import CHANGES, SCHEMA, STOCK
 from custody.errors import PipelineFailed
 from custody.spark.running import prepare
 
 PATIENCE = 180.0
 """The demo gives up when nothing was processed for so many seconds. A slow machine may take as long as it needs."""
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A driver of the demo lives for seconds, so its JVM compiles quickly rather than well."""
+LOG = "driver.log"
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""A driver of the demo lives for seconds, so its JVM compiles quickly rather than well, and leaves no file behind."""
 LOOK = 0.25
 """Seconds between two looks at the figures, which take time from the pipelines."""
 _IN_FLIGHT = """
@@ -36,15 +38,8 @@ SELECT epoch, claim, messages FROM custody.pipeline_state WHERE consumer_group =
 
 def run(console: Console, plan: Plan | None = None, *, home: Path | None = None) -> list[Check]:
     """Runs the whole demo and returns its checks. Leaves nothing behind unless `home` is given."""
-    plan = plan or Plan()
-    directory = home or Path(tempfile.mkdtemp(prefix="custody-demo-"))
-    directory.chmod(0o711)  # if we are root, the server runs as another user, who must be able to enter
-    try:
-        with custody.connect(home=directory / "home", worker="operator") as c:
-            return _show(console, c, plan, directory)
-    finally:
-        if home is None:
-            shutil.rmtree(directory, ignore_errors=True)
+    with stage(home) as on:
+        return _show(console, on, plan or Plan())
 
 
 def publish(c: custody.Custody, plan: Plan) -> None:
@@ -58,7 +53,8 @@ def publish(c: custody.Custody, plan: Plan) -> None:
     c.publish_many(CHANGES, plan.messages())
 
 
-def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> list[Check]:
+def _show(console: Console, on: Stage, plan: Plan) -> list[Check]:
+    c = on.c
     publish(c, plan)
     console.print(
         f"[bold]{plan.published:,}[/] changes of {plan.skus} SKUs are in the log: ADD 100, then REMOVE 1, many times. "
@@ -68,38 +64,29 @@ def _show(console: Console, c: custody.Custody, plan: Plan, directory: Path) -> 
         "driver is killed with -9 halfway.\n"
     )
     started = time.monotonic()
-    with _driver(c, directory) as first:
-        killed = _watch(console, c, plan, first, directory, then_kill=True)
-    with _driver(c, directory) as second:
-        _watch(console, c, plan, second, directory, then_kill=False)
-        second.terminate()
-        second.wait(60)
+    killed = _watch(console, on, plan, _driver(on), then_kill=True)
+    second = _driver(on)
+    _watch(console, on, plan, second, then_kill=False)
+    second.terminate()
+    second.wait(60)
     took = time.monotonic() - started
     found = checks(c, plan, killed)
     _story(console, c)
-    console.print(f"\n[bold]Checks[/] after {took:.0f} s")
-    for check in found:
-        console.print(f"  {'[green]✓' if check.good else '[red]✗'}[/] {check.what}: {check.found}")
+    check.show(console, found, took)
     return found
 
 
-@contextmanager
-def _driver(c: custody.Custody, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in its own process group, with its JVM and Python workers, all of which are killed at the end."""
-    log = directory / "driver.log"
-    with log.open("ab") as output:
-        driver = subprocess.Popen(
-            [sys.executable, "-c", "from custody.demo.stock import main; main()", c.database_url],
-            env={"SPARK_SUBMIT_OPTS": JVM, "SPARK_LAUNCHER_OPTS": JVM, **os.environ},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            yield driver
-        finally:
-            _kill_all(driver)
-            driver.wait(30)
+def _driver(on: Stage) -> subprocess.Popen[bytes]:
+    """Starts a driver, with its JVM and Python workers. Its temporary files are on the stage, because it is killed."""
+    files = on.directory / "files"
+    files.mkdir(exist_ok=True)
+    options = f"{JVM} -Djava.io.tmpdir={files}"
+    return on.start(
+        [sys.executable, "-c", "from custody.demo.stock import main; main()", on.c.database_url],
+        LOG,
+        {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": options, "SPARK_LOCAL_DIRS": str(files),
+         "TMPDIR": str(files)},
+    )  # fmt: skip
 
 
 def _held(
@@ -116,21 +103,11 @@ def _held(
     return False
 
 
-def _kill_all(driver: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-
-
 def _watch(
-    console: Console,
-    c: custody.Custody,
-    plan: Plan,
-    driver: subprocess.Popen[bytes],
-    directory: Path,
-    *,
-    then_kill: bool,
+    console: Console, on: Stage, plan: Plan, driver: subprocess.Popen[bytes], *, then_kill: bool
 ) -> Killed | None:
     """Shows the figures until nothing is left to do, or until a third is done and a claim is in flight."""
+    c = on.c
     shown, last = 0.0, ""
     changed, before = time.monotonic(), ""
     status = console.status("Starting Spark …") if console.is_terminal else None
@@ -152,7 +129,7 @@ def _watch(
                 shown, last = time.monotonic(), line
             claim = connection.execute(_IN_FLIGHT, [STOCK]).fetchone()
             if then_kill and claim is not None and resolved > plan.published / 3 and _held(driver, connection, claim):
-                _kill_all(driver)
+                kill(driver)
                 console.print(f"{line}\n[bold]The driver is killed with -9[/]; claim {claim[1]} was in flight.")
                 return Killed(epoch=claim[0], claim=claim[1], messages=claim[2])
             finished = (
@@ -162,7 +139,7 @@ def _watch(
             )
             if driver.poll() is not None:
                 raise PipelineFailed(
-                    f"the driver has ended unexpectedly: {_last_words(directory)}", "CUSTODY_SPARK_LOG=info shows more."
+                    f"the driver has ended unexpectedly: {on.last_words(LOG)}", "CUSTODY_SPARK_LOG=info shows more."
                 )
             if finished:
                 console.print(line)
@@ -172,14 +149,9 @@ def _watch(
             elif time.monotonic() - changed > PATIENCE:
                 raise PipelineFailed(
                     f"nothing was processed for {PATIENCE:.0f} s, and the demo is not finished: {line.strip()}",
-                    f"The driver said last: {_last_words(directory)}. CUSTODY_SPARK_LOG=info shows more.",
+                    f"The driver said last: {on.last_words(LOG)}. CUSTODY_SPARK_LOG=info shows more.",
                 )
             time.sleep(LOOK)
-
-
-def _last_words(directory: Path) -> str:
-    lines = (directory / "driver.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def _story(console: Console, c: custody.Custody) -> None:

@@ -1,77 +1,24 @@
-"""The stock example as users would write it: two pipelines, and a table that refuses a quantity below zero.
+"""The stock example on Spark, as users would write it: two pipelines.
 
 `main` runs in the driver's process.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-import psycopg
+from typing import TYPE_CHECKING
 
 import custody
+from custody.demo.warehouse import CHANGES, STOCK, applying
 from custody.spark import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CHANGES, LEVELS, LEDGER = "stock-changes", "stock-applied", "stock-ledger"
-STOCK, BOOKS = "stock", "books"
+LEVELS, LEDGER = "stock-applied", "stock-ledger"
+BOOKS = "books"
 PER_BATCH = 4000
-SCHEMA = """
-CREATE TABLE demo_stock (sku text PRIMARY KEY, quantity int NOT NULL CHECK (quantity >= 0));
-CREATE TABLE demo_applied (
-    entry bigint GENERATED ALWAYS AS IDENTITY, sku text NOT NULL, number int NOT NULL,
-    PRIMARY KEY (sku, number));
-CREATE TABLE demo_rejected (sku text NOT NULL, number int NOT NULL, error text NOT NULL);
-"""
-# Each is one statement, so the change is recorded and applied together, and a repetition does nothing.
-ADD = """
-WITH fresh AS (
-    INSERT INTO demo_applied (sku, number) VALUES (%(sku)s, %(number)s) ON CONFLICT DO NOTHING RETURNING sku)
-INSERT INTO demo_stock SELECT sku, %(by)s FROM fresh
-ON CONFLICT (sku) DO UPDATE SET quantity = demo_stock.quantity + %(by)s
-"""
-REMOVE = """
-WITH fresh AS (
-    INSERT INTO demo_applied (sku, number) VALUES (%(sku)s, %(number)s) ON CONFLICT DO NOTHING RETURNING sku)
-UPDATE demo_stock s SET quantity = quantity + %(by)s FROM fresh WHERE s.sku = fresh.sku
-"""
 WAREHOUSES = [("0", "Leeds"), ("1", "Turin"), ("2", "Malmö")]
-
-
-@cache
-def _warehouse(url: str) -> psycopg.Connection:
-    """One connection for each Python process of an executor."""
-    return psycopg.connect(url, autocommit=True)
-
-
-def applying(url: str) -> Callable[[custody.Message], Any]:
-    """An idempotent handler that applies one change of stock and publishes it."""
-
-    def apply(message: custody.Message) -> Any:
-        change = message.payload
-        if message.attempt <= change.get("fails", 0):
-            raise TimeoutError("the inventory service did not answer")
-        if change.get("kills"):
-            os._exit(1)
-        if not isinstance(change["by"], int):
-            raise ValueError(f"{change['by']!r} is not a number of units")
-        connection = _warehouse(url)
-        try:
-            connection.execute(ADD if change["by"] >= 0 else REMOVE, change)
-        except psycopg.errors.CheckViolation as error:
-            connection.execute(
-                "INSERT INTO demo_rejected VALUES (%s, %s, %s)", [change["sku"], change["number"], str(error)]
-            )
-            raise
-        return {"sku": change["sku"], "number": change["number"], "units": change.get("units", str(change["by"]))}
-
-    return apply
 
 
 def pipelines(url: str) -> list[Pipeline]:

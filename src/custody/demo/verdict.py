@@ -1,4 +1,4 @@
-"""The checks of the demo's result, by queries of the database."""
+"""The checks of the result of the demo on Spark, by queries of the database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import psycopg
 
 import custody
+from custody.demo.check import Check
 from custody.demo.plan import Plan
-from custody.demo.stock import BOOKS, CHANGES, LEDGER, LEVELS, STOCK
+from custody.demo.stock import BOOKS, LEDGER, LEVELS
+from custody.demo.warehouse import CHANGES, OVERTAKEN, STOCK
 from custody.spark.tasks.each import KILLED
 
 # (sku, number) of every message of a topic, in the order of its log
@@ -17,7 +19,7 @@ SELECT payload::json ->> 'sku' AS sku, (payload::json ->> 'number')::int AS numb
 FROM custody.events WHERE topic = %s
 """
 _TWICE = f"SELECT count(*) - count(DISTINCT (sku, number)) FROM ({_NUMBERED}) x"
-_OVERTAKEN = f"""
+_LATE = f"""
 SELECT count(*) FROM (
     SELECT number, lag(number, 1, -1) OVER (PARTITION BY sku ORDER BY partition, "offset") AS before
     FROM ({_NUMBERED}) x) y
@@ -28,13 +30,6 @@ _TAKEN_OVER = """
 SELECT b.messages - b.lost FROM custody.pipeline_batches b JOIN custody.groups g USING (group_id)
 WHERE g.name = %s AND b.claim = %s AND b.epoch > %s
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    what: str
-    good: bool
-    found: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +55,9 @@ def checks(c: custody.Custody, plan: Plan, killed: Killed | None) -> list[Check]
             count("SELECT count(*) FROM demo_stock WHERE sku = %s AND quantity = %s", f"SKU-{n}", plan.quantity(n)) != 1
             for n in range(plan.skus)
         )
-        overtaken = count(
-            "SELECT count(*) FROM (SELECT number, lag(number, 1, -1) OVER (PARTITION BY sku ORDER BY entry) AS before "
-            "FROM demo_applied) x WHERE number <> before + 1"
-        )
+        overtaken = count(OVERTAKEN)
         rejected = count("SELECT count(*) FROM demo_rejected")
-        twice, late = count(_TWICE, LEVELS), count(_OVERTAKEN, LEVELS) + count(_OVERTAKEN, LEDGER)
+        twice, late = count(_TWICE, LEVELS), count(_LATE, LEVELS) + count(_LATE, LEDGER)
         finished = 0 if killed is None else count(_TAKEN_OVER, STOCK, killed.claim, killed.epoch)
     passed_on, booked = c.topic(LEVELS).message_count, c.topic(LEDGER).message_count
     total = done + stats.dead + stats.parked
