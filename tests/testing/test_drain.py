@@ -10,6 +10,7 @@ import pytest
 
 import custody
 from custody import Breaker, Exponential, Outgoing, Policy
+from custody.errors import InvalidArgument
 from custody.testing import Clock, TestCustody, TestServer, drain, server
 
 
@@ -152,8 +153,16 @@ def test_the_clock_stands_still_until_it_is_moved(c: TestCustody) -> None:
     assert c.clock.move("1.5h") == datetime(2030, 1, 1, 1, 30, tzinfo=UTC)
     c.publish("orders", 1)
     assert c.read("orders")[0].published_at == c.clock.time
-    with pytest.raises(ValueError, match="zone"):
+    with pytest.raises(InvalidArgument, match="zone"):
         Clock(datetime(2030, 1, 1))
+
+
+def test_the_clock_is_set_to_a_time_and_refuses_what_is_none(c: TestCustody) -> None:
+    assert c.clock.set("2026-11-19T10:00+01:00") == c.clock() == datetime(2026, 11, 19, 9, tzinfo=UTC)
+    for time in ("noon", "2026-11-19T10:00"):
+        with pytest.raises(InvalidArgument, match="2030-01-31T12:00Z"):
+            c.clock.set(time)
+    assert c.clock() == datetime(2026, 11, 19, 9, tzinfo=UTC)
 
 
 def test_every_database_is_fresh_and_gone_afterwards(running: TestServer) -> None:

@@ -1,7 +1,7 @@
 """For your own tests: a fresh database in milliseconds, a movable clock, and `drain`, which handles all messages.
 
-In pytest, write `pytest_plugins = ["custody.testing.fixtures"]` in conftest.py and use the fixture `custody`. Elsewhere
-use `server()`, as the fixtures do.
+In pytest use the fixtures `custody_db`, `custody_clock`, `drain` and `freeze` of `pytest_custody`. Elsewhere use
+`server()`, as the fixtures do.
 """
 
 from custody.testing.clock import Clock
