@@ -29,6 +29,7 @@ PYTHON = {
     "custody.spark.pipeline": ["Pipeline"],
     "custody.spark.outside.sinks": ["Files"],
     "custody.testing": ["drain", "server"],
+    "custody.django": ["client", "close", "publish_on_commit", "write_event"],
 }
 """What the Python reference has."""
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from psycopg.pq import Conninfo
 
 from custody import config
 from custody.engine import Custody
@@ -182,6 +186,13 @@ def _open(
         listen_url=listen_url,
         share_commits=share_commits,
     )
+
+
+def url_from(parts: Mapping[str, Any]) -> str:
+    """A URL of libpq's parameters (`host`, `dbname`, `sslmode`, …). What is none of them is left out."""
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    given = {name: str(value) for name, value in parts.items() if name in known}
+    return "postgresql:///?" + urlencode(given, quote_via=quote, safe="")
 
 
 def _require_database(url: str) -> None:

@@ -16,6 +16,22 @@ from custody.model.typed import require_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_wrappers: list[Wrapper] = []
+
+
+def wrap_each(wrapper: Wrapper) -> None:
+    """Has each handler that a worker of this process starts with from now on wrapped, as frameworks need it."""
+    if wrapper not in _wrappers:
+        _wrappers.append(wrapper)
+
+
+def wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The handler with all that wraps it."""
+    for wrapper in _wrappers:
+        handler = wrapper(handler)
+    return handler
+
 
 def handler(*, payload: type) -> Callable[[F], F]:
     """Decorates a handler that wants payloads of a type: a worker decodes each before the call.

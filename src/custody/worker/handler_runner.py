@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from custody import tracing
-from custody.handlers import is_coroutine_function, require_finished
+from custody.handlers import is_coroutine_function, require_finished, wrapped
 from custody.model.entities import Message
 from custody.worker.failure_log import FailureLog
 
@@ -26,7 +26,7 @@ class HandlerRunner:
     """Calls the handler and returns what it raised. No exception of a handler propagates, not even SystemExit."""
 
     def __init__(self, handler: Handler, timeout: float | None, group: str, payload: type | None = None) -> None:
-        self._handler = handler
+        self._handler = wrapped(handler)
         self._payload = payload
         self._timeout = timeout
         self._group = group

@@ -74,3 +74,5 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     FROM at, figures f JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
     ORDER BY t.name, g.name
 $$;
+
+CREATE VIEW custody.group_state AS SELECT * FROM custody.group_figures();
