@@ -172,3 +172,16 @@ def test_every_database_is_fresh_and_gone_afterwards(running: TestServer) -> Non
         url = one.database_url
     with pytest.raises(custody.CustodyError):
         custody.connect(url)
+
+
+@pytest.mark.req("X12")
+def test_payloads_are_decoded_for_a_typed_handler(c: TestCustody) -> None:
+    @custody.handler(payload=dict[str, int])
+    def count(message: custody.Message) -> None:
+        assert message.payload["n"] == 1
+
+    c.create_topic("typed")
+    c.create_group("typed", "g", custody.Policy(max_attempts=3))
+    c.publish_many("typed", [{"n": 1}, {"n": "one"}])
+    summary = drain(c, "typed", "g", count)
+    assert (summary.done, summary.failed, summary.dead) == (1, 0, 1)

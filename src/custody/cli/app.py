@@ -14,6 +14,7 @@ import typer
 from custody.cli import (
     apikeys,
     blocked,
+    capture,
     consume,
     dead,
     delayed,
@@ -159,6 +160,7 @@ def _registered() -> typer.Typer:
     app.add_typer(delayed.app, name="delayed")
     app.add_typer(transactions.app, name="transactions")
     app.command("trace")(inspect.trace)
+    app.command("capture")(capture.capture)
     app.command("stats")(inspect.stats)
     app.command("maintain")(upkeep.maintain)
     app.command("journal")(upkeep.journal)

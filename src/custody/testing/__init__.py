@@ -6,6 +6,19 @@ In pytest use the fixtures `custody_db`, `custody_clock`, `drain` and `freeze` o
 
 from custody.testing.clock import Clock
 from custody.testing.drain import Drained, drain
+from custody.testing.literals import unpacked
+from custody.testing.replay import Attempt, Replay, replay
 from custody.testing.server import TestCustody, TestServer, server
 
-__all__ = ["Clock", "Drained", "TestCustody", "TestServer", "drain", "server"]
+__all__ = [
+    "Attempt",
+    "Clock",
+    "Drained",
+    "Replay",
+    "TestCustody",
+    "TestServer",
+    "drain",
+    "replay",
+    "server",
+    "unpacked",
+]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -12,9 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from custody.errors import LeaseLost
-from custody.handlers import require_finished
 from custody.model.entities import Message
 from custody.model.outcomes import OUTCOMES, Counts, outcome_of
+from custody.testing.handling import Handling
 from custody.testing.server import TestCustody
 
 BUSY = 20  # `busy` answers in a row, with nothing parked, after which another client must hold the partition
@@ -55,11 +53,9 @@ def drain(
     `max_deliveries`, because a handler that always raises Later would never end. Leases of other clients expire as the
     clock moves.
     """
-    run = _Run(c, topic, group, handler)
-    try:
+    with Handling(handler) as call:
+        run = _Run(c, topic, group, call)
         reason = run.until_the_end(max_messages, max_deliveries)
-    finally:
-        run.close()
     left = c.stats(topic, group).depth
     return Drained(
         **run.counts,
@@ -71,16 +67,11 @@ def drain(
 
 
 class _Run:
-    def __init__(self, c: TestCustody, topic: str, group: str, handler: Callable[[Message], Any]) -> None:
-        self._c, self._topic, self._group, self._handler = c, topic, group, handler
-        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(handler) else None
+    def __init__(self, c: TestCustody, topic: str, group: str, call: Handling) -> None:
+        self._c, self._topic, self._group, self._call = c, topic, group, call
         self.counts: Counter[str] = Counter()
         self.moved = timedelta()
         self.messages: list[Message] = []
-
-    def close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
 
     def until_the_end(self, max_messages: int, max_deliveries: int) -> str | None:
         """Why messages are left, if any are: the reason of the last claim, or the limit."""
@@ -114,6 +105,7 @@ class _Run:
         for message in messages:
             if message.offset in gone:
                 continue  # released with an earlier message of its key
+            self.messages.append(message)
             outcome = outcome_of(self._call(message))
             try:
                 settled = self._c.settle(lease_id, {message.offset: outcome})
@@ -122,14 +114,3 @@ class _Run:
                 continue
             self.counts["dead" if settled.dead else OUTCOMES[outcome.kind].counted] += 1
             gone.update(settled.released)
-
-    def _call(self, message: Message) -> BaseException | None:
-        self.messages.append(message)
-        try:
-            if self._loop is not None:
-                require_finished(self._loop.run_until_complete(self._handler(message)))
-            else:
-                require_finished(self._handler(message))
-        except Exception as error:
-            return error
-        return None
