@@ -39,6 +39,7 @@ ARCHIVE = pytest.StashKey[Path]()
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are collected: they stay, and so does what they import
     jvm.quicken()
 
 
@@ -77,6 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()  # thousands of tests and all that they import stay to the end: do not look through them again
+    gc.enable()
     with_spark = [item for item in session.items if item.path.parent.name == "spark"]
     if session.config.option.collectonly or not with_spark:
         return
@@ -111,6 +113,7 @@ def server_url() -> Iterator[str]:
         return
     # durability is tested where it matters, with a server of the test's own; here it would only cost time
     settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    settings["autovacuum_naptime"] = "1d"  # its statistics would make the kept database differ from its template
     with in_memory("custody-tests-") as home, embedded.acquire(home, settings=settings) as server:
         yield server.url
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ _numbers = itertools.count()
 
 ENDING = 0.5
 """Seconds that the backend of a closed connection has to end."""
+HOLDERS = ("custody.store.adbc", "custody.store.staging")
+"""Modules that keep connections for as long as their process lives."""
 WORN = 200
 """Tests for which one copy is kept: where another table refers to a table, its deleted rows stay in the file."""
 
@@ -69,11 +72,11 @@ OTHERS = """
       AND (pid <> ALL (%(pool)s) OR state <> 'idle' OR pid IN (SELECT pid FROM pg_locks))"""
 GROWN = """
     SELECT ARRAY(SELECT relname::text FROM pg_class
-                 WHERE relnamespace = 'custody'::regnamespace AND relname LIKE 'log\\_%' AND relkind = 'r'),
+                 WHERE relnamespace = 'custody'::regnamespace AND relname ~ '^(log|staged)_' AND relkind = 'r'),
            ARRAY(SELECT proname::text FROM pg_proc
                  WHERE pronamespace = 'custody'::regnamespace AND proname LIKE 'append\\_%'),
            ARRAY(SELECT n FROM unnest({}::text[]) n WHERE pg_relation_size(('custody.' || n)::regclass) > 80 * 1024)"""
-"""Segments of the log, functions of the open ones, and tables with many rows that no other table refers to."""
+"""Segments of the log and stages, functions of open segments, and tables with many rows that no other refers to."""
 
 
 @contextmanager
@@ -190,8 +193,8 @@ class Schema:
     def empty(self, connection: psycopg.Connection[Any]) -> None:
         row = connection.execute(self._grown, prepare=True).fetchone()
         assert row is not None
-        segments, appends, grown = row
-        statements = [sql.SQL("DROP TABLE {}").format(table(name)) for name in segments]
+        tables, appends, grown = row
+        statements = [sql.SQL("DROP TABLE {}").format(table(name)) for name in tables]
         statements += [sql.SQL("DROP FUNCTION {}").format(table(name)) for name in appends]
         if grown:
             statements.append(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(map(table, grown))))
@@ -242,6 +245,9 @@ class Kept:
 
     def _left(self) -> bool:
         """Whether the test, and everything it started, has let go of it."""
+        for holder in HOLDERS:
+            if holder in sys.modules:
+                sys.modules[holder].close_all()
         until = time.monotonic() + ENDING
         while True:
             pool = [] if self._pool is None else self._pool.backends()

@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from tests.databases import Kept
 
+from custody.store import staging
+
 pytestmark = pytest.mark.core
 
 
@@ -26,6 +28,7 @@ def used(kept: Kept) -> None:
         c.create_group("orders", "stock")
         assert c.publish("orders", 1).offset == 0
         c.claim("orders", "stock").nack(requeue=False)
+    staging.call(kept.url, "open_stage", stage="staged_test")  # on a connection that the process keeps
 
 
 def ids(kept: Kept) -> object:

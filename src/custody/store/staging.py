@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import struct
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def connection(url: str) -> Iterator[Connection]:
             _connections.pop(mine, None)
             held.close()
             raise
+
+
+@atexit.register
+def close_all() -> None:
+    """Closes the connections of this process. Those from before a fork belong to the parent."""
+    for held in [held for held in _connections if held[0] == os.getpid()]:
+        _connections.pop(held).close()
 
 
 def call(url: str, function: str, /, **arguments: object) -> list[Row]:
