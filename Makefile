@@ -96,7 +96,7 @@ outdated: install ## List pinned versions that have newer releases (needs the ne
 	@$(BIN)/python scripts/pins.py outdated
 
 mutants: install ## Remove one fence at a time from the SQL functions and see whether a test notices
-	@$(BIN)/python scripts/mutants.py $(ARGS)
+	@CUSTODY_PROPERTY_EXAMPLES=$${CUSTODY_PROPERTY_EXAMPLES:-2} $(BIN)/python scripts/mutants.py $(ARGS)
 
 requirements: install ## Write docs/requirements.md anew from the marks on the tests
 	@$(BIN)/python scripts/requirements.py

@@ -122,7 +122,8 @@ class Run:
         def calls(case: Case) -> None:
             self._call(case)
 
-        self._surroundings.make()
+        if mode is GenerationMode.POSITIVE:  # what is malformed needs them less, and leaves them as they are
+            self._surroundings.make()
         calls()
 
     def _call(self, case: Case) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from tests.extent import EXAMPLES
+from tests.extent import size
 from tests.interleaving.session import GROUP, TOPIC
 from tests.order_rule import audit
 from tests.property.tables import Reader
@@ -144,7 +144,7 @@ def drain(c: custody.Custody) -> None:
 
 @pytest.mark.req("K2", "N2", "C3")
 @pytest.mark.parametrize("on_dead", ["release", "hold"])
-@pytest.mark.parametrize("rounds", [30 * EXAMPLES, pytest.param(1500, marks=pytest.mark.long)], ids=["some", "many"])
+@pytest.mark.parametrize("rounds", [size(40, 200), pytest.param(1500, marks=pytest.mark.long)], ids=["some", "many"])
 def test_random_verbs_side_by_side(database_url: str, db: psycopg.Connection, on_dead: str, rounds: int) -> None:
     with custody.connect(database_url, pool_size=12) as c:
         c.create_topic(TOPIC, partitions=2)
