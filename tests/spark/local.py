@@ -8,22 +8,31 @@ from contextlib import contextmanager
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from tests.spark import sources
+from tests.spark import forks
 
 from custody.spark.session import session
+
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Plans run as they are: to generate and compile code for a dozen rows takes longer than the rows do. The sessions of
+programs (tests/spark/programs.py) generate it."""
 
 
 @contextmanager
 def local_spark() -> Iterator[SparkSession]:
     """A small local Spark that tries a task up to four times, as pipelines do."""
-    with sources.forked() as path:
-        os.environ[sources.VARIABLE] = path
+    with forks.forked() as path:
+        os.environ[forks.VARIABLE] = path
         opened = session(
             master="local[2,4]",
             app_name="custody-tests",
-            config={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"},
+            config={
+                "spark.sql.shuffle.partitions": "2",
+                "spark.ui.enabled": "false",
+                "spark.driver.memory": "1g",
+                **INTERPRETED,
+            },
         )
-        del os.environ[sources.VARIABLE]  # the JVM has it
+        del os.environ[forks.VARIABLE]  # the JVM has it
         yield opened
         opened.stop()
         end_jvm()

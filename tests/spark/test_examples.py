@@ -26,15 +26,16 @@ SAYS = {
 def test_an_example_runs_and_says_what_it_should(
     name: str,
     spark: SparkSession,
+    base: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("CUSTODY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUSTODY_HOME", str(base / "home"))
     monkeypatch.delenv("CUSTODY_DATABASE", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
-    with embedded.acquire(tmp_path / "home", settings={"fsync": "off"}):
+    with embedded.acquire(base / "home", settings={"fsync": "off"}):
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     for line in SAYS[name]:

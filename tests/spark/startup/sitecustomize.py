@@ -3,7 +3,7 @@
 Spark puts its own zip before everything else that its workers import from. That has no bytecode, so each of them would
 compile PySpark again: half of the time that a short query takes. The package that is installed here is the same.
 
-A source of the session that tests share goes on in a process that tests/spark/sources.py forks.
+A source or a daemon of the session that tests share goes on in a process that tests/spark/forks.py forks.
 """
 
 import os
@@ -15,17 +15,18 @@ if len(_rest) < len(sys.path) and PathFinder.find_spec("pyspark", _rest) is not 
     sys.path[:] = _rest
 
 
-def _hand_over(path: str) -> None:
+def _hand_over(path: str, program: list[str]) -> None:
     import json
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        given = {"environment": dict(os.environ), "directory": os.getcwd()}
+        given = {"program": program, "environment": dict(os.environ), "directory": os.getcwd(), "path": sys.path}
         socket.send_fds(connection, [json.dumps(given).encode() + b"\n"], [0, 1, 2])
         connection.recv(1)  # until it has ended
     os._exit(0)
 
 
-if sys.orig_argv[-1].endswith(".python_streaming_source_runner") and "CUSTODY_TESTS_SOURCES" in os.environ:
-    _hand_over(os.environ["CUSTODY_TESTS_SOURCES"])
+_program = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else [""]
+if _program[0].endswith((".python_streaming_source_runner", "spark.daemon")) and "CUSTODY_TESTS_FORKS" in os.environ:
+    _hand_over(os.environ["CUSTODY_TESTS_FORKS"], _program)
