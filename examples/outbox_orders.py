@@ -3,6 +3,8 @@
 The shop writes each order with SQLAlchemy, and the event beside it through the outbox; now and then a customer thinks
 better of it, and the transaction is rolled back. The accountant enters each event in the books and acknowledges it in
 one transaction. Both are killed with -9 again and again. Nothing else runs: claims move the events into the topic.
+
+It needs custody[embedded] and SQLAlchemy: pip install sqlalchemy
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from custody.model import bounds
 from custody.model.policy import Duration, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
-from custody.store.embedded import EmbeddedServer, acquire, exists
+from custody.store.embedded import EmbeddedServer, acquire, binaries, exists
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
@@ -159,6 +159,7 @@ def _open(
     server: EmbeddedServer | None = None
     url, place = _where(database, home, settings)
     if url is None:
+        binaries()  # refused before anything is announced or made
         if place == Path.cwd() / ".custody" and not exists(place):
             logger.warning("a new database is made in %s: there is none here, nor in a directory above", place)
         server = acquire(place)

@@ -34,7 +34,18 @@ def missing(error: BaseException) -> ExtraMissing | None:
     extra = next((name for name, modules in EXTRAS.items() if module in modules), _ALSO.get(module))
     if extra is None:
         return None
-    return ExtraMissing(f"this needs custody[{extra}]: {error.msg}", f"Install it: pip install 'custody[{extra}]'")
+    return _missing(extra, error.msg)
+
+
+def require(extra: str, otherwise: str = "") -> None:
+    """Refuses to go on without an extra. `otherwise` says what else would do."""
+    for module in EXTRAS[extra]:
+        if find_spec(module) is None:
+            raise _missing(extra, f"No module named {module!r}", otherwise)
+
+
+def _missing(extra: str, why: str, otherwise: str = "") -> ExtraMissing:
+    return ExtraMissing(f"this needs custody[{extra}]: {why}", f"Install it: pip install 'custody[{extra}]'{otherwise}")
 
 
 @contextmanager

