@@ -18,13 +18,14 @@ _HANDLER = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w
 
 _HEAD = '''"""{title}
 
-{expectation} It has a database and a clock of its own: nothing of the original is touched.
+{expectation}
+It has a database and a clock of its own.
 """
 
 import pytest
 
 from custody import Outgoing, Policy
-from custody.testing import Attempt, replay, unpacked  # noqa: F401
+from custody.testing import {names}
 
 TOPIC = {topic!r}
 GROUP = {group!r}
@@ -64,8 +65,12 @@ def written(incident: Incident, *, handler: str | None, expected: Expected = "do
     """The source of a test. `handler` is `module:name`; without one the test fails with a message that says so."""
     message = incident.message
     place = f"{message.topic}/{message.partition}/{message.offset}"
+    before = [_published(one) for one in incident.before]
+    last = _published(message)
+    packed = any("unpacked(" in one for one in (*before, last))
     parts = [
         _HEAD.format(
+            names="Attempt, replay, unpacked" if packed else "Attempt, replay",
             title=f"What happened to {place} in group {incident.group}, captured by `custody capture`.",
             expectation=_EXPECTATIONS[expected],
             topic=message.topic,
@@ -73,8 +78,8 @@ def written(incident: Incident, *, handler: str | None, expected: Expected = "do
             policy=_indented(pformat(incident.policy.plain(), width=WIDTH - 4, sort_dicts=False)),
         ),
         "\n# What came before it in its key, oldest first: when it was published, and the message.\nBEFORE = [\n",
-        *(_indented(_published(one)) + ",\n" for one in incident.before),
-        f"]\nMESSAGE = {_published(message)}\n",
+        *(f"{_indented(one)},\n" for one in before),
+        f"]\nMESSAGE = {last}\n",
         "\n# Its attempts: when, the outcome, the error.\nATTEMPTS = [\n",
         *(f"    Attempt({at!r}, {outcome!r}, {error!r}),\n" for at, outcome, error in incident.attempts),
         "]\n",

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from custody import cli
+from custody import cli, extras
 from custody.django.client import close
 from custody.django.configuration import configuration
 from custody.errors import CustodyError
@@ -47,6 +47,7 @@ class Command(BaseCommand):
     def _run(self, arguments: Sequence[str]) -> int:
         try:
             found = configuration()
+            extras.require("cli")
         except CustodyError as error:
             raise CommandError(str(error)) from error
         close()  # a migration would wait for nothing of ours, and the command opens its own
