@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from tests.django.conftest import variables_of
 from tests.waiting import wait_for
 
@@ -283,6 +284,40 @@ def test_another_database_than_postgresql_is_refused(project: Path) -> None:
     finally:
         del connections.settings["lite"]
     assert "DATABASES['lite'] is sqlite" in found.msg
+
+
+def test_the_url_is_that_of_the_alias(project: Path) -> None:
+    from django.db import connections
+
+    from custody.django.configuration import url_of
+
+    given = {
+        "NAME": "a shop",
+        "USER": "it's",
+        "PASSWORD": "p@ss/w?rd%41&= #\u2603",
+        "HOST": "/run/my pg",
+        "PORT": 5433,
+        "OPTIONS": {
+            "sslmode": "disable",
+            "application_name": "x",
+            "pool": {"min_size": 2},
+            "server_side_binding": True,
+        },
+    }
+    connections.settings["other"] = {**connections.settings["default"], **given}
+    try:
+        found = conninfo_to_dict(url_of("other"))
+    finally:
+        del connections.settings["other"]
+    assert found == {
+        "dbname": "a shop",
+        "user": "it's",
+        "password": given["PASSWORD"],
+        "host": "/run/my pg",
+        "port": "5433",
+        "sslmode": "disable",
+        "application_name": "x",
+    }
 
 
 # manage.py
