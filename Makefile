@@ -27,7 +27,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format docs bench coverage mutants audit \
-	outdated requirements tables clean
+	outdated requirements interface tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -100,6 +100,9 @@ mutants: install ## Remove one fence at a time from the SQL functions and see wh
 
 requirements: install ## Write docs/requirements.md anew from the marks on the tests
 	@$(BIN)/python scripts/requirements.py
+
+interface: install ## Write what the code of this release calls, when the release is made
+	@$(BIN)/python scripts/interface.py
 
 tables: install ## Write the tables of the docs anew that are made of the code
 	@$(BIN)/python scripts/tables.py

@@ -123,7 +123,7 @@ class Copy:
         return custody.connect(self.url, worker=worker, clock=clock)
 
     def close(self) -> None:
-        self._execute("DROP DATABASE {} WITH (FORCE)", self.name)
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name)
 
 
 class Pool(Database):

@@ -15,10 +15,11 @@ from custody import config
 from custody.engine import Custody
 from custody.errors import InvalidArgument, NeedsDatabase
 from custody.model import bounds
-from custody.model.policy import Duration, seconds_or_none
+from custody.model.policy import Duration, seconds, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.embedded import EmbeddedServer, acquire, binaries, exists
+from custody.store.plan import Step, plan
 from custody.store.postgres import Database
 
 logger = logging.getLogger(__name__)
@@ -209,21 +210,41 @@ def _where(database: str | None, home: str | Path | None, settings: config.Confi
 
 def _prepare(db: Database, embedded: bool) -> None:
     with db.connection() as connection:
-        fresh = schema.state(connection) is None
-    if embedded or fresh:
+        found = schema.state(connection)
+    if found is None or (embedded and not schema.serves(found)):
         schema.migrate(db.url)
     _check(db, embedded)
 
 
 def _check(db: Database, _embedded: bool) -> None:
-    with db.connection() as connection:
-        schema.check(connection)
+    db.require(schema.check)
 
 
-def migrate(database: str) -> list[int]:
-    """Migrates the schema of a database to this version of Custody. Returns the applied versions."""
-    if is_remote(database):
+def migrate(database: str, *, wait: Duration = "60s") -> list[int]:
+    """Migrates the schema of a database to this version of Custody. Returns the applied versions.
+
+    It may run while programs of the release before use the database. `wait`: how long it tries to get its locks, while
+    it lets others go on, before it gives up (`busy`).
+    """
+    _require_own(database)
+    return schema.migrate(database, wait=seconds(wait))
+
+
+def planned(database: str | None = None, *, home: str | Path | None = None) -> list[Step]:
+    """What `migrate` would do now. Changes nothing. Starts an existing embedded PostgreSQL."""
+    url, place = _where(database, home, config.load())
+    if url is not None:
+        _require_own(url)
+        return plan(url)
+    if not exists(place):
+        return []
+    with acquire(place) as server:
+        return plan(server.url)
+
+
+def _require_own(url: str) -> None:
+    if is_remote(url):
         raise NeedsDatabase(
             "the schema of a server cannot be changed over HTTP", "Give the postgresql:// URL of its database."
         )
-    return schema.migrate(database)
+    _require_database(url)

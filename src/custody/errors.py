@@ -15,6 +15,7 @@ CustodyError
 │   ├── PublisherUnavailable      publisher_unavailable
 │   ├── ServerStopping            stopping
 │   ├── Stalled                   stalled
+│   ├── SchemaChanged             schema_changed
 │   ├── RequestTimeout            request_timeout
 │   └── Busy                      busy
 └── Terminal                      the same call will fail again
@@ -185,6 +186,12 @@ class ServerStopping(Transient):
     """The server is stopping."""
 
     code = "stopping"
+
+
+class SchemaChanged(Transient):
+    """The schema was migrated during the call, which changed nothing."""
+
+    code = "schema_changed"
 
 
 class Stalled(Transient):

@@ -173,9 +173,12 @@ def test_an_embedded_database_is_neither_downgraded_nor_robbed_of_a_users_view(b
         with pytest.raises(SchemaInUse, match="view mine"):
             custody.connect(home=base / "home")
         assert db.execute("SELECT count(*) FROM mine").fetchone() == (0,)
-        db.execute("DROP VIEW mine; UPDATE custody.release SET release = release + 1")
+        db.execute("DROP VIEW mine; UPDATE custody.release SET release = release + 1, oldest = 2")
         with pytest.raises(SchemaNewer):
             custody.connect(home=base / "home")
+        assert db.execute("SELECT digest FROM custody.release").fetchone() == ("another",)
+        db.execute("UPDATE custody.release SET oldest = 1")
+        custody.connect(home=base / "home").close()  # it serves code of this release, too
         assert db.execute("SELECT digest FROM custody.release").fetchone() == ("another",)
         db.execute("UPDATE custody.release SET release = release - 1")
         custody.connect(home=base / "home").close()

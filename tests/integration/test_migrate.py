@@ -221,7 +221,7 @@ def test_functions_of_an_older_release_or_another_digest_are_refused_until_migra
 
 def test_functions_of_a_newer_release_are_refused_and_never_replaced(database_url: str) -> None:
     newer = migrate.RELEASE + 1
-    change(database_url, f"UPDATE custody.release SET release = {newer}, digest = 'another'")
+    change(database_url, f"UPDATE custody.release SET release = {newer}, oldest = {newer}, digest = 'another'")
     for verb in (custody.connect, custody.migrate):
         with pytest.raises(SchemaNewer, match=rf"release {newer} \(functions another\), this code at .*Upgrade this"):
             verb(database_url)

@@ -362,7 +362,7 @@ def test_installing_anew_keeps_triggers_of_a_user(alone_url: str) -> None:
 @pytest.mark.parametrize("newer", ["version", "release"])
 def test_an_outbox_of_newer_code_is_refused(alone_url: str, newer: str) -> None:
     with psycopg.connect(alone_url) as connection:
-        change = sql.SQL("UPDATE custody.outbox_installed SET digest = 'newer', {0} = {0} + 1").format(
+        change = sql.SQL("UPDATE custody.outbox_installed SET digest = 'newer', oldest = 2, {0} = {0} + 1").format(
             sql.Identifier(newer)
         )
         connection.execute(change)

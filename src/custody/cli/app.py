@@ -23,6 +23,7 @@ from custody.cli import (
     grants,
     groups,
     inspect,
+    migrate,
     operate,
     outbox,
     pipeline,
@@ -165,7 +166,7 @@ def _registered() -> typer.Typer:
     app.command("maintain")(upkeep.maintain)
     app.command("journal")(upkeep.journal)
     app.command("demo")(demo.demo)
-    app.command("migrate")(doctor.migrate)
+    app.command("migrate")(migrate.migrate)
     app.command("grants")(grants.grants)
     app.command("doctor")(doctor.doctor)
     app.command("version")(version)

@@ -1,4 +1,4 @@
-"""`custody doctor` and `migrate`: checks with remedies, and the schema."""
+"""`custody doctor`: checks with remedies."""
 
 from __future__ import annotations
 
@@ -206,19 +206,3 @@ def _print(session: Session, checks: list[Check], times: list[HandlingTime]) -> 
     if rows:
         console.print()
         session.table(["group", "leases", "p50", "p99", "slowest", "visibility", "recommended"], rows, empty="")
-
-
-def migrate(ctx: typer.Context) -> None:
-    """Upgrade the schema of the database to this version of Custody."""
-    import custody
-
-    session = session_of(ctx)
-    url = session.configured_url
-    # opening the embedded database migrates it
-    applied = custody.migrate(url) if url is not None else []
-    with session.connect() as c:
-        version = c.server().schema_version
-    if session.json:
-        session.emit({"applied": applied, "schema_version": version})
-    done = f"applied {', '.join(map(str, applied))}; " if applied else ""
-    session.say(f"{done}the schema is at version {version}")

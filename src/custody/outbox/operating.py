@@ -13,7 +13,7 @@ from custody.model.policy import Duration, seconds
 from custody.outbox.conformance import Finding, findings
 from custody.outbox.events import Event, EventState, Figures, event_of
 from custody.store import standalone_outbox
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 
 
 class Outbox:
@@ -22,13 +22,12 @@ class Outbox:
     def __init__(
         self, url: str, *, actor: str | None = None, clock: Callable[[], datetime] | None = None, pool_size: int = 4
     ) -> None:
-        self._db = Database(url, pool_size=pool_size).acting(actor, clock)
-        try:
-            with self._db.connection() as connection:
-                self.alone = not standalone_outbox.check(connection)
-        except BaseException:
-            self._db.close()
-            raise
+        self._db = Database(url, pool_size=pool_size).acting(actor, clock).require(self._check)
+
+    def _check(self, connection: Connection) -> int:
+        whole, release = standalone_outbox.check(connection)
+        self.alone = not whole
+        return release
 
     def close(self) -> None:
         self._db.close()

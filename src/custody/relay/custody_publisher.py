@@ -113,13 +113,7 @@ class CustodyPublisher(Publisher):
             pool_size=self._pool_size,
             statement_timeout=TIMEOUT,
         )
-        try:
-            with found.connection() as connection:
-                migrate.check(connection)
-        except BaseException:
-            found.close()
-            raise
-        return Custody(found, worker=WORKER)
+        return Custody(found.require(migrate.check), worker=WORKER)
 
     def _open_server(self, url: str) -> Custody:
         settings = config.load()

@@ -28,7 +28,7 @@ from custody.relay.outages import Outages
 from custody.relay.registry import Publishers, Registry
 from custody.relay.threads import Threads
 from custody.store import standalone_outbox
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 from custody.vitals import Vitals
 
 logger = logging.getLogger(__name__)
@@ -113,13 +113,7 @@ class Relay:
         self._searched, self._took = 0.0, 0.0
         self._look_at, self._claim_at, self._warn_at = 0.0, 0.0, 0.0
         url = source if isinstance(source, str) else source.database_url
-        self._db = Database(url, pool_size=4).acting(self.name, clock)
-        try:
-            with self._db.connection() as connection:
-                self._whole = standalone_outbox.check(connection)
-        except BaseException:
-            self._db.close()
-            raise
+        self._db = Database(url, pool_size=4).acting(self.name, clock).require(self._check)
         self._claims = OutboxClaims(
             db=self._db,
             registry=self._registry,
@@ -137,6 +131,10 @@ class Relay:
         )
         self._threads = Threads(concurrency)
         self._in_flight = InFlightBatches(self._claims, self.outages, self._threads, most=batch)
+
+    def _check(self, connection: Connection) -> int:
+        self._whole, release = standalone_outbox.check(connection)
+        return release
 
     def stop(self) -> None:
         """Stops the relay gracefully: running publishes are finished and settled, the rest is given back."""

@@ -13,8 +13,6 @@ from typing import Any
 from psycopg import sql
 
 from custody.errors import InvalidArgument
-from custody.store.connecting import BoundedConnection
-from custody.store.migrate import check
 from custody.store.postgres import translated
 
 Condition = tuple[str, str, Any]
@@ -73,12 +71,6 @@ def select_view(view: str, columns: Sequence[str], conditions: Sequence[Conditio
             sql.SQL(" AND ").join([sql.SQL("true"), *(_condition(*condition) for condition in conditions)]),
         )
     )
-
-
-def check_schema(url: str) -> None:
-    """Refuses a database whose schema is not that of this code."""
-    with translated(), BoundedConnection.connect(url) as connection:
-        check(connection)
 
 
 def _column(name: str) -> sql.Composable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Self, TypeVar
@@ -27,30 +28,49 @@ from custody.errors import (
     InvalidConfig,
     LeaseLost,
     PermissionDenied,
+    SchemaChanged,
     by_code,
     key_too_long,
 )
 from custody.store.connecting import BoundedConnection
-from custody.store.functions import parameters_of
+from custody.store.functions import RELEASE, columns_of, parameters_of
+from custody.store.interfaces import interface, known_to
 from custody.store.packed import Packed
 
 PING = 5.0
+ALONE = "outbox_"
+"""Functions that may be in a database without the rest of Custody, which has another ledger."""
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _ERRORS = by_code()
+_CHANGED = (
+    pg_errors.UndefinedFunction,
+    pg_errors.UndefinedTable,
+    pg_errors.UndefinedColumn,
+    pg_errors.FeatureNotSupported,  # a prepared statement whose columns are others now
+)
 
 
 @lru_cache(maxsize=512)
 def _call(function: str, arguments: tuple[str, ...], binary: tuple[bool, ...]) -> bytes:
-    """`SELECT * FROM custody.function(p_a => %s, …)`, cached for each set of arguments."""
-    call = sql.SQL("SELECT * FROM {}({})").format(
+    """`SELECT columns FROM custody.function(p_a => %s, …)`, cached for each set of arguments.
+
+    It names the columns, because a newer schema may have more. It reads the ledger first: so a call during a migration
+    waits for its end before it looks for the function, and no migration changes functions before the transaction ends.
+    """
+    row = sql.Identifier(function)
+    columns: list[sql.Composable] = [sql.Identifier(function, name) for name in columns_of(function)]
+    call = sql.SQL("SELECT {} FROM {}{}({}) {}").format(
+        sql.SQL(", ").join(columns or [sql.SQL("{}.*").format(row)]),
+        sql.SQL("" if function.startswith(ALONE) else "(SELECT FROM custody.release LIMIT 1) ledger, "),
         sql.Identifier("custody", function),
         sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.SQL("%b" if as_binary else "%s"))
             for name, as_binary in zip(arguments, binary, strict=True)
         ),
+        row,
     )
     return call.as_bytes(None)
 
@@ -112,8 +132,11 @@ def translate(error: psycopg.Error) -> CustodyError:
         return InvalidArgument(_said(error)).showing("the database refuses the value")
     if refused_by_driver or isinstance(error, pg_errors.DataError):
         return InvalidArgument(_said(error))
-    if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
-        return Busy("a segment of the log was dropped while it was read", "Try again.")
+    if isinstance(error, _CHANGED) and ("custody." in _said(error) or "cached plan" in _said(error)):
+        if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
+            return Busy("a segment of the log was dropped while it was read", "Try again.")
+        said = "the schema was migrated, or is not that of this code"
+        return SchemaChanged(f"{said}: {_said(error)}", "Try again; then connect anew.").showing(said)
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
         said = "the database cancelled a wait"
         return Busy(f"{said}: {_said(error)}", "Try again.").showing(said)
@@ -156,6 +179,14 @@ def without_own_passwords(url: str) -> str:
         return make_conninfo(url, password=given.get("password", ""), passfile="/nonexistent/passwords")
 
 
+@dataclass
+class Schema:
+    """The release of a database's schema, and what reads it. All copies of a `Database` share it."""
+
+    release: int = RELEASE
+    release_of: Callable[[Connection], int] | None = None
+
+
 class Database:
     """A pool of connections to one database. Safe for use by many threads.
 
@@ -170,6 +201,7 @@ class Database:
         self.url = url
         self.worker: str | None = None
         self.clock: Callable[[], datetime] | None = None
+        self._schema = Schema()
         settings = {"autocommit": True, "application_name": "custody", "statement_timeout": statement_timeout}
         self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
             url,
@@ -206,6 +238,26 @@ class Database:
         other.worker, other.clock = worker, clock
         return other
 
+    def require(self, release_of: Callable[[Connection], int]) -> Self:
+        """Checks the schema now, and whenever it has changed. The check returns the release of the database, or refuses
+        it, which closes the pool."""
+        self._schema.release_of = release_of
+        try:
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _look(self) -> None:
+        if self._schema.release_of is not None:
+            with self.connection() as connection:
+                self._schema.release = self._schema.release_of(connection)
+
+    def has(self, function: str) -> bool:
+        """Whether the database has a function of this release; an older one may lack it."""
+        return self._schema.release >= RELEASE or function in interface(self._schema.release)
+
     def close(self) -> None:
         self._pool.close()
 
@@ -232,6 +284,9 @@ class Database:
                     yield connection
             except pg_errors.ReadOnlySqlTransaction:
                 connection.close()  # it leads to a standby; a new one may lead to the primary
+                raise
+            except _CHANGED:
+                self._pool.drain()  # what they have prepared is of the older schema
                 raise
             except (pg_errors.OperationalError, pg_errors.InterfaceError):
                 if connection.closed:
@@ -262,11 +317,18 @@ class Database:
                 arguments.setdefault(name, self.worker)
             elif self.clock is not None:
                 arguments.setdefault(name, self.clock())
+        if self._schema.release < RELEASE:
+            arguments = known_to(self._schema.release, function, arguments)
         if on is not None:
             with translated():
                 return _execute(on, factory, function, arguments)
-        with self.connection() as connection:
-            return _execute(connection, factory, function, arguments)
+        try:
+            with self.connection() as connection:
+                return _execute(connection, factory, function, arguments)
+        except SchemaChanged:  # nothing took effect
+            self._look()
+            with self.connection() as connection:
+                return _execute(connection, factory, function, arguments)
 
     def select(
         self, view: str, /, *, order: Sequence[str], limit: int | None = None, **conditions: Any
@@ -274,8 +336,16 @@ class Database:
         """Rows of a view or table whose columns equal the conditions."""
         values = [*conditions.values(), *([limit] if limit is not None else [])]
         # in binary format, because text depends on the settings of the session
+        query = _select(view, tuple(conditions), tuple(order), limit is not None)
+        try:
+            return self._selected(query, values)
+        except SchemaChanged:
+            self._look()
+            return self._selected(query, values)
+
+    def _selected(self, query: sql.Composed, values: list[Any]) -> list[dict[str, Any]]:
         with self.connection() as connection, connection.cursor(binary=True, row_factory=dict_row) as cursor:
-            cursor.execute(_select(view, tuple(conditions), tuple(order), limit is not None), values)
+            cursor.execute(query, values)
             return cursor.fetchall()
 
 

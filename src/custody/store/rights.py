@@ -149,7 +149,7 @@ def catalog() -> Catalog:
         kind, name, text = found[1], found[2], script[found.end() : end]
         kinds.setdefault(kind, set()).add(name)
         if kind in ("FUNCTION", "VIEW"):
-            texts[name] = text
+            texts[name] = texts.get(name, "") + text  # with the forms that earlier releases call
         elif kind == "TABLE":
             sequences[name] = set(_SEQUENCE.findall(text))
         elif kind == "TRIGGER" and (on := _TRIGGER.search(text)):

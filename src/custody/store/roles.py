@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
+from custody.store.interfaces import earlier, interface
 from custody.store.rights import Rights, catalog
 
 Role = Literal["readonly", "producer", "app", "worker", "operator"]
@@ -81,6 +82,11 @@ def entries() -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for name, right in (*_called(), *SQL_ONLY.items()):
         found.setdefault(right, set()).add(name)
+    known = catalog().texts.keys() | catalog().views
+    for release in earlier():  # code of these may still run
+        for name, form in interface(release).items():
+            for right in form.rights if name in known else ():
+                found.setdefault(right, set()).add(name)
     return {right: frozenset(names) for right, names in found.items()}
 
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 from custody import config
 from custody.errors import DatabaseUnavailable, InvalidArgument
 from custody.store.adbc import fetch
-from custody.store.arrow import Condition, check_schema, select_events, select_view
+from custody.store.arrow import Condition, select_events, select_view
+from custody.store.migrate import check
 from custody.store.postgres import Database
 from custody.store.postmaster import Home
 from custody.verbs import log
@@ -86,8 +87,7 @@ class Planner:
     """Plans reads: bounds, times, tables. Holds a connection; close it, or use it as a context manager."""
 
     def __init__(self, url: str) -> None:
-        check_schema(url)
-        self._db = Database(url, pool_size=1)
+        self._db = Database(url, pool_size=1).require(check)
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ CREATE TABLE custody.granted (
 -- One row: the functions and views that were applied last.
 CREATE TABLE custody.release (
     release    int NOT NULL,
+    oldest     int NOT NULL,               -- the oldest release whose code these functions serve
     digest     text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
