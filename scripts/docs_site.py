@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from custody.http.app import OPERATIONS
 from custody.http.openapi import describe
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))  # mkdocs loads this file by its path
+import llms  # noqa: E402
+
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
 """A link to a file of the repository that the site does not have."""
 PYTHON = {
@@ -48,8 +52,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/commands.md": command_reference(),
         "reference/http.md": http_reference(),
         "reference/errors.md": error_reference(),
-        "llms.txt": index_for_models(),
     }
+    assert config.nav is not None
+    pages["llms.txt"] = llms.index(config.nav, ROOT / "docs", config.site_description or "", pages)
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -144,16 +149,6 @@ def _kinds(of: type[errors.CustodyError]) -> Iterator[type[errors.CustodyError]]
         yield of
     for kind in of.__subclasses__():
         yield from _kinds(kind)
-
-
-def index_for_models() -> str:
-    """A page as https://llmstxt.org describes it: what there is, and where."""
-    lines = ["# Custody", "", "> A durable message log in PostgreSQL in which every message has a lifecycle.", ""]
-    for path in sorted(ROOT.glob("docs/*.md")):
-        text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        first = next((part for part in map(str.strip, text.split("\n\n")[1:]) if part[:1].isalpha()), "")
-        lines.append(f"- [{title(path)}]({path.stem}.html): {' '.join(first.split())[:200]}")
-    return "\n".join(lines) + "\n"
 
 
 def cell(text: str, *, lines: bool = False) -> str:
