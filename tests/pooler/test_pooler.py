@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from tests.databases import Copy
 from tests.http.conftest import served
 from tests.pooler.conftest import POOL, pgbouncer, through
+from tests.upgrades import releases
+from tests.upgrades.conftest import MIGRATE
+from tests.upgrades.processes import running
 from tests.waiting import wait_for
 
 import custody
@@ -384,3 +389,21 @@ def test_a_read_into_arrow_waits_for_a_pooler_whose_backends_are_all_at_work(
         reader.join(60)
         adbc.close_all()
     assert outcomes == ([7] if patience else [DatabaseUnavailable])
+
+
+def test_the_schema_is_upgraded_through_it_while_others_publish_and_consume(
+    pooler: tuple[str, int], server_url: str, template: str, tmp_path: Path
+) -> None:
+    with closing(Copy(server_url, template)) as copy:
+        pooled = through(pooler, copy.url)
+        with custody.connect(copy.url) as c:
+            c.create_topic("orders", partitions=2)
+            c.create_group("orders", "stock", Policy(max_attempts=1000))
+        second = releases.second(tmp_path / "second", copy.url)
+        with running(releases.PACKAGE.parent, pooled, "old") as old, running(second, pooled, "new") as new:
+            for one in (old, new):
+                one.goes_on()
+            assert releases.program(second, MIGRATE, pooled) == ["[2, 3]"]
+            for one in (old, new):
+                one.goes_on()
+            assert [one.end()["errors"] for one in (old, new)] == [[], []]

@@ -16,14 +16,15 @@ import custody
 from custody import Outgoing
 from custody.errors import CustodyError
 
-ROUNDS = 3
-
 
 def main(url: str, name: str, *options: str) -> None:
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     sent, handled, errors, rounds = 0, 0, [], 0
-    with custody.connect(url, worker=name, pool_size=3) as c, psycopg.connect(url, autocommit=True) as mine:
+    with (
+        custody.connect(url, worker=name, pool_size=3) as c,
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as mine,  # there may be a pooler
+    ):
         release = c._db._schema.release
         while not ended.is_set():
             try:
