@@ -133,3 +133,31 @@ def test_a_database_that_is_not_there(quick: Run) -> None:
     sick = quick("doctor", "--json", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).document
     assert checks(sick)["database"]["status"] == "fail"
     assert "fail  database" in quick("doctor", "--database", "postgresql://nobody@127.0.0.1:1/none", code=1).out
+
+
+def test_a_plan_and_a_dry_run_change_nothing(quick: Run, explained, empty_database: str) -> None:
+    for options in (["--plan"], ["--dry-run"]):
+        found = quick("migrate", *options, "--json", "--database", empty_database).document
+        explained(found)
+        assert [step["name"] for step in found["steps"]] == ["all tables", "functions and views of release 1"]
+        assert {step["takes"] for step in found["steps"]} == {"instant"}
+        with psycopg.connect(empty_database) as connection:
+            assert connection.execute("SELECT to_regnamespace('custody')").fetchone() == (None,)
+    quick("migrate", "--database", empty_database)
+    assert quick("migrate", "--plan", "--database", empty_database).out == "There is nothing to do.\n"
+    assert "cannot be combined" in quick("migrate", "--plan", "--dry-run", code=2).err
+
+
+def test_a_plan_of_an_embedded_database_makes_none(quick: Run, base: Path) -> None:
+    assert quick("migrate", "--plan", "--home", str(base / "home")).out == "There is nothing to do.\n"
+    assert not (base / "home").exists()
+
+
+def test_a_schema_of_a_newer_release_that_serves_this_one_is_healthy(
+    quick: Run, live: Custody, db: psycopg.Connection
+) -> None:
+    db.execute("UPDATE custody.release SET release = release + 1, digest = 'another'")
+    schema = checks(quick("doctor", "--json").document)["schema"]
+    assert (schema["status"], schema["message"]) == ("ok", "version 1, of a newer release that serves this one")
+    assert quick("migrate", "--json", code=1).error["code"] == "schema_newer"
+    db.execute("UPDATE custody.release SET release = release - 1")

@@ -149,9 +149,9 @@ def test_two_upgrades_at_once_apply_each_step_once(made: Releases, old_url: str,
 def test_the_command_shows_a_plan_and_the_statements_and_changes_nothing(made: Releases, old_url: str) -> None:
     before = one(old_url, CATALOG)
 
-    def run(*options: str) -> str:
-        command = [sys.executable, "-m", "custody", "migrate", "--database", old_url, *options]
-        done = subprocess.run(command, env=environment(made.third), capture_output=True, text=True, check=True)
+    def run(*options: str, verb: str = "migrate", release: Path = made.third) -> str:
+        command = [sys.executable, "-m", "custody", verb, "--database", old_url, *options]
+        done = subprocess.run(command, env=environment(release), capture_output=True, text=True, check=True)
         return done.stdout
 
     shown = run("--plan")
@@ -163,6 +163,7 @@ def test_the_command_shows_a_plan_and_the_statements_and_changes_nothing(made: R
     assert "ALTER TABLE custody.topics ADD COLUMN colour text;" in statements
     steps = json.loads(run("--plan", "--json"))["steps"]
     assert [step["version"] for step in steps] == [2, 3, 4, None]
+    assert "an older release: what is new is refused" in run(verb="doctor", release=made.second)
     assert one(old_url, CATALOG) == before
     assert run().startswith("applied 2, 3, 4; the schema is at version 4")
     assert run("--plan") == "There is nothing to do.\n"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from custody import extras
+from custody.address import is_remote
 from custody.cli import render
 from custody.cli.failures import FAILED
 from custody.cli.session import Session, counted, operator, session_of
-from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaOlder
+from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.model.plain import plain
 from custody.spark.environment import java
 
@@ -44,6 +45,7 @@ def doctor(ctx: typer.Context) -> int | None:
             server = c.server()
             times = c.handling_times()
         checks += _server_checks(server)
+        checks.append(_schema_check(session, server))
         checks += [check for time in times for check in _visibility_checks(time)]
     checks.append(Check(name="java", status="info", message=java.found()))
     checks.append(_extras_check())
@@ -107,7 +109,6 @@ def _server_checks(server: Server) -> list[Check]:
                 remedy=f"Use PostgreSQL {OLDEST} to {NEWEST}.",
             )
         ]
-    checks.append(Check(name="schema", status="ok", message=f"version {server.schema_version}"))
     checks.append(_connection_check(server))
     if server.default_isolation not in ("read committed", "read uncommitted"):
         cost = "which costs two more round trips for each call behind a pooler" if server.pooled else ""
@@ -147,6 +148,27 @@ def _server_checks(server: Server) -> list[Check]:
     if not server.old_transactions:
         checks.append(Check(name="old transactions", status="ok", message="none open for more than a minute"))
     return checks
+
+
+def _schema_check(session: Session, server: Server) -> Check:
+    """Whether the schema is of this release, or of one beside it."""
+    from custody.connection import planned
+
+    message = f"version {server.schema_version}"
+    try:
+        steps = [] if is_remote(session.configured_url or "") else planned(session.database, home=session.home)
+    except SchemaNewer:
+        return Check(name="schema", status="ok", message=f"{message}, of a newer release that serves this one")
+    except SchemaMismatch as error:
+        return Check(name="schema", status="warn", message=error.message, remedy=error.remedy)
+    if not steps:
+        return Check(name="schema", status="ok", message=message)
+    return Check(
+        name="schema",
+        status="info",
+        message=f"{message}, of an older release: what is new is refused",
+        remedy="custody migrate --plan shows what an upgrade would do, while everything runs.",
+    )
 
 
 def _connection_check(server: Server) -> Check:
