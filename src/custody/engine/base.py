@@ -6,12 +6,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from custody.bridge import bridged, outside
 from custody.config import this_process
 from custody.engine.sharing import SharedCommits
 from custody.model.bounds import Bounded
 from custody.model.codec import Decoding, decode
 from custody.model.placement import Layout
 from custody.model.policy import Policy
+from custody.store.async_notify import AsyncHints, AsyncListening
 from custody.store.embedded import EmbeddedServer
 from custody.store.notify import Hints, Listening
 from custody.store.postgres import Connection, Database
@@ -41,8 +43,8 @@ class Base(Bounded):
         self._decoding: Decoding = decode
         self._max_bytes: int | None = None
         self._layouts: dict[str, Layout] = {}
-        self._hints = Hints(db.url)
-        self._listening = Listening(self._listen_url)
+        self._hints = AsyncHints(db.url) if bridged() else Hints(db.url)
+        self._listening = AsyncListening(self._listen_url) if bridged() else Listening(self._listen_url)
         if share_commits:
             self._share_commits()
 
@@ -53,10 +55,11 @@ class Base(Bounded):
 
     def close(self) -> None:
         """Closes the connections; the last user of an embedded database stops its server."""
+        self._listening.close()
         self._hints.close()
         self._db.close()
         if self._server is not None:
-            self._server.close()
+            outside(self._server.close)
 
     @property
     def database_url(self) -> str:

@@ -6,6 +6,7 @@ import time
 from datetime import datetime
 from typing import Annotated
 
+from custody import bridge
 from custody.engine.base import Base
 from custody.engine.groups import GROUP
 from custody.errors import Busy, NotSkippable
@@ -63,7 +64,7 @@ class Operating(Base):
             except Busy:  # each try gives up early, so that claims can run between them
                 if time.monotonic() + pause > until:
                     raise
-                time.sleep(pause)
+                bridge.pause(pause)
                 pause = min(2 * pause, 0.5)
             else:
                 return [Rewound(**row) for row in rows]

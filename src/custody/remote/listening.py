@@ -1,13 +1,13 @@
-"""Wake-ups over HTTP: a long poll in a thread, in place of a database connection that listens."""
+"""Wake-ups over HTTP: a long poll in the background, in place of a database connection that listens."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable
 
+from custody import bridge
 from custody.errors import CustodyError
 from custody.wire.answers import WakeupOut
 
@@ -25,8 +25,8 @@ class RemoteListener:
 
     def __init__(self, ask: Callable[[str | None, float], WakeupOut], wake: Callable[[], None]) -> None:
         self._ask, self._wake = ask, wake
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="custody-listener", daemon=True).start()
+        self._closed = bridge.event()
+        bridge.start(self._run, name="custody-listener")
 
     def close(self) -> None:
         """Ends the calls of `wake`. Does not wait for the poll that is under way."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from custody import extras, tracing
+from custody import bridge, extras, tracing
 from custody.address import Address
 from custody.errors import (
     CustodyError,
@@ -31,6 +30,7 @@ from custody.errors import (
 )
 from custody.forking import reset_after_fork
 from custody.model.limits import NAME_LENGTH
+from custody.remote.async_pool import AsyncPool
 from custody.wire import fields
 from custody.wire.answers import ErrorOut
 from custody.wire.requests import Shape
@@ -70,7 +70,7 @@ class Tries:
 
 
 class Transport:
-    """Requests to one server. Safe for use by many threads."""
+    """Requests to one server. Safe for use by many threads, or by the tasks of one event loop."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class Transport:
             import urllib3
         self.address, self.retry_for = address, retry_for
         self._http = urllib3
-        self._closed = threading.Event()
+        self._closed = bridge.event()
         self._options: dict[str, Any] = {"maxsize": max(pool_size, KEPT), "retries": False}
         if address.secure:
             self._options["ssl_context"] = _trusting(ca)
-        self._make_pool = pool or urllib3.PoolManager
+        self._make_pool = pool or (AsyncPool if bridge.bridged() else urllib3.PoolManager)
         self._pool = self._make_pool(**self._options)
         reset_after_fork(self)
 
     def forked(self) -> None:
         """Replaces the connections: two processes that share one would read each other's answers."""
         closed = self._closed.is_set()
-        self._closed = threading.Event()
+        self._closed = bridge.event()
         if closed:
             self._closed.set()
         self._pool = self._make_pool(**self._options)

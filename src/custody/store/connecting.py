@@ -11,18 +11,20 @@ import os
 import re
 import select
 import time
+from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import resources
-from typing import Any, LiteralString, NamedTuple, Self, cast
+from typing import Any, LiteralString, NamedTuple, Self
 
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.adapt import Buffer, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from custody.store import packed
 
@@ -59,6 +61,7 @@ class Waiting:
         self.since = time.monotonic()
         self.look = self.since + SILENCE
         self.cancelled = False
+        self.hopeless = False
         self._idle = 0
 
     @property
@@ -72,7 +75,10 @@ class Waiting:
 
     def goes_on(self, backend: Backend) -> bool:
         """Probes the server. True if the answer of the backend may still come."""
-        state = backend.state(self.so_far)
+        return self.may_come(backend.state(self.so_far))
+
+    def may_come(self, state: str | None) -> bool:
+        """Whether the answer of a backend that was found in this state may still come."""
         # idle: the statement has not arrived, or its answer was lost; seen only once, it may be on its way
         self._idle = self._idle + 1 if state is not None and state.startswith("idle") else 0
         self.look = time.monotonic() + SILENCE
@@ -110,22 +116,11 @@ class Backend(NamedTuple):
         return GONE if found is None else str(found[0])
 
 
-class _Limited(psycopg.Connection[Any]):
-    """A connection that waits at most `answer_within` seconds for an answer."""
+class Bounds:
+    """Ends the waits of a connection: after `answer_within` seconds without an answer."""
 
     answer_within: float | None = PROBE
-
-    def wait(self, gen: Generator[Any, Any, Any], *settings: Any, **more: Any) -> Any:
-        try:
-            return super().wait(self._bounded(gen), *settings, **more)
-        except KeyboardInterrupt:
-            # The generator in which it was raised has ended: ours, or the driver's too. The driver has cancelled the
-            # statement, but could not read the answer, without which the connection would stay in use.
-            for rest in (gen, generators.fetch_many(self.pgconn)):
-                if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                    with suppress(psycopg.Error):
-                        super().wait(rest, timeout=PROBE)
-            raise
+    pgconn: PGconn
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Wraps the driver's wait: whenever nothing arrived for a tenth of a second, it may be ended."""
@@ -152,8 +147,24 @@ class _Limited(psycopg.Connection[Any]):
         return waiting.silent()
 
 
-class BoundedConnection(_Limited):
-    """A connection without unlimited waits."""
+class _Limited(Bounds, psycopg.Connection[Any]):
+    """A connection that waits at most `answer_within` seconds for an answer."""
+
+    def wait(self, gen: Generator[Any, Any, Any], *settings: Any, **more: Any) -> Any:
+        try:
+            return super().wait(self._bounded(gen), *settings, **more)
+        except KeyboardInterrupt:
+            # The generator in which it was raised has ended: ours, or the driver's too. The driver has cancelled the
+            # statement, but could not read the answer, without which the connection would stay in use.
+            for rest in (gen, generators.fetch_many(self.pgconn)):
+                if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    with suppress(psycopg.Error):
+                        super().wait(rest, timeout=PROBE)
+            raise
+
+
+class Session(Bounds):
+    """What a connection finds out about its server when it is opened, and what follows from that."""
 
     pooled = False
     """There is a pooler, which may give each transaction another backend."""
@@ -162,45 +173,20 @@ class BoundedConnection(_Limited):
     limit: float | None = None
     """The statement timeout, in seconds."""
     answer_within: float | None = None
+    info: psycopg.ConnectionInfo
+    adapters: psycopg.adapt.AdaptersMap
+    prepare_threshold: int | None
     _url = ""
 
-    @classmethod
-    def connect(cls, conninfo: str = "", **settings: Any) -> Self:
-        """psycopg's `connect` with timeouts. Timeouts in the URL take precedence.
-
-        `statement_timeout`, in seconds: a statement that takes longer is cancelled.
-        """
-        limit: float | None = settings.pop("statement_timeout", None)
-        settings.setdefault("client_encoding", "UTF8")
-        settings.setdefault("prepare_threshold", PREPARED_AFTER)
-        timeout = settings.pop("connect_timeout", None)
-        url = (
-            with_timeouts(conninfo)
-            if timeout is None
-            else make_conninfo(with_timeouts(conninfo), connect_timeout=timeout)
-        )
-        made = super().connect(url, **settings)
-        try:
-            made._url = url
-            packed.register(made)
-            made._look(limit)
-        except BaseException:
-            made.close()
-            raise
-        return made
-
-    def _look(self, limit: float | None) -> None:
-        """Detects a pooler, and sets up the session."""
+    def _question(self, limit: float | None) -> tuple[LiteralString, dict[str, Any]]:
+        """The statement that detects a pooler and sets up the session."""
         self.limit = limit
         self.answer_within = None if limit is None else limit + GRACE
         milliseconds = None if limit is None else str(round(limit * 1000))
-        own, self.autocommit = self.autocommit, True
-        found = self.execute(
-            _session(), {"client_pid": self.info.backend_pid, "statement_timeout": milliseconds}, prepare=False
-        ).fetchone()
-        self.autocommit = own
-        direct, self.isolation_default = cast("Any", found)[:2]
-        self.isolation_level = IsolationLevel.READ_COMMITTED
+        return _session(), {"client_pid": self.info.backend_pid, "statement_timeout": milliseconds}
+
+    def _answered(self, row: Any) -> None:
+        direct, self.isolation_default = row[:2]
         if not direct:
             self.pooled = True
             self.prepare_threshold = None
@@ -212,10 +198,6 @@ class BoundedConnection(_Limited):
         up, if the database has another default."""
         return self.pooled and self.isolation_default not in ("read committed", "read uncommitted")
 
-    def level(self) -> AbstractContextManager[object]:
-        """A context in which statements run at READ COMMITTED, in autocommit mode too."""
-        return self.transaction() if self.names_level else nullcontext()
-
     @property
     def stale(self) -> bool:
         """Whether data arrived on an idle connection, which means that the server closes it. The check costs no round
@@ -223,7 +205,7 @@ class BoundedConnection(_Limited):
         if self.pgconn.transaction_status != TransactionStatus.IDLE:  # or it is closed
             return True
         arrived = select.poll()
-        arrived.register(self.fileno(), select.POLLIN)
+        arrived.register(self.pgconn.socket, select.POLLIN)
         return bool(arrived.poll(0))
 
     @contextmanager
@@ -238,12 +220,19 @@ class BoundedConnection(_Limited):
     def _nothing_yet(self, waiting: Waiting) -> None:
         if self.pooled and self.limit is not None and waiting.so_far > self.limit and not waiting.cancelled:
             waiting.cancelled = True  # behind a pooler no session has a statement timeout
-            with suppress(psycopg.Error):  # the client then gives up a little later
-                self.cancel_safe(timeout=PROBE)
+            self._cancel()
             return
         super()._nothing_yet(waiting)
-        if time.monotonic() > waiting.look and not waiting.goes_on(self.backend):
+        if time.monotonic() > waiting.look and not self._goes_on(waiting):
             raise self._give_up(waiting)
+
+    @abstractmethod
+    def _cancel(self) -> None:
+        """Cancels the statement, or begins to. If that fails, the client gives up a little later."""
+
+    @abstractmethod
+    def _goes_on(self, waiting: Waiting) -> bool:
+        """Probes the server. False if no answer will come."""
 
     @property
     def backend(self) -> Backend:
@@ -257,6 +246,55 @@ class BoundedConnection(_Limited):
             target_session_attrs="any",
         )
         return Backend(here, self.info.backend_pid, self.pooled)
+
+
+class BoundedConnection(Session, _Limited):
+    """A connection without unlimited waits."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **settings: Any) -> Self:
+        """psycopg's `connect` with timeouts. Timeouts in the URL take precedence.
+
+        `statement_timeout`, in seconds: a statement that takes longer is cancelled.
+        """
+        url, limit = own_settings(conninfo, settings)
+        made = super().connect(url, **settings)
+        try:
+            made._url = url
+            packed.register(made)
+            made._look(limit)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _look(self, limit: float | None) -> None:
+        """Detects a pooler, and sets up the session."""
+        own, self.autocommit = self.autocommit, True
+        self._answered(self.execute(*self._question(limit), prepare=False).fetchone())
+        self.autocommit = own
+        self.isolation_level = IsolationLevel.READ_COMMITTED
+
+    def level(self) -> AbstractContextManager[object]:
+        """A context in which statements run at READ COMMITTED, in autocommit mode too."""
+        return self.transaction() if self.names_level else nullcontext()
+
+    def _cancel(self) -> None:
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=PROBE)
+
+    def _goes_on(self, waiting: Waiting) -> bool:
+        return waiting.goes_on(self.backend)
+
+
+def own_settings(conninfo: str, settings: dict[str, Any]) -> tuple[str, float | None]:
+    """The URL to connect to, and the statement timeout. Completes the settings for the driver."""
+    limit: float | None = settings.pop("statement_timeout", None)
+    settings.setdefault("client_encoding", "UTF8")
+    settings.setdefault("prepare_threshold", PREPARED_AFTER)
+    timeout = settings.pop("connect_timeout", None)
+    url = with_timeouts(conninfo)
+    return url if timeout is None else make_conninfo(url, connect_timeout=timeout), limit
 
 
 class _UtcLoader(Loader):

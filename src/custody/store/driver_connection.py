@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from custody.bridge import bridged
 from custody.errors import InvalidArgument
+from custody.store.async_driver_connection import async_driver_of, is_async
+from custody.store.bridged import BridgedConnection
 from custody.store.plain_connection import is_psycopg2, run_plain
 from custody.store.postgres import Connection, Row, run_function, translated
 
 REMEDY = (
-    "Give a psycopg.Connection, one of create_engine('postgresql+psycopg://…'), or django.db.connection (psycopg 3); "
-    "not an asynchronous one."
+    "Give a psycopg.Connection, one of create_engine('postgresql+psycopg://…'), or django.db.connection (psycopg 3)."
+)
+ASYNC = (
+    "Use custody.aio: `await custody.aio.outbox.write(…)`, `await custody.aio.once(…)`, or a lease of "
+    "custody.aio.connect(), with `await lease.ack(connection=…)`."
 )
 PSYCOPG2 = "Open the connection with psycopg 3 (`import psycopg`, or `postgresql+psycopg://` for SQLAlchemy)."
 
@@ -28,6 +34,9 @@ PSYCOPG2 = "Open the connection with psycopg 3 (`import psycopg`, or `postgresql
 def joined(connection: Any) -> Iterator[Connection]:
     """A context with the psycopg connection of the caller's transaction: the given one, or that of a SQLAlchemy
     connection or session, or Django's. The caller commits it."""
+    if bridged():
+        yield cast("Connection", BridgedConnection(async_driver_of(connection)))
+        return
     driver = _driver_of(connection)
     if is_psycopg2(driver):
         raise InvalidArgument(
@@ -45,7 +54,7 @@ def joined(connection: Any) -> Iterator[Connection]:
 
 def run_joined(connection: Any, function: str, arguments: dict[str, Any]) -> list[Row]:
     """Calls an SQL function that needs no binary parameters in the caller's transaction: on psycopg2, too."""
-    driver = _driver_of(connection)
+    driver = None if bridged() else _driver_of(connection)
     if is_psycopg2(driver):
         return run_plain(driver, function, arguments)
     with joined(connection) as on, translated():
@@ -58,9 +67,13 @@ def _driver_of(connection: Any) -> Any:
         return connection
     if _is_django(connection):
         return _driver_of_django(connection)
+    if is_async(connection):
+        raise InvalidArgument(f"{type(connection).__name__} is asynchronous, and this call is blocking", ASYNC)
     # without importing SQLAlchemy: a session has a method of this name, a connection an attribute
     found = connection.connection() if callable(getattr(connection, "connection", None)) else connection
     driver = getattr(getattr(found, "connection", None), "driver_connection", None)
+    if isinstance(driver, psycopg.AsyncConnection):  # in run_sync of an AsyncSession
+        raise InvalidArgument("this connection is asynchronous, and this call is blocking", ASYNC)
     if not isinstance(driver, psycopg.Connection) and not is_psycopg2(driver):
         raise _refused(connection)
     if not found.in_transaction():

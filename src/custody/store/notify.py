@@ -157,6 +157,14 @@ class Listening:
 
         return remove
 
+    def close(self) -> None:
+        """Ends all calls of `wake`."""
+        with self._guard:
+            self._waiting.clear()
+            ended, self._listener = self._listener, None
+        if ended is not None:
+            ended.close()
+
     def _hear(self, topic: str | None) -> None:
         with self._guard:
             wakes = [wake for named, wake in self._waiting.values() if topic in (None, named)]

@@ -81,7 +81,7 @@ _DUMPERS: dict[type[Packed], type[Dumper]] = {
 }  # fmt: skip
 
 
-def register(connection: psycopg.Connection[object]) -> None:
+def register(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Teaches a connection to send packed arrays."""
     for kind, dumper in _DUMPERS.items():
         connection.adapters.register_dumper(kind, dumper)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import psycopg
 from psycopg import errors as pg_errors
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import RowFactory, dict_row, tuple_row
+from psycopg.rows import AsyncRowFactory, RowFactory, dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from custody.errors import (
@@ -32,6 +32,7 @@ from custody.errors import (
     by_code,
     key_too_long,
 )
+from custody.store.bridged import BridgedConnection
 from custody.store.connecting import BoundedConnection
 from custody.store.functions import RELEASE, columns_of, parameters_of
 from custody.store.interfaces import interface, known_to
@@ -194,6 +195,10 @@ class Database:
     clock the time is PostgreSQL's.
     """
 
+    pooled: bool
+    isolation_default: str
+    _pool: ConnectionPool[BoundedConnection]
+
     def __init__(
         self, url: str, *, pool_size: int = 10, timeout: float = 10.0, statement_timeout: float | None = None
     ) -> None:
@@ -203,26 +208,28 @@ class Database:
         self.clock: Callable[[], datetime] | None = None
         self._schema = Schema()
         settings = {"autocommit": True, "application_name": "custody", "statement_timeout": statement_timeout}
-        self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
-            url,
-            min_size=1,
-            max_size=pool_size,
-            timeout=timeout,
-            open=False,
-            kwargs=settings,
-            connection_class=BoundedConnection,
-            check=self._require_open,
-            # then it stops, and reconnects on the next request: its pauses between attempts only get longer
-            reconnect_timeout=timeout,
-        )
         with translated():
-            # a first connection without the pool, which would retry for long and report little
-            with BoundedConnection.connect(url, **settings) as first:
-                self.pooled, self.isolation_default = first.pooled, first.isolation_default
-                if first.pooled:
-                    with first.transaction():  # refused in statement mode
-                        first.execute("SELECT 1")
-            self._pool.open(wait=True, timeout=timeout)
+            self._open(
+                settings,
+                conninfo=url,
+                min_size=1,
+                max_size=pool_size,
+                timeout=timeout,
+                open=False,
+                kwargs=settings,
+                # then it stops, and reconnects on the next request: its pauses between attempts only get longer
+                reconnect_timeout=timeout,
+            )
+
+    def _open(self, settings: dict[str, Any], **pool: Any) -> None:
+        self._pool = ConnectionPool(connection_class=BoundedConnection, check=self._require_open, **pool)
+        # a first connection without the pool, which would retry for long and report little
+        with BoundedConnection.connect(self.url, **settings) as first:
+            self.pooled, self.isolation_default = first.pooled, first.isolation_default
+            if first.pooled:
+                with first.transaction():  # refused in statement mode
+                    first.execute("SELECT 1")
+        self._pool.open(wait=True, timeout=pool["timeout"])
 
     def _require_open(self, connection: BoundedConnection) -> None:
         """Refuses a connection that the server has closed while it was idle (a restart, idle_session_timeout). Drains
@@ -231,6 +238,13 @@ class Database:
             connection.close()
             self._pool.drain()
             raise psycopg.OperationalError("the server has closed it")
+
+    def _borrowed(self, within: float | None) -> AbstractContextManager[BoundedConnection]:
+        """A connection for the time of a block."""
+        return self._pool.connection(timeout=within)
+
+    def _drain(self) -> None:
+        self._pool.drain()
 
     def acting(self, worker: str | None, clock: Callable[[], datetime] | None) -> Self:
         """The same pool, for calls under this name and with this clock."""
@@ -272,7 +286,7 @@ class Database:
         """A connection of the pool, in autocommit mode. After a lost connection the pool is drained.
 
         `within`: the timeout in seconds for the connection, and for each answer."""
-        with translated(), self._pool.connection(timeout=within) as connection:
+        with translated(), self._borrowed(within) as connection:
             try:
                 if within is not None:
                     with connection.answering(within):
@@ -286,11 +300,11 @@ class Database:
                 connection.close()  # it leads to a standby; a new one may lead to the primary
                 raise
             except _CHANGED:
-                self._pool.drain()  # what they have prepared is of the older schema
+                self._drain()  # what they have prepared is of the older schema
                 raise
             except (pg_errors.OperationalError, pg_errors.InterfaceError):
                 if connection.closed:
-                    self._pool.drain()
+                    self._drain()
                 raise
 
     def ping(self, within: float = PING) -> None:
@@ -349,6 +363,13 @@ class Database:
             return cursor.fetchall()
 
 
+def own_cursor(connection: Any, factory: RowFactory[T]) -> psycopg.Cursor[T]:
+    """A cursor of psycopg's own class: one of the connection's may interpolate parameters (ClientCursor)."""
+    if isinstance(connection, BridgedConnection):
+        return cast("psycopg.Cursor[T]", connection.own_cursor(cast("AsyncRowFactory[T]", factory)))
+    return psycopg.Cursor(connection, row_factory=factory)
+
+
 def run_function(connection: Connection, function: str, arguments: dict[str, Any]) -> list[Row]:
     """Calls an SQL function on a connection; returns its rows."""
     return _execute(connection, tuple_row, function, arguments)
@@ -357,8 +378,7 @@ def run_function(connection: Connection, function: str, arguments: dict[str, Any
 def _execute(connection: Connection, factory: RowFactory[T], function: str, arguments: dict[str, Any]) -> list[T]:
     values = list(arguments.values())
     query = _call(function, tuple(arguments), tuple(map(_is_binary, values)))
-    # not the connection's own class of cursors: a caller's may interpolate parameters (ClientCursor)
-    with psycopg.Cursor(connection, row_factory=factory) as cursor:
+    with own_cursor(connection, factory) as cursor:
         cursor.execute(query, values, binary=True)
         try:
             return cursor.fetchall()

@@ -17,7 +17,7 @@ from custody.errors import InvalidArgument
 from custody.model.entities import Message
 from custody.model.policy import Duration, seconds
 from custody.store.driver_connection import joined
-from custody.store.postgres import Connection, translated
+from custody.store.postgres import own_cursor, translated
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS custody_once (
@@ -38,7 +38,7 @@ def once(connection: Any, group: str, message: Message) -> bool:
     if message.topic_uid is None:
         raise InvalidArgument("the message has no topic_uid", "Pass a message that Custody has delivered.")
     with joined(connection) as on, translated():
-        cursor = _cursor(on)
+        cursor = own_cursor(on, tuple_row)
         _require_table(cursor)
         cursor.execute(
             'INSERT INTO custody_once (consumer_group, topic, topic_uid, partition, "offset")'
@@ -52,18 +52,13 @@ def forget_once(connection: Any, *, older_than: Duration, group: str | None = No
     """Removes old records of one group or of all. Returns how many. A message that is redelivered later counts as
     new."""
     with joined(connection) as on, translated():
-        cursor = _cursor(on)
+        cursor = own_cursor(on, tuple_row)
         _require_table(cursor)
         cursor.execute(
             "DELETE FROM custody_once WHERE at <= now() - %s AND consumer_group = coalesce(%s, consumer_group)",
             [timedelta(seconds=seconds(older_than)), group],
         )
         return cursor.rowcount
-
-
-def _cursor(on: Connection) -> Cursor[tuple[Any, ...]]:
-    """A cursor of our own, whatever the caller's connection makes of rows and parameters."""
-    return Cursor(on, row_factory=tuple_row)
 
 
 def _require_table(cursor: Cursor[tuple[Any, ...]]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from custody import bridge
 from custody.errors import DatabaseUnavailable, InvalidArgument, KeySplit
 from custody.model.entities import Delayed, Outgoing, Payload, Producer, Receipt, batch_of
 from custody.model.policy import Duration
@@ -42,7 +42,7 @@ class IdempotentProducer:
         self._publish_delayed = publish_delayed
         self._transactions = transactions
         self._next = state.last_sequence + 1
-        self._lock = threading.Lock()
+        self._lock = bridge.lock()
         self._unknown: tuple[str, list[Outgoing]] | None = None
 
     @property

@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
+from custody import bridge
 from custody.errors import CustodyError, PermissionDenied, TopicNotFound
 from custody.model.entities import Upkeep
 from custody.store.postgres import Database
@@ -47,7 +47,7 @@ def _steps(step: Callable[[], list[dict[str, Any]]]) -> list[Upkeep]:
         if found.did == "busy":
             tries += 1
             if tries < TRIES:
-                time.sleep(PAUSE * tries * random.uniform(0.5, 1.5))
+                bridge.pause(PAUSE * tries * random.uniform(0.5, 1.5))
                 continue
         if found.did != "opened":  # the first half of a seal
             done.append(found)
