@@ -1,5 +1,5 @@
-"""One suite, three ways: every test here runs on the direct connection, through a server, and with roles of the
-database that have the least rights, with one expectation."""
+"""One suite, several ways: every test here runs on the direct connection, through a server, on either with asyncio, and
+with roles of the database that have the least rights, with one expectation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from tests.http.conftest import served
 import custody
 from custody.errors import CustodyError
 
-# the third way is marked, because the suite takes as long again
-TRANSPORTS = ("direct", "http", "aio", "aio http", pytest.param("roles", marks=pytest.mark.chaos))
+BLOCKING = ("direct", "http")
+# two ways are marked, because the suite takes as long again with each
+ROLES, AIO_HTTP = (pytest.param(way, marks=pytest.mark.chaos) for way in ("roles", "aio http"))
+TRANSPORTS = (*BLOCKING, "aio", AIO_HTTP, ROLES)
+blocking = pytest.mark.parametrize("transport", [*BLOCKING, ROLES], indirect=True)
+"""For tests of what the façade for asyncio has not."""
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -45,7 +45,9 @@ class OnALoop:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._of, name)
         if inspect.iscoroutinefunction(found):
-            return lambda *args, **rest: self._done(found(*map(_given, args), **{n: _given(v) for n, v in rest.items()}))
+            return lambda *args, **rest: self._done(
+                found(*map(_given, args), **{n: _given(v) for n, v in rest.items()})
+            )
         if callable(found) and name == "transaction":
             return lambda **rest: self._done(_awaited(found(**rest)))
         return self._met(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from tests.conformance.conftest import Fill, refused
+from tests.conformance.conftest import Fill, blocking, refused
 from tests.conftest import Clock
 
 import custody
@@ -99,6 +99,7 @@ def test_what_cannot_be_a_group_is_refused(orders: custody.Custody) -> None:
     assert [group.name for group in orders.groups("orders")] == ["stock"]
 
 
+@blocking
 @pytest.mark.parametrize("name", ["nothing", "default", "", "a/b", ".."])
 def test_a_group_that_is_not_there_is_not_found(orders: custody.Custody, name: str) -> None:
     for ask in (
@@ -172,6 +173,7 @@ def test_a_group_is_bound_to_a_part_of_the_log(c: custody.Custody) -> None:
         c.bind("orders", "g", ["a..b"])
 
 
+@blocking
 def test_a_bare_group_is_a_cursor(c: custody.Custody, fill: Fill) -> None:
     c.create_topic("orders")
     assert c.create_group("orders", "b", bare=True).policy is None

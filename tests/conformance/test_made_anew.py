@@ -7,7 +7,7 @@ import threading
 import msgspec
 import psycopg
 import pytest
-from tests.conformance.conftest import refused
+from tests.conformance.conftest import blocking, refused
 from tests.waiting import wait_for
 
 import custody
@@ -137,6 +137,7 @@ def test_a_producer_does_not_take_the_new_topic_for_the_one_it_published_to(
 
 
 @pytest.mark.req("V5")
+@blocking
 def test_a_worker_goes_on_with_the_new_topic(c: custody.Custody, direct: custody.Custody) -> None:
     made(c)
     seen: list[tuple[object, object]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.conformance.conftest import Fill, refused
+from tests.conformance.conftest import Fill, blocking, refused
 from tests.conftest import Clock
 
 import custody
@@ -153,6 +153,7 @@ def test_a_topic_grows_where_no_key_can_lose_its_order(orders: custody.Custody, 
     assert {receipt.partition for receipt in fill(200, keys=100)} == {0, 1, 2, 3}
 
 
+@blocking
 def test_the_server_says_what_it_is(c: custody.Custody, direct: custody.Custody) -> None:
     assert c.server() == direct.server()
     c.ping()

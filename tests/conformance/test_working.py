@@ -11,7 +11,7 @@ from decimal import Decimal
 from uuid import UUID, uuid4
 
 import pytest
-from tests.conformance.conftest import TRANSPORTS
+from tests.conformance.conftest import BLOCKING
 from tests.http.conftest import served
 from tests.waiting import wait_for
 
@@ -23,7 +23,7 @@ from custody.worker import Worker, WorkerSummary
 pytestmark = pytest.mark.core
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=BLOCKING)
 def c(request: pytest.FixtureRequest, database_url: str) -> Iterator[custody.Custody]:
     """By either way, with the real clock: workers wait."""
     with custody.connect(database_url, worker="test") as opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from custody import connection
@@ -34,23 +35,22 @@ def connect(
     share it, and threads do not.
     """
 
+    open_blocking = partial(
+        connection.connect,
+        database,
+        home=home,
+        worker=worker,
+        pool_size=pool_size,
+        statement_timeout=statement_timeout,
+        listen_url=listen_url,
+        clock=clock,
+        api_key=api_key,
+        ca=ca,
+        retry_for=retry_for,
+        allow_insecure=allow_insecure,
+    )
+
     async def opened() -> Custody:
-        made = await run(
-            lambda: connection.connect(
-                database,
-                home=home,
-                worker=worker,
-                pool_size=pool_size,
-                statement_timeout=statement_timeout,
-                listen_url=listen_url,
-                clock=clock,
-                api_key=api_key,
-                ca=ca,
-                retry_for=retry_for,
-                allow_insecure=allow_insecure,
-            ),
-            undo=lambda late: late.close(),
-        )
-        return Custody(made)
+        return Custody(await run(open_blocking, undo=lambda late: late.close()), open_blocking)
 
     return Opening(opened)

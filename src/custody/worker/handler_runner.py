@@ -1,4 +1,4 @@
-"""Calls a handler: a function in the calling thread, a coroutine function in its own event loop."""
+"""Calls a handler: a function in the calling thread, a coroutine function in an event loop."""
 
 from __future__ import annotations
 
@@ -25,14 +25,23 @@ class NotBegun(Exception):
 class HandlerRunner:
     """Calls the handler and returns what it raised. No exception of a handler propagates, not even SystemExit."""
 
-    def __init__(self, handler: Handler, timeout: float | None, group: str, payload: type | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        timeout: float | None,
+        group: str,
+        payload: type | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`loop`: where coroutines run, which somebody else runs; by default one of their own."""
         self._handler = wrapped(handler)
         self._payload = payload
         self._timeout = timeout
         self._group = group
         self._failures = FailureLog()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        if is_coroutine_function(handler):
+        self._loop, self._own = (loop if is_coroutine_function(handler) else None), False
+        if self._loop is None and is_coroutine_function(handler):
+            self._own = True
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=[self._loop], name="custody-loop", daemon=True).start()
 
@@ -42,7 +51,7 @@ class HandlerRunner:
         return self._loop is not None
 
     def close(self) -> None:
-        if self._loop is not None:
+        if self._loop is not None and self._own:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def __call__(self, message: Message, may_begin: Callable[[], bool]) -> BaseException | None:

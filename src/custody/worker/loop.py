@@ -12,6 +12,7 @@ import queue
 import random
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -89,7 +90,9 @@ class Worker(Bounded):
         poll: Duration = "1s",
         grace: Duration = "30s",
         upkeep: Duration = EVERY,
+        loop: AbstractEventLoop | None = None,
     ) -> None:
+        """`loop`: where coroutines of the handler run; by default one of their own."""
         require_handler(handler, generators=False, coroutines=True)
         policy = verbs.group(topic, group).policy
         if policy is None:
@@ -97,7 +100,7 @@ class Worker(Bounded):
             verbs.claim(topic, group, max_messages=1, visibility_timeout=None)
             raise AssertionError("a claim on a bare group was accepted")
         self._verbs, self._topic, self._group, self._handler = verbs, topic, group, handler
-        self._payload = payload_of(handler, payload)
+        self._payload, self._loop = payload_of(handler, payload), loop
         self._ordered = policy.ordering == "key"
         self._on_dead = policy.on_dead
         self._handler_timeout = seconds_or_none(policy.handler_timeout)
@@ -153,7 +156,7 @@ class Worker(Bounded):
     def run(self) -> WorkerSummary:
         """Works until `stop`. Survives a restart of the database. Raises if the topic or group was deleted, or on an
         error that no retry can fix."""
-        self._call = HandlerRunner(self._handler, self._handler_timeout, self._group, self._payload)
+        self._call = HandlerRunner(self._handler, self._handler_timeout, self._group, self._payload, self._loop)
         self._settling = Settling(
             self._verbs.settle,
             self._ack,
