@@ -132,15 +132,16 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def start(work: Callable[[], object], *, name: str) -> None:
-    """Runs code in the background, for as long as it takes: as a task where the caller is one, otherwise in a
-    thread."""
+def start(work: Callable[[], object], *, name: str) -> Callable[[], object]:
+    """Runs code in the background: as a task where the caller is one, otherwise in a thread. What it returns cancels
+    the task; a thread ends by itself."""
     if not bridged():
         threading.Thread(target=work, name=name, daemon=True).start()
-        return
+        return lambda: None
     task = asyncio.get_running_loop().create_task(run(work), name=name)
     _background.add(task)
     task.add_done_callback(_background.discard)
+    return task.cancel
 
 
 _background: set[asyncio.Task[object]] = set()

@@ -36,6 +36,8 @@ class AsyncPool:
     def request(
         self, method: str, url: str, *, body: bytes | None, headers: dict[str, str], timeout: Any, redirect: bool
     ) -> Answer:
+        if self._client.is_closed:
+            raise self._errors.HTTPError("the client is closed")
         waits = self._httpx.Timeout(timeout.read_timeout, connect=timeout.connect_timeout)
         try:
             response = awaited(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 from custody.config import this_process
 from custody.engine import Custody
@@ -12,6 +13,7 @@ from custody.forking import reset_after_fork
 from custody.model.entities import NAME
 from custody.model.placement import Layout
 from custody.model.policy import Policy
+from custody.remote.listening import RemoteListener
 from custody.remote.transport import ATTEMPT, Method, Transport
 from custody.wire.reports import TopicOut
 
@@ -32,6 +34,7 @@ class RemoteBase(Custody):
         self._layouts: dict[str, Layout] = {}
         self._patience: dict[str, dict[str, float]] = {}
         """Arguments of `Transport.call` for single verbs, such as a shorter timeout."""
+        self._listeners: WeakSet[RemoteListener] = WeakSet()
         self._this_process = this_process()
         self.worker = worker or self._this_process
         reset_after_fork(self)
@@ -53,7 +56,9 @@ class RemoteBase(Custody):
         return f"<Custody at {self._transport.address.url}>"
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, and ends what listens."""
+        for listener in list(self._listeners):
+            listener.close()
         self._transport.close()
 
     @property

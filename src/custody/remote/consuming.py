@@ -117,7 +117,9 @@ class RemoteConsuming(RemoteBase):
             query = WakeupQuery(since=token, wait=fields.Duration(wait))
             return self._call("GET", path, WakeupOut, query=query, retry_for=0.0, timeout=ATTEMPT + wait)
 
-        return RemoteListener(ask, wake).close
+        listener = RemoteListener(ask, wake)
+        self._listeners.add(listener)
+        return listener.close
 
 
 def _detail(withheld: Withheld) -> str | None:

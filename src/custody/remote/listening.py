@@ -26,11 +26,12 @@ class RemoteListener:
     def __init__(self, ask: Callable[[str | None, float], WakeupOut], wake: Callable[[], None]) -> None:
         self._ask, self._wake = ask, wake
         self._closed = bridge.event()
-        bridge.start(self._run, name="custody-listener")
+        self._cancel = bridge.start(self._run, name="custody-listener")
 
     def close(self) -> None:
         """Ends the calls of `wake`. Does not wait for the poll that is under way."""
         self._closed.set()
+        self._cancel()
 
     def _run(self) -> None:
         token: str | None = None
