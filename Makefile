@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; when nothing changed that takes no time.
 
 # What `make install` installs beside the package itself.
-EXTRAS := embedded,cli,client,django,http,spark,test,dev,docs,bench
+EXTRAS := embedded,asyncio,cli,client,django,http,spark,test,dev,docs,bench
 # Test processes; 0 runs the suite in one. Each has a server and a Spark of its own, and often waits for them: on two
 # cores three are faster than two.
 WORKERS ?= 3
@@ -27,7 +27,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format docs bench coverage mutants audit \
-	outdated requirements interface tables clean
+	outdated requirements interface tables async clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -106,6 +106,9 @@ interface: install ## Write what the code of this release calls, when the releas
 
 tables: install ## Write the tables of the docs anew that are made of the code
 	@$(BIN)/python scripts/tables.py
+
+async: install ## Write src/custody/aio/derived anew from the blocking verbs
+	@$(BIN)/python scripts/async_surface.py
 
 clean: ## Remove .venv, builds and caches (never .custody, which holds data)
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

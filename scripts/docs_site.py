@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import custody
+import custody.aio
 from custody import errors
 from custody.cli.app import command
 from custody.http.app import OPERATIONS
@@ -28,6 +29,7 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
 """A link to a file of the repository that the site does not have."""
 PYTHON = {
     "custody": custody.__all__,
+    "custody.aio": custody.aio.__all__,
     "custody.outbox": ["write", "lock", "install", "Outbox"],
     "custody.relay": ["Relay", "Publisher", "WebhookPublisher", "CustodyPublisher", "FunctionPublisher"],
     "custody.spark.pipeline": ["Pipeline"],

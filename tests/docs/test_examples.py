@@ -77,3 +77,16 @@ def test_the_books_of_the_outbox_example_balance(said: Said) -> None:
     lines = said("outbox_orders")
     assert lines.count("killed both, and started them again") == 3
     assert lines[-1] == "300 orders of 14405 in all, 300 entries of 14405 in all"
+
+
+@pytest.mark.req("O1", "X12")
+@pytest.mark.parametrize("name", ["fastapi_orders", "flask_orders"])
+def test_a_web_application_sends_a_mail_for_each_order_that_was_committed(said: Said, name: str) -> None:
+    lines = said(name)
+    assert [line for line in lines if line.startswith("order of")] == [
+        "order of ann: 201",
+        "order of bob: 409",
+        "order of cy: 201",
+    ]
+    assert sorted(line for line in lines if line.startswith("mail to")) == ["mail to ann: 3", "mail to cy: 5"]
+    assert lines[-1] == "2 mails were sent, 0 failed"
