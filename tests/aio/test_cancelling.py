@@ -227,3 +227,23 @@ async def test_an_end_of_the_connection_is_an_error_and_the_next_call_gets_anoth
             with pytest.raises(DatabaseUnavailable):
                 await task
         assert (await c.publish("orders", 2, partition=0)).offset == 0
+
+
+@on_loop
+async def test_a_transaction_that_was_cancelled_too_late_is_rolled_back(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object, **__: object) -> None:
+        """The request to cancel arrives when the statement has ended."""
+
+    async with custody.aio.connect(url, pool_size=1) as c:
+        monkeypatch.setattr(BoundedAsyncConnection, "cancel_safe", lost)
+        async with locked(url, "heads") as lock:
+            task = started(c.publish_many("orders", list(range(3000))))  # COPY follows the statement that waits
+            await lock.waited_for()
+            task.cancel()
+            await asyncio.sleep(0)
+            await lock.release()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (await c.topic("orders")).message_count == 0
