@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 from custody import extras
+from custody.errors import InvalidArgument
 
 try:
     import greenlet
@@ -80,6 +81,19 @@ def awaited(awaitable: Awaitable[T]) -> T:
     work = greenlet.getcurrent()
     assert isinstance(work, _Work), "there is no event loop here to wait on"
     return cast(T, work.parent.switch(awaitable))
+
+
+class OneLoop:
+    """Refuses every event loop but the one in which it was made."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def require(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                "this Custody was opened in another event loop", "Open one in each event loop that needs it."
+            )
 
 
 def postpone(cancellation: asyncio.CancelledError) -> bool:

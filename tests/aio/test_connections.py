@@ -13,6 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from tests.aio.conftest import on_loop
+from tests.http.conftest import served
 
 import custody
 import custody.aio
@@ -137,10 +138,21 @@ async def test_a_blocking_call_in_run_sync_is_refused(url: str) -> None:
             await opened.run_sync(write)
 
 
+@pytest.mark.parametrize("transport", ["direct", "http"])
+def test_another_event_loop_is_refused(c: custody.Custody, url: str, transport: str) -> None:
+    async def opened(at: str) -> custody.aio.Custody:
+        return await custody.aio.connect(at)
+
+    with served(c) as server, asyncio.Runner() as one, asyncio.Runner() as another:
+        client = one.run(opened(server.url if transport == "http" else url))
+        with pytest.raises(InvalidArgument, match="another event loop"):
+            another.run(client.publish("orders", 1))
+        assert one.run(client.publish("orders", 2, partition=0)).offset == 0
+        one.run(client.close())
+
+
 @on_loop
 async def test_over_http_a_settle_cannot_be_part_of_a_transaction(c: custody.Custody, url: str) -> None:
-    from tests.http.conftest import served
-
     with served(c) as server:
         async with custody.aio.connect(server.url) as remote, of_psycopg(url) as connection:
             await remote.publish("orders", 1, partition=0)

@@ -89,7 +89,7 @@ class Transport:
         self._closed = bridge.event()
         self._options: dict[str, Any] = {"maxsize": max(pool_size, KEPT), "retries": False}
         if address.secure:
-            self._options["ssl_context"] = _trusting(ca)
+            self._options["ssl_context"] = bridge.outside(lambda: _trusting(ca))
         self._make_pool = pool or (AsyncPool if bridge.bridged() else urllib3.PoolManager)
         self._pool = self._make_pool(**self._options)
         reset_after_fork(self)

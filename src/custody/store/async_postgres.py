@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from custody.bridge import Entered, awaited
+from custody.bridge import Entered, OneLoop, awaited
 from custody.store.async_connecting import BoundedAsyncConnection
 from custody.store.bridged import BridgedConnection
 from custody.store.connecting import BoundedConnection
@@ -22,6 +22,7 @@ class AsyncDatabase(Database):
     _waiting: AsyncConnectionPool[BoundedAsyncConnection]
 
     def _open(self, settings: dict[str, Any], **pool: Any) -> None:
+        self._loop = OneLoop()
         self._waiting = AsyncConnectionPool(connection_class=BoundedAsyncConnection, check=self._require_living, **pool)
         first = awaited(BoundedAsyncConnection.connect(self.url, **settings))
         with Entered(first):
@@ -46,6 +47,7 @@ class AsyncDatabase(Database):
 
     @contextmanager
     def _bridged(self, within: float | None) -> Iterator[BridgedConnection]:
+        self._loop.require()
         with Entered(self._waiting.connection(timeout=within)) as connection:
             yield BridgedConnection(connection)
 
