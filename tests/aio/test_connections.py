@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
+import asyncpg
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -17,7 +21,8 @@ from tests.http.conftest import served
 
 import custody
 import custody.aio
-from custody.errors import InvalidArgument, LeaseLost
+from custody.errors import DatabaseUnavailable, InvalidArgument, LeaseLost, TopicNotFound
+from custody.outbox import Outbox
 
 pytestmark = [pytest.mark.core, pytest.mark.req("O1", "X12")]
 
@@ -98,15 +103,75 @@ async def test_blocking_connections_are_refused(url: str) -> None:
     engine.dispose()
 
 
-@on_loop
-async def test_another_driver_is_refused(url: str) -> None:
+@asynccontextmanager
+async def asyncpg_session(url: str) -> AsyncIterator[Any]:
     engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
     try:
-        async with AsyncSession(engine) as session:
-            with pytest.raises(InvalidArgument, match="asyncpg, not psycopg"):
-                await custody.aio.once(session, "stock", await _delivered(url))
+        async with AsyncSession(engine) as opened:
+            yield opened
     finally:
         await engine.dispose()
+
+
+@on_loop
+async def test_asyncpg_is_enough_for_the_outbox(url: str) -> None:
+    given, later = uuid4(), datetime(2040, 1, 1, tzinfo=UTC)
+    async with asyncpg_session(url) as session:
+        for n in (1, 2):
+            await custody.aio.outbox.lock(session, ["a", "b"])
+            written = await custody.aio.outbox.write(
+                session,
+                event_type="placed",
+                payload={"n": n},
+                destination="orders",
+                headers={"trace": "it's \N{SNOWMAN}"},
+                partition_key="p",
+                ordering_key="a",
+                available_at=later,
+                event_id=given,
+            )
+            await (session.rollback() if n == 1 else session.commit())
+        with pytest.raises(TopicNotFound):
+            await custody.aio.outbox.write(session, event_type="placed", payload=1, destination="nowhere")
+        await session.rollback()
+        await custody.aio.outbox.write(session, event_type="empty", payload=b"\x00\xff", destination="orders")
+        await session.commit()
+    with Outbox(url) as outbox:
+        empty, event = sorted(outbox.events(), key=lambda event: event.event_type)
+    assert (empty.event_type, empty.payload) == ("empty", b"\x00\xff")
+    assert written == event.event_id == given
+    assert (event.payload, event.ordering_key, event.partition_key) == ({"n": 2}, "a", "p")
+    assert event.headers.items() >= {"trace": "it's \N{SNOWMAN}"}.items()
+    assert event.available_at == later
+
+
+@on_loop
+async def test_a_bare_connection_of_asyncpg_has_to_be_in_a_transaction(url: str, db: psycopg.Connection[Any]) -> None:
+    where = conninfo_to_dict(url)
+    connection = await asyncpg.connect(
+        user=where["user"], password=where.get("password"), host=where.get("host"), port=where.get("port"),
+        database=where["dbname"],
+    )  # fmt: skip
+    try:
+        with pytest.raises(InvalidArgument, match="not in a transaction"):
+            await custody.aio.outbox.write(connection, event_type="placed", payload=1)
+        async with connection.transaction():
+            await custody.aio.outbox.write(connection, event_type="placed", payload=1, destination="test:")
+        await connection.transaction().start()
+        db.execute("SELECT pg_terminate_backend(%s)", [connection.get_server_pid()])
+        with pytest.raises(DatabaseUnavailable):
+            await custody.aio.outbox.lock(connection, ["a"])
+    finally:
+        connection.terminate()
+    with Outbox(url) as outbox:
+        assert len(outbox.events()) == 1
+
+
+@on_loop
+async def test_asyncpg_is_refused_elsewhere_with_the_reason(url: str) -> None:
+    async with asyncpg_session(url) as session:
+        with pytest.raises(InvalidArgument, match="only the outbox takes a connection of asyncpg"):
+            await custody.aio.once(session, "stock", await _delivered(url))
 
 
 async def _delivered(url: str) -> custody.Message:

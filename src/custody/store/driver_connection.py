@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from custody.bridge import bridged
 from custody.errors import InvalidArgument
-from custody.store.async_driver_connection import async_driver_of, is_async
-from custody.store.bridged import BridgedConnection
+from custody.store.async_driver_connection import async_joined, is_async, run_async_joined
 from custody.store.plain_connection import is_psycopg2, run_plain
 from custody.store.postgres import Connection, Row, run_function, translated
 
@@ -35,7 +34,7 @@ def joined(connection: Any) -> Iterator[Connection]:
     """A context with the psycopg connection of the caller's transaction: the given one, or that of a SQLAlchemy
     connection or session, or Django's. The caller commits it."""
     if bridged():
-        yield cast("Connection", BridgedConnection(async_driver_of(connection)))
+        yield async_joined(connection)
         return
     driver = _driver_of(connection)
     if is_psycopg2(driver):
@@ -53,8 +52,11 @@ def joined(connection: Any) -> Iterator[Connection]:
 
 
 def run_joined(connection: Any, function: str, arguments: dict[str, Any]) -> list[Row]:
-    """Calls an SQL function that needs no binary parameters in the caller's transaction: on psycopg2, too."""
-    driver = None if bridged() else _driver_of(connection)
+    """Calls an SQL function that needs no binary parameters in the caller's transaction: on psycopg2 and asyncpg,
+    too."""
+    if bridged():
+        return run_async_joined(connection, function, arguments)
+    driver = _driver_of(connection)
     if is_psycopg2(driver):
         return run_plain(driver, function, arguments)
     with joined(connection) as on, translated():

@@ -82,6 +82,19 @@ def call_text(function: str, arguments: tuple[str, ...]) -> bytes:
 
 
 @lru_cache(maxsize=64)
+def call_numbered(function: str, arguments: tuple[str, ...]) -> str:
+    """The call of an SQL function with the parameters $1, $2 …"""
+    call = sql.SQL("SELECT * FROM {}({})").format(
+        sql.Identifier("custody", function),
+        sql.SQL(", ").join(
+            sql.SQL("{} => ${}").format(sql.Identifier(f"p_{name}"), sql.Literal(number))
+            for number, name in enumerate(arguments, 1)
+        ),
+    )
+    return call.as_string(None)
+
+
+@lru_cache(maxsize=64)
 def _select(view: str, conditions: tuple[str, ...], order: tuple[str, ...], limited: bool) -> sql.Composed:
     return sql.SQL("SELECT * FROM {} WHERE {} ORDER BY {}{}").format(
         sql.Identifier("custody", view),
