@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -281,6 +282,37 @@ def test_what_the_system_holds_is_not_taken_yet() -> None:
         server.close()
 
     asyncio.run(look())
+
+
+def test_a_head_is_written_with_its_body_and_not_lost_without_one() -> None:
+    class Written:
+        def __init__(self) -> None:
+            self.calls: list[bytes] = []
+
+        def write(self, data: bytes) -> None:
+            self.calls.append(data)
+
+        def close(self) -> None:
+            self.calls.append(b"closed")
+
+        def is_closing(self) -> bool:
+            return False
+
+    inner = Written()
+    transport = cast(asyncio.Transport, inner)
+    connection = bounds.Connection(transport, "-", 0.0)
+    counting = bounds.CountingTransport(transport, connection)
+    for head, body in ((b"head ", b"body"), (b"next ", b"")):
+        counting.hold()
+        counting.write(head)
+        counting.write(body)
+    counting.write(b"plain")
+    assert connection.written == 19
+    counting.hold()
+    counting.write(b"alone")
+    counting.close()
+    assert inner.calls == [b"head body", b"next ", b"plain", b"alone", b"closed"]
+    assert connection.written == 24
 
 
 def test_answers_that_nobody_reads_take_no_more_than_the_limit(

@@ -182,14 +182,17 @@ def test_an_empty_poll_ends_after_its_time_and_is_no_longer_than_the_server_allo
     assert 0.25 < poll.took < 10
 
 
-def test_whoever_goes_away_leaves_the_line_and_loses_nothing(c: custody.Custody, http_: Http) -> None:
+@pytest.mark.parametrize("body", [0, 300_000])  # a GET may have one: as long as it is not read, nothing else is
+def test_whoever_goes_away_leaves_the_line_and_loses_nothing(c: custody.Custody, http_: Http, body: int) -> None:
     c.create_topic("orders")
     c.create_group("orders", "g")
 
     async def go_away() -> None:
         parts = urlsplit(http_.url)
         _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(b"GET /messages/orders?group=g&wait=50s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        length = b"Content-Length: %d\r\n" % body if body else b""
+        writer.write(b"GET /messages/orders?group=g&wait=50s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n" % length)
+        writer.write(bytes(body // 2))
         await writer.drain()
         await asyncio.to_thread(waiting, http_, 1)
         writer.close()

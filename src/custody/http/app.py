@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import Mapping
 from functools import cache
 
@@ -16,6 +16,7 @@ from custody.http.answer import Answer
 from custody.http.asgi import Message, Receive, Scope, Send, send_answer
 from custody.http.call import Call
 from custody.http.dispatch import answer, failed
+from custody.http.logs import request_line
 from custody.http.openapi import describe, page
 from custody.http.operation import Operation, Table
 from custody.http.origins import is_preflight, preflight, require_host, require_origin, shared
@@ -31,6 +32,8 @@ NOT_KEPT = (b"cache-control", b"no-store")
 METHODS = ("GET", "POST", "PATCH", "DELETE")
 PIECE = 64 * 1024
 """Bytes of an answer that are passed to the connection at a time."""
+_ids = random.Random()
+"""Of requests: they have to differ, and need not be hard to guess."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _WORKER = re.compile(rb"[\x21-\x7e]{1,%d}\Z" % NAME_LENGTH)
 
@@ -48,7 +51,7 @@ class Request:
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         given = headers.get(b"x-request-id", b"")
         self.headers = headers
-        self.request_id = given.decode() if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        self.request_id = given.decode() if _REQUEST_ID.match(given) else f"{_ids.getrandbits(128):032x}"
         self.caller: Caller = ANYBODY
         self.worker = "http"
         self.route = "-"
@@ -85,6 +88,7 @@ class Application:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._extra(request)]
+                scope["custody.connection"].hold_head()
             elif len(message.get("body", b"")) > PIECE:
                 await self._in_pieces(send, message["body"])
                 return
@@ -125,6 +129,7 @@ class Application:
                 query_string=scope["query_string"],
                 headers=request.headers,
                 receive=receive,
+                client=scope["custody.connection"],
                 caller=request.caller,
                 worker=request.worker,
                 request_id=request.request_id,
@@ -173,18 +178,16 @@ class Application:
     def _note(self, scope: Scope, request: Request, status: int, took: float) -> None:
         self._state.observe(scope["method"], request.route, status, took)
         if access.isEnabledFor(logging.INFO):
-            access.info(
-                "request",
-                extra={
-                    "custody": {
-                        "request_id": request.request_id,
-                        "method": scope["method"],
-                        "route": request.route,
-                        "status": status,
-                        "ms": round(took * 1000, 3),
-                        "key": request.caller.name,
-                        "client": (scope.get("client") or ("-",))[0],
-                    }
+            request_line(
+                access,
+                {
+                    "request_id": request.request_id,
+                    "method": scope["method"],
+                    "route": request.route,
+                    "status": status,
+                    "ms": round(took * 1000, 3),
+                    "key": request.caller.name,
+                    "client": (scope.get("client") or ("-",))[0],
                 },
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from custody.http.answer import Answer
 
@@ -11,6 +11,24 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+class Client(Protocol):
+    """The connection of a request, as a handler knows it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether each request that has begun has arrived with its body."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client has disconnected."""
+
+    watching: set[Callable[[], object]]
+    """Called when the client disconnects."""
+
+    def disregard_body(self) -> None:
+        """Drops what comes of the body of the request that is being answered."""
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

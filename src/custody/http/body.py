@@ -26,12 +26,12 @@ class Body:
     def __init__(self, state: ServerState, headers: Mapping[bytes, bytes]) -> None:
         self._state, self._headers, self._held = state, headers, 0
 
-    async def read(self, receive: Receive) -> bytes:
-        """The whole body, decompressed."""
+    async def read(self, receive: Receive, *, whole: bool) -> bytes:
+        """The whole body, decompressed. `whole`: all of it has arrived, so that there is nothing to wait for."""
         limit, timeout = self._state.max_body, self._state.body_timeout
         compressed = self._compressed()
         self._held = await self._state.bodies.take(self._announced(limit), timeout)
-        given = await _received(receive, limit, timeout)
+        given = await (_received(receive, limit) if whole else _in_time(receive, limit, timeout))
         if not compressed or not given:
             return given
         async with self._state.inflating:  # a few at a time, because their size is known only afterwards
@@ -65,23 +65,27 @@ class Body:
         return int(length)
 
 
-async def _received(receive: Receive, limit: int, timeout: float) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+async def _in_time(receive: Receive, limit: int, timeout: float) -> bytes:
     try:
         async with asyncio.timeout(timeout):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise InvalidArgument("the client disconnected before the end of its request")
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body"):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
+            return await _received(receive, limit)
     except TimeoutError:
         raise RequestTimeout(f"the body did not come within {timeout:g} s", "Send it again.") from None
+
+
+async def _received(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidArgument("the client disconnected before the end of its request")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def inflate(given: bytes, limit: int) -> bytes:

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import UNSET
 
 from custody.errors import InvalidArgument, TooLarge
-from custody.http.asgi import Receive
+from custody.http.asgi import Client
 from custody.http.rights import Caller, Right
 from custody.model.limits import LARGEST, SMALL
 
@@ -26,7 +26,7 @@ class Call:
     """What a handler gets. `body` and `query` have the operation's types; `size` is the body's size in bytes."""
 
     __slots__ = (
-        "_body", "_engine", "_headers", "_read", "_receive",
+        "_body", "_client", "_engine", "_headers", "_read",
         "caller", "params", "query", "request_id", "size", "state", "worker",
     )  # fmt: skip
 
@@ -42,11 +42,11 @@ class Call:
         read: Callable[[], Any],
         size: int,
         headers: Mapping[bytes, bytes],
-        receive: Receive,
+        client: Client,
     ) -> None:
         self.state, self.caller, self.worker, self.request_id = state, caller, worker, request_id
         self.params, self.query, self._read, self.size = params, query, read, size
-        self._headers, self._receive = headers, receive
+        self._headers, self._client = headers, client
         self._body: Any = UNSET
         self._engine: Custody | None = None
 
@@ -114,29 +114,28 @@ class Call:
             )
         return number
 
-    async def gone(self) -> None:
-        """Returns when the client has disconnected."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return
-
-    async def is_gone(self) -> bool:
+    @property
+    def is_gone(self) -> bool:
         """Whether the client has disconnected."""
-        watch = asyncio.ensure_future(self.gone())
-        await asyncio.sleep(0)  # `watch` runs until it has to wait
-        watch.cancel()
-        return watch.done()
+        return self._client.lost
 
     async def unless_gone(self, waiting: asyncio.Future[T]) -> T | None:
-        """The result, or None if the client disconnects first."""
-        watch = asyncio.ensure_future(self.gone())
-        both: set[asyncio.Future[Any]] = {waiting, watch}
+        """The result, or None if the client disconnects first: then `waiting` is cancelled."""
+        client, leave = self._client, waiting.cancel
+        client.watching.add(leave)
+        client.disregard_body()  # with an unread body nothing more would be read, not even that the client is gone
+        if client.lost:
+            leave()
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            result = await waiting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if client.lost and not (task and task.cancelling()):
+                return None
+            raise
         finally:
-            watch.cancel()
-        return waiting.result() if waiting.done() and not watch.done() else None
+            client.watching.discard(leave)
+        return None if client.lost else result
 
 
 def lease_of_receipt(receipt: str) -> tuple[UUID, int]:

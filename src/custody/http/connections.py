@@ -66,11 +66,28 @@ class CountingTransport:
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
-        self.is_closing, self.close = transport.is_closing, transport.close  # called for each request
+        self.is_closing = transport.is_closing  # called for each request
+        self._holds, self._held = False, b""
+
+    def hold(self) -> None:
+        """Keeps what is written next, to write it with what follows: a head and its body are one write to the
+        socket, and mostly one read of the client."""
+        self._holds = True
 
     def write(self, data: bytes) -> None:
+        if self._holds:
+            self._holds, self._held = False, data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
         self._connection.written += len(data)
         self._transport.write(data)
+
+    def close(self) -> None:
+        self._holds = False
+        if self._held:
+            self.write(b"")
+        self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -22,7 +22,7 @@ from custody.errors import (
     UnsupportedEncoding,
 )
 from custody.http.answer import Answer
-from custody.http.asgi import Receive
+from custody.http.asgi import Client, Receive
 from custody.http.body import Body
 from custody.http.call import Call
 from custody.http.operation import Operation
@@ -47,6 +47,7 @@ async def answer(
     query_string: bytes,
     headers: Mapping[bytes, bytes],
     receive: Receive,
+    client: Client,
     caller: Caller,
     worker: str,
     request_id: str,
@@ -54,7 +55,7 @@ async def answer(
     """Calls the operation and returns its answer, or that of an error. Raises nothing."""
     body = Body(state, headers)
     try:
-        given = b"" if operation.body is None else await body.read(receive)
+        given = b"" if operation.body is None else await body.read(receive, whole=client.whole)
         call = Call(
             state,
             caller=caller,
@@ -65,7 +66,7 @@ async def answer(
             read=partial(operation.read, given, state.settings.max_batch),
             size=len(given),
             headers=headers,
-            receive=receive,
+            client=client,
         )
         require_names(params)
         if operation.reads:

@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from custody.errors import Transient
 Format = Literal["json", "text"]
 MOST = 10_000
 """Most lines that wait to be written. If the reader of the log is too slow, lines are lost; requests do not wait."""
+GATHERED = 0.05
+"""Seconds that a line of a request may wait for others, so that they are written together. Warnings do not wait."""
 _WITHOUT_VALUES = ("08", "25", "26", "28", "40", "42", "53", "54", "55", "57", "58", "XX")
 """SQLSTATE classes whose messages name tables, functions and resources, but never quote a value."""
 _LOGGERS = ("custody", "uvicorn", "asyncio", "psycopg.pool")
@@ -57,7 +60,7 @@ class Writer(logging.Handler):
         self._stream, self._most = stream, most
         self._waiting: deque[logging.LogRecord] = deque()
         self._lost = 0
-        self._queued, self._ended = threading.Event(), False
+        self._queued, self._urgent, self._ended = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._write, name="custody-log", daemon=True)
         self._thread.start()
 
@@ -73,11 +76,16 @@ class Writer(logging.Handler):
         self._waiting.append(record)
         if not self._queued.is_set():
             self._queued.set()
+        if record.levelno > logging.INFO:
+            self._urgent.set()
 
     def _write(self) -> None:
         while True:
             self._queued.wait()
+            self._urgent.wait(GATHERED)
             self._queued.clear()
+            if not self._ended:
+                self._urgent.clear()
             lines = []
             while self._waiting:
                 lines.append(self.format(self._waiting.popleft()))
@@ -101,6 +109,7 @@ class Writer(logging.Handler):
     def close(self) -> None:
         """Writes the waiting lines, for at most 5 s."""
         self._ended = True
+        self._urgent.set()
         self._queued.set()
         self._thread.join(5)
         super().close()
@@ -108,6 +117,18 @@ class Writer(logging.Handler):
 
 def _record(text: str) -> logging.LogRecord:
     return logging.LogRecord("custody.http.logs", logging.WARNING, __file__, 0, text, None, None)
+
+
+def request_line(logger: logging.Logger, said: dict[str, Any]) -> None:
+    """Logs a request, as `logger.info("request", extra={"custody": said})` does for ten times the cost: that looks for
+    the thread, the process and the line of the caller, which no line of ours has."""
+    line = logging.LogRecord.__new__(logging.LogRecord)
+    now = time.time()
+    line.__dict__ = {**_REQUEST, "name": logger.name, "created": now, "msecs": now % 1 * 1000, "custody": said}
+    logger.handle(line)
+
+
+_REQUEST = vars(logging.LogRecord("", logging.INFO, __file__, 0, "request", None, None))
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -154,8 +175,10 @@ def _way(error: BaseException) -> list[str]:
 
 
 class JsonLines(logging.Formatter):
+    _encode = json.JSONEncoder(separators=(",", ":")).encode  # in ASCII: see _plain
+
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(fields(record), separators=(",", ":"))  # in ASCII: see _plain
+        return self._encode(fields(record))
 
 
 class TextLines(logging.Formatter):

@@ -74,11 +74,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._size, self._after = 0, 0
         self._complete, self._whole, self._oversize = True, True, False
+        self._disregarded = False
         self._late: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._rest = b""
         self._upgrades = False
         self.connection: Connection | None = None
+        self.lost = False
+        self.watching: set[Callable[[], object]] = set()
+        """Called when the client disconnects."""
 
     # as uvicorn has it, which asyncio's own type does not allow
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -95,6 +99,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.connection is None:
             return
+        self.lost = True
+        for leave in list(self.watching):
+            leave()
         self.all.forget(self.connection)
         self._in_time()
         if self._lingering is not None:
@@ -162,7 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return (cycle is None or cycle.response_complete) and not self.pipeline
 
     def on_message_begin(self) -> None:
-        self._size, self._complete, self._whole = 0, False, False
+        self._size, self._complete, self._whole, self._disregarded = 0, False, False, False
         super().on_message_begin()
         self.scope["custody.connection"] = self  # type: ignore[typeddict-unknown-key]  # for the middleware
 
@@ -176,11 +183,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle.response_complete:  # already answered: the rest of the body is dropped
+        if self._disregarded or self.cycle.response_complete:  # the rest of the body is dropped
             self._after += len(body)
             if self._after > LARGEST_REST:
                 self.transport.close()
-        super().on_body(body)
+        if not self._disregarded:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._upgrades:
@@ -240,6 +248,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def _answer(self, status: int, text: bytes) -> None:
         self.transport.write(_whole(status, b"text/plain; charset=utf-8", text))
         self.transport.close()
+
+    def hold_head(self) -> None:
+        """The head of an answer comes next: it is sent with the beginning of the body."""
+        cast(CountingTransport, self.transport).hold()
+
+    @property
+    def whole(self) -> bool:
+        """Whether each request that has begun has arrived with its body."""
+        return self._whole
+
+    def disregard_body(self) -> None:
+        """Drops what comes of the body of the request that is being answered, and goes on reading."""
+        if not self._whole and not self.pipeline:  # otherwise the body that comes is of a later request
+            self._disregarded, self.cycle.body = True, bytearray()
+            self.flow.resume_reading()
 
     def trust(self) -> None:
         """Marks the connection as trusted: a request on it was admitted."""

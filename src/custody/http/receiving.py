@@ -72,7 +72,7 @@ async def _receive(call: Call, partition: int | None) -> Answer:
             await _require_still(call, lease)
     else:
         lease = await call.state.long_polls.receive(place, claim, 0)
-        if lease and await call.is_gone():  # its expiry would count as a failed delivery
+        if lease and call.is_gone:  # its expiry would count as a failed delivery
             await call.state.give_back(lease)
             return _GONE
     if not lease and lease.reason in _WITHHELD and acked is None:
