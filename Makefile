@@ -83,7 +83,7 @@ format: install ## Put the code into the house format and fix what ruff can fix
 docs: install ## Build the documentation site into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
-bench: install ## Measure, beside bare PostgreSQL and two peers
+bench: install ## Measure, beside bare PostgreSQL and its peers
 	@$(BIN)/python -m bench $(ARGS)
 
 coverage: install ## Measure how much of src/custody the tests execute, by folder (ARGS=--publish: into docs/coverage.md)

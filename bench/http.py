@@ -45,7 +45,7 @@ def load(place: tuple[str, int], connections: int, seconds: float, **what: objec
 
 
 def rows(stage: Stage) -> Iterator[Row]:
-    seconds = max(0.5, stage.sizes.both_seconds / 12)
+    seconds = stage.sizes.http_seconds
     with stage.database() as url:
         with custody.connect(url) as c:
             c.create_topic("bench")

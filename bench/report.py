@@ -1,14 +1,11 @@
-"""What a run found: a table for people, JSON for programs."""
+"""What a run found: rows of figures, as JSON for programs. console.py and markdown.py show them to people."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -75,57 +72,6 @@ def bound(target: Target | None) -> str:
     return "" if target is None else f"{'≤' if target.at_most else '≥'} {number(target.bound)}"
 
 
-def _verdict(passed: bool | None) -> str:
-    return {None: "", True: "[green]met[/]", False: "[red bold]missed[/]"}[passed]
-
-
-def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
-    shown = Table(title=" · ".join(facts.values()), title_justify="left", title_style="")
-    shown.add_column("what", no_wrap=True)
-    shown.add_column("measured", justify="right", no_wrap=True)
-    shown.add_column("target", justify="right", no_wrap=True)
-    shown.add_column("beside", no_wrap=True)
-    shown.add_column("that", justify="right", no_wrap=True)
-    shown.add_column("ratio", justify="right", no_wrap=True)
-    shown.add_column("target", justify="right", no_wrap=True)
-    shown.add_column("", no_wrap=True)
-    for row in rows:
-        shown.add_row(
-            row.what if row.note is None else f"{row.what}\n  [dim]{row.note}[/]",
-            f"{number(row.measured)} {row.unit}",
-            bound(row.target),
-            row.beside or "",
-            "" if row.other is None else f"{number(row.other)} {row.unit}",
-            "" if row.ratio is None else f"{row.ratio:.2f}",
-            bound(row.ratio_target),
-            _verdict(row.passed),
-        )
-    return shown
-
-
-def targets(rows: Sequence[Row]) -> Table:
-    """Every figure that has a target, and nothing else."""
-    shown = Table(title="Targets", title_justify="left", title_style="")
-    for name, justify in (("what", "left"), ("found", "left"), ("wanted", "right"), ("", "left")):
-        shown.add_column(name, justify=justify, no_wrap=True)
-    for row in rows:
-        for found, wanted, met in judged(row):
-            shown.add_row(row.what.strip(), found, wanted, _verdict(met))
-    return shown
-
-
-WIDTH = 170
-"""Of a table that goes to a file: as wide as it needs to be."""
-
-
-def show(console: Console, rows: Sequence[Row], facts: dict[str, str]) -> None:
-    console.print(table(rows, facts))
-    met = [met for row in rows for _, _, met in judged(row)]
-    if met:
-        console.print(targets(rows))
-        console.print(f"{sum(met)} of {len(met)} targets met.")
-
-
-def write(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
-    found = {"facts": facts, "rows": [{**asdict(row), "passed": row.passed} for row in rows]}
+def write(path: Path, rows: Sequence[Row], facts: Mapping[str, str], notes: Sequence[str]) -> None:
+    found = {"facts": facts, "notes": notes, "rows": [{**asdict(row), "passed": row.passed} for row in rows]}
     path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")

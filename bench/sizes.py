@@ -21,12 +21,17 @@ class Sizes:
     footprint_rounds: int
     held_rounds: int
     held_repetitions: int
-    peer_batches: int
-    peer_jobs: int
+    peer_repetitions: int
+    peer_seconds: float
+    """For each load of a peer."""
     worker_messages: int
     outbox_events: int
     calls: int
-    both_seconds: float
+    http_seconds: float
+    """For each load of an HTTP server."""
+    sustained_seconds: float
+    sustained_rate: int
+    sustained_keep: int
     delayed: int
     spark_batch: int
     spark_batches: int
@@ -44,12 +49,15 @@ FULL = Sizes(
     footprint_rounds=100,
     held_rounds=10_000,
     held_repetitions=3,
-    peer_batches=20,
-    peer_jobs=5_000,
+    peer_repetitions=3,
+    peer_seconds=0.4,
     worker_messages=50_000,
     outbox_events=100_000,
     calls=300,
-    both_seconds=60,
+    http_seconds=5,
+    sustained_seconds=60,
+    sustained_rate=100_000,
+    sustained_keep=2**30,
     delayed=1_000_000,
     spark_batch=100_000,
     spark_batches=8,
@@ -67,12 +75,15 @@ QUICK = Sizes(
     footprint_rounds=30,
     held_rounds=2_000,
     held_repetitions=1,
-    peer_batches=5,
-    peer_jobs=1_000,
+    peer_repetitions=1,
+    peer_seconds=0.2,
     worker_messages=20_000,
     outbox_events=50_000,
     calls=100,
-    both_seconds=10,
+    http_seconds=1,
+    sustained_seconds=20,
+    sustained_rate=100_000,
+    sustained_keep=2**28,
     delayed=1_000_000,
     spark_batch=100_000,
     spark_batches=4,
@@ -90,12 +101,15 @@ TINY = Sizes(
     footprint_rounds=3,
     held_rounds=20,
     held_repetitions=1,
-    peer_batches=1,
-    peer_jobs=20,
+    peer_repetitions=1,
+    peer_seconds=0.02,
     worker_messages=500,
     outbox_events=2_000,
     calls=5,
-    both_seconds=0.5,
+    http_seconds=0.5,
+    sustained_seconds=3,
+    sustained_rate=2_000,
+    sustained_keep=2**21,
     delayed=2_000,
     spark_batch=1_000,
     spark_batches=1,

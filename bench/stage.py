@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +25,7 @@ from bench.measure import Samples
 from bench.sizes import Sizes
 from custody.store.embedded import acquire
 
+ROOT = Path(__file__).parents[1]
 Connection = psycopg.Connection[tuple[object, ...]]
 
 
@@ -46,6 +50,8 @@ class Stage:
     def __init__(self, url: str, sizes: Sizes) -> None:
         self.url = url
         self.sizes = sizes
+        self.notes: list[str] = []
+        """What a reader of the figures has to know besides, for example what is not installed."""
         self._names = (f"custody_bench_{os.getpid()}_{number}" for number in count())
 
     @contextmanager
@@ -73,13 +79,14 @@ class Stage:
     def facts(self) -> dict[str, str]:
         """What the figures depend on."""
         with plain(self.url) as connection:
-            version = str(connection.info.parameter_status("server_version"))
+            postgresql = str(connection.info.parameter_status("server_version"))
             fsync = str(connection.execute("SHOW fsync").fetchall()[0][0])
         return {
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "cores": f"{os.cpu_count()} cores",
+            "version": f"Custody {_revision()}",
+            "cores": f"{os.cpu_count()} cores of {_processor()}, {_memory_gb():.0f} GB",
             "python": f"Python {platform.python_version()}",
-            "postgresql": f"PostgreSQL {version}",
+            "postgresql": f"PostgreSQL {postgresql}",
             "fsync": f"fsync {fsync}",
             "commit": f"a small commit takes {self._commit_ms():.2f} ms",
         }
@@ -93,6 +100,25 @@ class Stage:
                 connection.execute("INSERT INTO commits VALUES (%s)", [number])
                 times.values.append((perf_counter() - start) * 1000)
         return times.median
+
+
+def _revision() -> str:
+    """The version, and the commit that was measured if this is a checkout."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return f"{version('custody')} {described.stdout.strip()}".rstrip()
+
+
+def _processor() -> str:
+    names = (
+        re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else []
+    )
+    return names[0] if names else platform.machine()
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
 
 @contextmanager

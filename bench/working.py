@@ -1,4 +1,4 @@
-"""The worker: a handler that does nothing, the way from publish to handler, and producing and consuming at once."""
+"""The worker: a handler that does nothing, and the way from publish to handler."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from time import perf_counter, time
 import custody
 from bench.backlog import fill
 from bench.measure import Samples
-from bench.report import Row, at_least, at_most
-from bench.sizes import KEYS, PAYLOAD_BYTES
+from bench.report import Row, at_most
 from bench.stage import Stage
-from custody import Message, Outgoing, Policy
-
-BATCH = 1000
+from custody import Message, Policy
 
 
 def rows(stage: Stage) -> Iterator[Row]:
     yield from handling(stage)
     yield from latency(stage)
-    yield from both_ways(stage)
 
 
 def handling(stage: Stage) -> Iterator[Row]:
@@ -80,54 +76,3 @@ def latency(stage: Stage) -> Iterator[Row]:
         thread.join()
     for what, value, bound in (("p50", found.median, 5), ("p99", found.percentile(0.99), 25)):
         yield Row(what=f"publish → handler, idle, {what}", measured=value, unit="ms", target=at_most(bound))
-
-
-def both_ways(stage: Stage) -> Iterator[Row]:
-    """A producer and a consumer in threads of their own, in batches; the first and last tenth of the time compared."""
-    payload = b"x" * PAYLOAD_BYTES
-    batch = [Outgoing(payload, key=f"key-{n % KEYS}") for n in range(BATCH)]
-    produced: list[float] = []
-    consumed: list[tuple[float, int]] = []
-    with stage.open() as (c, _):
-        c.create_topic("orders")
-        c.create_group("orders", "stock", Policy(ordering="key"))
-        start = perf_counter()
-        until = start + stage.sizes.both_seconds
-
-        def produce() -> None:
-            while perf_counter() < until:
-                c.publish_many("orders", batch)
-                produced.append(perf_counter())
-
-        def consume() -> None:
-            while perf_counter() < until:
-                lease = c.claim("orders", "stock", max_messages=BATCH)
-                if lease:
-                    lease.ack()
-                    consumed.append((perf_counter(), len(lease)))
-
-        threads = [threading.Thread(target=produce), threading.Thread(target=consume)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    seconds = stage.sizes.both_seconds
-    taken = sum(count for _, count in consumed)
-    tenth = seconds / 10
-    first = sum(count for at, count in consumed if at < start + tenth) / tenth
-    last = sum(count for at, count in consumed if at >= until - tenth) / tenth
-    yield Row(
-        what=f"in, while consuming, {seconds:g} s",
-        measured=len(produced) * BATCH / seconds,
-        unit="msg/s",
-        target=at_least(70_000),
-    )
-    yield Row(
-        what="out, while producing",
-        measured=taken / seconds,
-        unit="msg/s",
-        target=at_least(70_000),
-        beside="the first tenth",
-        other=first,
-        ratio=last / first if first else 0.0,
-    )
