@@ -104,6 +104,8 @@ class Stage:
 
 def _revision() -> str:
     """The version, and the commit that was measured if this is a checkout."""
+    if shutil.which("git") is None:
+        return version("custody")
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )

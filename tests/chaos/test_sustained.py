@@ -1,4 +1,5 @@
-"""In and out at once for a long time: the consumers keep up, the disk is bounded, and nothing is lost.
+"""In and out at once for a long time: the consumers keep up, the disk is bounded, and nothing is lost. Which rate a
+machine reaches is a figure of `make bench` (`sustained`), not of a test.
 
 `CUSTODY_SUSTAINED_SECONDS` and `CUSTODY_SUSTAINED_RATE` (messages a second) change the long run.
 """
@@ -20,7 +21,6 @@ def check(url: str, flow: Flow) -> None:
     course = run(url, flow)
     print(course.report())
     assert course.published == course.consumed
-    assert course.rate_in >= 0.95 * flow.rate, course.report()
     assert course.slope <= course.slack, course.report()
     assert course.upkeep["dropped"] > 0, course.report()
     assert max(sample.log for sample in course.samples) < 2 * flow.keep, course.report()

@@ -135,6 +135,15 @@ def test_a_body_is_read_although_another_protocol_is_offered(
     assert b'{"status":"ok"}' in received
 
 
+def test_an_answer_without_a_body_comes_at_once(http_: Http, opened: ExitStack) -> None:
+    client = connect(http_, opened)
+    for _ in range(2):
+        client.sendall(b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 405 ")
+    client.sendall(WHOLE)
+    assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_empty_lines_keep_no_connection(serve: Callable[..., Http], opened: ExitStack) -> None:
     http = serve(body_timeout="300ms")
     fresh, used = connect(http, opened), connect(http, opened)

@@ -88,7 +88,8 @@ class Application:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._extra(request)]
-                scope["custody.connection"].hold_head()
+                if scope["method"] != "HEAD":  # whose answer has no body to be sent with
+                    scope["custody.connection"].hold_head()
             elif len(message.get("body", b"")) > PIECE:
                 await self._in_pieces(send, message["body"])
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -197,5 +198,10 @@ def _plain(text: str) -> str:
 
 def _shown(value: object) -> str:
     """Quotes a value with spaces, quotes or `=`, so that it cannot imitate another field."""
-    plain = isinstance(value, str) and value.isascii() and value.isprintable() and not set(' "=') & set(value)
-    return str(value) if plain else json.dumps(value)
+    if type(value) is int or type(value) is float or (isinstance(value, str) and _PLAIN.match(value)):
+        return str(value)
+    return json.dumps(value)
+
+
+_PLAIN = re.compile(r"[!#-<>-~]*\Z")
+"""Printable ASCII without spaces, quotes and `=`."""
