@@ -63,17 +63,20 @@ def in_loop(work: Coroutine[object, object, T]) -> T:
 
 
 class Handled:
-    """Counts the messages that a worker's handlers get, from the first of them on: its start is not measured."""
+    """Counts the messages that a worker's handlers get, from the first of them on: its start is not measured. The
+    time of the load begins then, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], object]) -> None:
         self.messages = 0
         self.began = 0.0
+        self._begin = begin
 
     def one(self) -> None:
         """Called by each handler, in one thread."""
         if not self.messages:
             self.began = perf_counter()
+            self._begin()
         self.messages += 1
 
     def done(self) -> Done:
-        return Done(self.messages, perf_counter() - self.began)
+        return Done(self.messages, perf_counter() - self.began if self.messages else 0.0)

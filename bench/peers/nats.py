@@ -23,7 +23,7 @@ from bench.stage import Stage
 STREAM = "orders"
 DURABILITY = {
     None: "fsync every two minutes, its default: a crash of the machine may lose what was confirmed since",
-    "always": "fsync at each publish; acks of messages are confirmed",
+    "always": "fsync at each publish; the last ack of a batch is confirmed",
 }
 
 

@@ -62,10 +62,12 @@ class Own:
 
     def handle(self, load: Load) -> Done:
         waiting = self._c.stats(self._topic, "group-0").depth
-        left, first = count(1), Handled()
+        if not waiting:
+            return Done(0, 0.0)
+        numbers = count(1)
 
         def handler(_: Message) -> None:
-            number = next(left)
+            number = next(numbers)
             if number == 1:
                 first.one()
             if number == waiting:
@@ -73,7 +75,7 @@ class Own:
 
         worker = self._c.worker_for(self._topic, "group-0", handler, concurrency=load.callers)
         timer = threading.Timer(load.seconds, worker.stop)
-        timer.start()
+        first = Handled(timer.start)
         messages = worker.run().done
         timer.cancel()
         return Done(messages, first.done().seconds)

@@ -65,7 +65,8 @@ class Queuer:
         return in_loop(self._worked(load, 0, PREFETCH))
 
     async def _worked(self, load: Load, group: int, batch: int) -> Done:
-        handled = Handled()
+        loop = asyncio.get_running_loop()
+        handled = Handled(lambda: loop.call_later(load.seconds, worker.qm.shutdown.set))
 
         async def handle(_: object) -> None:
             handled.one()
@@ -73,7 +74,6 @@ class Queuer:
         async with self._pool(CONNECTIONS) as pool:
             worker = PgQueuer.from_asyncpg_pool(pool)
             worker.entrypoint(f"group-{group}")(handle)
-            asyncio.get_running_loop().call_later(load.seconds, worker.qm.shutdown.set)
             await worker.qm.run(batch_size=batch, mode=QueueExecutionMode.drain)
             return handled.done()
 

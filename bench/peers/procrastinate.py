@@ -52,7 +52,8 @@ class Procrastinate:
 
     async def _worked(self, seconds: float, group: int, concurrency: int) -> Done:
         app = App(connector=PsycopgConnector(conninfo=self._url, max_size=AT_ONCE))
-        handled = Handled()
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        handled = Handled(lambda: loop.call_later(seconds, over.set))
 
         @app.task(name=f"group-{group}")
         async def handle(payload: str) -> None:  # noqa: ARG001
@@ -68,10 +69,12 @@ class Procrastinate:
                     delete_jobs="always",
                 )
             )
-            await asyncio.wait([running], timeout=seconds)
+            timed = asyncio.create_task(over.wait())
+            await asyncio.wait([running, timed], return_when=asyncio.FIRST_COMPLETED)
             done = handled.done()
+            timed.cancel()
             running.cancel()  # it ends what runs
-            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.gather(running, timed, return_exceptions=True)
             return done
 
 
