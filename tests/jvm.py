@@ -17,7 +17,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from custody.spark.environment import java
+from custody.spark.environment import installed, java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 TRAINING = Path(__file__).parent / "spark" / "training.py"
@@ -32,8 +32,10 @@ def quicken(archive: Path | None = None) -> None:
     shared = "" if archive is None else f" -XX:SharedArchiveFile={archive} -Xlog:cds*=off"
     os.environ["SPARK_SUBMIT_OPTS"] = FLAGS + shared
     os.environ["SPARK_LAUNCHER_OPTS"] = FLAGS
-    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(STARTUP))]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *others])
+    # for sessions that are not ours too
+    ours = [str(installed.STARTUP), str(STARTUP)]
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *ours)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*ours, *others])
 
 
 def variables() -> dict[str, str]:

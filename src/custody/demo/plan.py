@@ -17,7 +17,7 @@ class Plan:
     """
 
     skus: int = 400
-    changes: int = 60
+    changes: int = 30
     poison: int = 5
     kills: bool = True
 

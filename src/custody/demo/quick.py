@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -23,7 +22,7 @@ import custody
 from custody.demo import check
 from custody.demo.check import Check
 from custody.demo.plan import Plan
-from custody.demo.stage import Stage, kill, stage
+from custody.demo.stage import Stage, end_with_the_demo, kill, stage
 from custody.demo.warehouse import CHANGES, OVERTAKEN, SCHEMA, STOCK, applying
 from custody.errors import Stalled
 
@@ -61,6 +60,7 @@ def run(console: Console, plan: Plan = PLAN, *, home: Path | None = None) -> lis
     started = time.monotonic()
     status = console.status("Starting PostgreSQL …") if console.is_terminal else nullcontext()
     with status, stage(home) as on:
+        publish(on.c, plan)
         if not console.is_terminal:
             console.print("PostgreSQL has started.")
         found = _show(console, on, plan)
@@ -79,7 +79,6 @@ def publish(c: custody.Custody, plan: Plan) -> None:
 
 def _show(console: Console, on: Stage, plan: Plan) -> list[Check]:
     c = on.c
-    publish(c, plan)
     console.print(
         f"[bold]{plan.published:,}[/] changes of {plan.skus} SKUs are in the log: ADD 100, then REMOVE 1, many times. "
         "Two worker processes apply them to a table with CHECK (quantity >= 0). Some changes of every seventh SKU time "
@@ -121,12 +120,7 @@ def work() -> None:
     from custody.worker.signals import stopped_by_signals
 
     url, name, fixed = sys.argv[1:]
-
-    def end_with_the_demo() -> None:
-        sys.stdin.read()
-        os._exit(1)
-
-    threading.Thread(target=end_with_the_demo, daemon=True).start()
+    end_with_the_demo()
     with custody.connect(url, worker=name) as c:
         handler = applying(url, fixed=fixed == "1")
         worker = c.worker_for(CHANGES, STOCK, handler, max_messages=MOST, poll="100ms")

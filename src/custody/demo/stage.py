@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -64,8 +66,13 @@ class Interruptions:
 class Stage:
     directory: Path
     interruptions: Interruptions
-    c: custody.Custody
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @cached_property
+    def c(self) -> custody.Custody:
+        """The database, which is started at the first use."""
+        with self.interruptions.shielded():
+            return custody.connect(home=self.directory / "home", worker="operator")
 
     def start(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts a process in a group of its own. Its stdin is a pipe that is closed when the demo has ended."""
@@ -87,8 +94,21 @@ class Stage:
         return lines[-1] if lines else "it printed nothing"
 
     def clear(self) -> None:
+        """Ends the processes and the server."""
         for process in self._started:
             kill(process)
+        if "c" in vars(self):
+            self.c.close()
+
+
+def end_with_the_demo() -> None:
+    """Ends this process, which a stage has started, when the demo has ended, however that was."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -111,14 +131,12 @@ def stage(home: Path | None = None) -> Iterator[Stage]:
             with interruptions.shielded():
                 made.append(directory := home or Path(tempfile.mkdtemp(prefix="custody-demo-")))
                 directory.chmod(0o711)  # if we are root, the server runs as another user, who must be able to enter
-                c = custody.connect(home=directory / "home", worker="operator")
-                opened.append(Stage(directory=directory, interruptions=interruptions, c=c))
+                opened.append(Stage(directory=directory, interruptions=interruptions))
             yield opened[0]
         finally:
             with interruptions.shielded():
                 for each in opened:
                     each.clear()
-                    each.c.close()
                 if home is None:
                     for directory in made:
                         shutil.rmtree(directory, ignore_errors=True)

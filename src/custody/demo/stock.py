@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import custody
+from custody.demo.stage import end_with_the_demo
 from custody.demo.warehouse import CHANGES, STOCK, applying
 from custody.spark import Pipeline
 
@@ -57,10 +58,14 @@ def pipelines(url: str) -> list[Pipeline]:
 
 
 def main() -> None:
+    """Starts Spark, then waits for a line with the URL of the database, and runs the pipelines until the demo ends."""
     from custody.spark.running import run
     from custody.spark.session import session
     from custody.spark.settings import RunSettings
 
-    url = sys.argv[1]
     with session(app_name="custody demo", config={"spark.ui.enabled": "false"}) as spark:
+        url = sys.stdin.readline().strip()
+        if not url:  # the demo has ended
+            return
+        end_with_the_demo()
         run(pipelines(url), url, RunSettings(max_per_batch=PER_BATCH), spark=spark)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from custody import extras
 from custody.errors import InvalidArgument, InvalidConfig, did_you_mean
-from custody.spark.environment import java
+from custody.spark.environment import installed, java
 
 with extras.named():
     from pyspark import SparkConf, SparkContext
@@ -57,7 +57,9 @@ def session(
     # otherwise workers run the `python3` of their PATH, without this environment's packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    with _on_loopback() if _is_local(chosen) else contextlib.nullcontext():
+    if not _is_local(chosen):
+        return SparkSession.builder.config(map={**settings}).getOrCreate()
+    with _on_loopback(), installed.preferred():
         return SparkSession.builder.config(map={**settings}).getOrCreate()
 
 

@@ -22,6 +22,7 @@ from custody.engine import Custody
 from custody.errors import ClaimLost, CustodyError, PipelineFailed, PipelineFenced, TopicChanged, Transient
 from custody.model.policy import seconds, seconds_or_none
 from custody.spark.driver.batch_jobs import BatchJobs, Shape
+from custody.spark.driver.checkpoint_files import written_by_file_system
 from custody.spark.driver.group_reader import ClaimOptions, ClaimSource, own_source
 from custody.spark.driver.reporting import Report
 from custody.spark.driver.settlement import Epoch, Settlement
@@ -46,7 +47,7 @@ IDLE = 10.0
 """Seconds after which a query that has not failed, and has no batch, is taken to be well."""
 FIRST_PAUSE = 0.5
 """Seconds until a query that failed after a batch is started again; twice as many each time that there was none."""
-_REGISTERING = threading.Lock()
+_STARTING = threading.Lock()
 
 
 class Driving:
@@ -272,7 +273,7 @@ class Driving:
 
     def _start(self, claims: ClaimOptions, checkpoint: str) -> StreamingQuery:
         name = f"{ClaimSource.name()}_{claims.group_id}_{claims.epoch}"
-        with _REGISTERING:
+        with _STARTING:
             self._spark.dataSource.register(own_source(name))
         source = self._spark.readStream.format(name).option("url", self._epoch.job.url)
         writer = (
@@ -284,7 +285,11 @@ class Driving:
         )
         one_pass = self._settings.one_pass
         writer = writer.trigger(availableNow=True) if one_pass else writer.trigger(processingTime="0 seconds")
-        return writer.start()
+        with _STARTING:
+            if self._checkpoint:
+                return writer.start()
+            with written_by_file_system(self._spark):
+                return writer.start()
 
     def _outcome(self, query: StreamingQuery) -> BaseException | None:
         try:
