@@ -13,6 +13,7 @@ from custody.model.policy import BACKOFFS, Backoff, Breaker, seconds
 from custody.model.retention import size_in_bytes
 from custody.model.routing import Binding
 from custody.model.setting import Settings, settings_of
+from custody.outbox import EventState
 
 Start = str | int | datetime
 T = TypeVar("T")
@@ -121,6 +122,13 @@ def pattern(text: str) -> str:
     return text
 
 
+def event_state(text: str) -> str:
+    """A state of an event in the outbox."""
+    if text.upper() not in EventState.__members__:
+        raise typer.BadParameter(f"{text!r} is not a state. States are: {', '.join(EventState)}.")
+    return text.upper()
+
+
 def number(text: str) -> int:
     """A whole number."""
     if not text.isdigit():
@@ -139,22 +147,13 @@ def header(text: str) -> tuple[str, str]:
 DURATION: dict[str, Any] = {"parser": duration, "metavar": "DURATION"}
 SIZE: dict[str, Any] = {"parser": size, "metavar": "SIZE"}
 """How options that are durations or sizes are parsed and named."""
+COMPLETED: dict[str, Any] = {}
+"""How arguments and options are completed by a shell, by their name."""
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The group.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Ensure = Annotated[
     bool, typer.Option("--ensure", help="Accept an existing one: change what may be changed, and say what differs.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
-Reason = Annotated[str | None, typer.Option(help="Reason, recorded in the journal.")]
 Partition = Annotated[int | None, typer.Option(help="Only this partition.")]
-AtPartition = Annotated[int, typer.Argument(help="The partition.")]
-AtOffset = Annotated[int, typer.Argument(help="The offset.")]
-_LIMIT = typer.Option(min=1, help="At most this many.")
-Limit = Annotated[int, _LIMIT]
-OptionalLimit = Annotated[int | None, _LIMIT]
-Time = Annotated[
-    datetime | None,
-    typer.Option(parser=time, metavar="TIME", help="2030-01-31T12:00Z, or 15m for 15 minutes ago."),
-]
 VisibilityTimeout = Annotated[str | None, typer.Option(help="Duration of a lease.", **DURATION)]

@@ -2,81 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from custody.cli.arguments import AtOffset, AtPartition, Group, Limit, Reason, Topic
-from custody.cli.session import counted, session_of
+from custody.cli.call import Call
+from custody.cli.derived import calls
+from custody.cli.session import counted
+from custody.engine import Custody
+from custody.model.entities import BlockedKey
 
 app = typer.Typer(no_args_is_help=True, help="Blocked keys: list, release, skip.")
 
 
 @app.command("list")
-def list_blocked(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    limit: Limit = 1000,
-) -> None:
-    """List blocked keys, the message that blocks each, and how many messages wait behind it."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        keys = c.blocked_keys(topic, group, limit=limit)
-    if session.json:
-        session.emit(keys)
-        return
-    rows = [
+@calls(Custody.blocked_keys)
+def list_blocked(call: Call[list[BlockedKey]], topic: str, group: str) -> None:
+    call.listing(
+        call(),
         [
-            key.key,
-            key.why,
-            None if key.blocked_by is None else f"{key.partition}/{key.blocked_by}",
-            key.attempts,
-            key.parked,
-            key.since,
-            key.run_at if key.why == "backoff" else None,
-            key.last_error,
-        ]
-        for key in keys
-    ]
-    columns = ["key", "why", "by", "attempts", "waiting behind", "since", "due", "last error"]
-    session.table(columns, rows, empty=f"No key of {topic}/{group} is blocked.")
-
-
-@app.command()
-def release(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    key: Annotated[str, typer.Argument(help="The key.")],
-    reason: Reason = None,
-) -> None:
-    """Unblock a key that is held by dead messages. They stay dead."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        count = c.release_key(topic, group, key, reason=reason)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "key": key, "released": count})
-    session.say(
-        f"released key {key}, which was held by {counted(count, 'dead message')}"
-        if count
-        else f"key {key} was not held by a dead message"
+            "key",
+            "why",
+            ("by", lambda key: None if key.blocked_by is None else f"{key.partition}/{key.blocked_by}"),
+            "attempts",
+            ("waiting behind", "parked"),
+            "since",
+            ("due", lambda key: key.run_at if key.why == "backoff" else None),
+            "last_error",
+        ],
+        empty=f"No key of {topic}/{group} is blocked.",
     )
 
 
 @app.command()
-def skip(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    partition: AtPartition,
-    offset: AtOffset,
-    reason: Reason = None,
-) -> None:
-    """Mark one waiting or dead message as done."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        c.skip(topic, group, partition, offset, reason=reason)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "partition": partition, "offset": offset, "skipped": True})
-    session.say(f"{topic}/{partition}/{offset} is done in {group}")
+@calls(Custody.release_key, arguments=["key"])
+def release(call: Call[int], key: str) -> None:
+    count = call()
+    held = f"released key {key}, which was held by {counted(count, 'dead message')}"
+    call.report(held if count else f"key {key} was not held by a dead message", released=count)
+
+
+@app.command()
+@calls(Custody.skip)
+def skip(call: Call[None], topic: str, group: str, partition: int, offset: int) -> None:
+    call()
+    call.report(f"{topic}/{partition}/{offset} is done in {group}", skipped=True)

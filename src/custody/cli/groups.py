@@ -2,81 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
-from msgspec import UNSET
 
-from custody.cli import arguments, render
-from custody.cli.arguments import Ensure, Group, Topic, Yes
-from custody.cli.session import Session, counted, session_of
-from custody.cli.settings import options
-from custody.model.entities import Group as GroupFound
-from custody.model.policy import Policy
-from custody.model.routing import Binding
+from custody.cli import render
+from custody.cli.arguments import Ensure
+from custody.cli.call import Call
+from custody.cli.composite import BINDINGS
+from custody.cli.derived import calls
+from custody.cli.session import Session, counted
+from custody.engine import Custody
+from custody.model.entities import Group
 
 app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, update, bind, delete.")
 
-POLICY = "The policy"
-BINDINGS = "Bindings"
-Bind = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=arguments.pattern,
-        metavar="PATTERN",
-        help="Receive messages whose routing key matches: orders.*.created, orders.> (* is one segment, > the rest).",
-        rich_help_panel=BINDINGS,
-    ),
-]
-BindHeader = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=arguments.header,
-        metavar="NAME=VALUE",
-        help="Receive only messages with this header; if repeated, with all of them.",
-        rich_help_panel=BINDINGS,
-    ),
-]
-
-
-def _bindings(patterns: list[str] | None, headers: list[tuple[str, str]] | None) -> list[Binding]:
-    """One for each pattern, all with the same headers."""
-    if not patterns:
-        return [Binding(headers=dict(headers))] if headers else []
-    return [Binding(pattern, headers=dict(headers or ())) for pattern in patterns]
-
 
 @app.command("list")
-def list_groups(ctx: typer.Context, topic: Topic) -> None:
-    """List the groups of a topic."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        groups = c.groups(topic)
-    if session.json:
-        session.emit(groups)
-        return
-    rows = [
+@calls(Custody.groups)
+def list_groups(call: Call[list[Group]], topic: str) -> None:
+    call.listing(
+        call(),
         [
-            group.name,
-            "bare" if group.policy is None else f"ordering {group.policy.ordering}",
-            None if group.policy is None else group.policy.max_attempts,
-            None if group.policy is None else render.span(cast("Any", group.policy.visibility_timeout)),
-            _bound(group),
-            None if group.paused_at is None else group.paused_reason or "yes",
-            group.created_at,
-        ]
-        for group in groups
-    ]
-    columns = ["group", "kind", "max attempts", "visibility", "bound to", "paused", "created"]
-    session.table(columns, rows, empty=f"Topic {topic} has no groups.")
+            ("group", "name"),
+            ("kind", lambda group: f"ordering {group.policy.ordering}" if group.policy else "bare"),
+            ("max attempts", lambda group: group.policy and group.policy.max_attempts),
+            ("visibility", lambda group: group.policy and render.span(group.policy.visibility_timeout)),
+            ("bound to", _bound),
+            ("paused", lambda group: None if group.paused_at is None else group.paused_reason or "yes"),
+            ("created", "created_at"),
+        ],
+        empty=f"Topic {topic} has no groups.",
+    )
 
 
-def _bound(group: GroupFound) -> str:
+def _bound(group: Group) -> str:
     return "; ".join(map(str, group.bindings)) or "everything"
 
 
-def _show(session: Session, group: GroupFound) -> None:
+def _show(session: Session, group: Group) -> None:
     if session.json:
         session.emit(group)
         return
@@ -94,96 +58,48 @@ def _show(session: Session, group: GroupFound) -> None:
 
 
 @app.command()
-@options(Policy, panel=POLICY)
-def create(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    start: Annotated[
-        Any,
-        typer.Option(
-            parser=arguments.start, metavar="earliest|latest|OFFSET|TIME", help="First message that it receives."
-        ),
-    ] = "earliest",
-    bare: Annotated[bool, typer.Option("--bare", help="Only committed offsets: no lifecycle, no policy.")] = False,
-    bind: Bind = None,
-    bind_header: BindHeader = None,
-    ensure: Ensure = False,
-    *,
-    given: dict[str, Any],
-) -> None:
+@calls(Custody.create_group)
+def create(call: Call[Group], topic: str, group: str, bare: bool, ensure: Ensure = False) -> None:
     """Create a group. Defaults of the policy come from custody.yaml and the environment."""
-    from custody import config
-
-    session = session_of(ctx)
-    policy = replace(config.load().policy, **given) if given else None
-    with session.connect() as c:
-        bindings = _bindings(bind, bind_header)
-        if ensure:
-            made = c.ensure_group(topic, group, policy, start=start, bare=bare or None, bindings=bindings or UNSET)
-        else:
-            made = c.create_group(topic, group, policy, start=start, bare=bare, bindings=bindings or None)
-    if session.json:
-        session.emit(made)
-    session.say(f"{'there is' if ensure else 'created'} {'bare ' if bare else ''}group {group} on topic {topic}")
+    made = call.of("ensure_group")() if ensure else call()
+    done = "there is" if ensure else "created"
+    call.show(made, f"{done} {'bare ' if bare else ''}group {group} on topic {topic}")
 
 
 @app.command()
-def describe(ctx: typer.Context, topic: Topic, group: Group) -> None:
-    """Show a group and its policy."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        found = c.group(topic, group)
-    _show(session, found)
+@calls(Custody.group)
+def describe(call: Call[Group]) -> None:
+    _show(call.session, call())
 
 
 @app.command()
-@options(Policy, panel=POLICY, without=("ordering",))
-def update(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    *,
-    given: dict[str, Any],
-) -> None:
+@calls(Custody.change_group, without=["bindings"])
+def update(call: Call[Group]) -> None:
     """Change the given settings of a group's policy, from now on. The ordering cannot be changed."""
-    session = session_of(ctx)
-    if not given:
+    if "policy" not in call.given:
         raise typer.BadParameter("give a setting to change, for example --max-attempts 5")
-    with session.connect() as c:
-        changed = c.change_group(topic, group, policy=given)
-    _show(session, changed)
+    _show(call.session, call())
 
 
 @app.command("bind")
+@calls(Custody.bind)
 def bind_group(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    bind: Bind = None,
-    bind_header: BindHeader = None,
+    call: Call[Group],
+    bindings: Any,
     everything: Annotated[
         bool, typer.Option("--everything", help="Remove the bindings: receive every message.", rich_help_panel=BINDINGS)
     ] = False,
 ) -> None:
     """Replace the bindings of a group, from its position on. To apply them to older messages, use `custody rewind`."""
-    session = session_of(ctx)
-    bindings = _bindings(bind, bind_header)
     if bool(bindings) == everything:
         raise typer.BadParameter("give --bind or --bind-header, or --everything")
-    with session.connect() as c:
-        changed = c.bind(topic, group, bindings)
-    _show(session, changed)
+    _show(call.session, call(bindings=bindings))
 
 
 @app.command()
-def delete(ctx: typer.Context, topic: Topic, group: Group, yes: Yes = False) -> None:
-    """Delete a group and its state. The messages stay in the log."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        depth = c.stats(topic, group).depth
-        session.confirm(f"Delete group {group} of topic {topic}, with {counted(depth, 'unresolved message')}?", yes=yes)
-        c.delete_group(topic, group)
-    if session.json:
-        session.emit({"deleted": group, "topic": topic, "unresolved": depth})
-    session.say(f"deleted group {group} of topic {topic}")
+@calls(Custody.delete_group, confirms=True)
+def delete(call: Call[None], topic: str, group: str) -> None:
+    depth = call.c.stats(topic, group).depth
+    call.confirm(f"Delete group {group} of topic {topic}, with {counted(depth, 'unresolved message')}?")
+    call()
+    call.show({"deleted": group, "topic": topic, "unresolved": depth}, f"deleted group {group} of topic {topic}")

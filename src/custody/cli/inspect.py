@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from custody.cli import render
-from custody.cli.arguments import DURATION, AtOffset, AtPartition, Topic
+from custody.cli.arguments import DURATION, Topic
+from custody.cli.call import Call
+from custody.cli.derived import calls
 from custody.cli.session import Session, session_of
+from custody.engine import Custody
 from custody.errors import OffsetOutOfRange
 from custody.model.entities import HistoryEntry, Message, Stats
 from custody.model.lifecycle import JOURNAL
@@ -20,32 +23,23 @@ from custody.model.policy import seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from custody import Custody
 
-
-def trace(
-    ctx: typer.Context,
-    topic: Topic,
-    partition: AtPartition,
-    offset: AtOffset,
-    group: Annotated[str | None, typer.Option(help="Only in this group.")] = None,
-) -> None:
+@calls(Custody.trace)
+def trace(call: Call[list[HistoryEntry]], topic: str, partition: int, offset: int, group: str | None) -> None:
     """Show the history of one message in every group."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        if group is not None:
-            c.group(topic, group)  # raises if there is none
-        entries = c.trace(topic, partition, offset, group=group)
-        message = _message(c, topic, partition, offset)
-        if message is None and not entries:
-            raise OffsetOutOfRange(
-                f"{topic}/{partition} has no offset {offset}", f"`custody topics describe {topic}` shows its offsets."
-            )
-    if session.json:
+    if group is not None:
+        call.c.group(topic, group)  # raises if there is none
+    entries = call()
+    message = _message(call.c, topic, partition, offset)
+    if message is None and not entries:
+        raise OffsetOutOfRange(
+            f"{topic}/{partition} has no offset {offset}", f"`custody topics describe {topic}` shows its offsets."
+        )
+    if not call.session.json:
+        _print_timeline(f"{topic}/{partition}/{offset}", message, entries)
+    else:
         document = {"topic": topic, "partition": partition, "offset": offset}
-        session.emit({**document, "message": message, "entries": entries})
-        return
-    _print_timeline(f"{topic}/{partition}/{offset}", message, entries)
+        call.session.emit({**document, "message": message, "entries": entries})
 
 
 def _message(c: Custody, topic: str, partition: int, offset: int) -> Message | None:

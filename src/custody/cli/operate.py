@@ -2,80 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
 
 import typer
 
-from custody.cli.arguments import DryRun, Group, Partition, Reason, Time, Topic, Yes
-from custody.cli.session import counted, session_of, single
+from custody.cli import render
+from custody.cli.call import Call
+from custody.cli.derived import calls
+from custody.cli.session import counted, single
+from custody.engine import Custody
+from custody.model.entities import Rewound
 
 
+@calls(Custody.rewind, confirms=True)
 def rewind(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    to_offset: Annotated[int | None, typer.Option(min=0, help="First offset to deliver again.")] = None,
-    to_time: Time = None,
-    partition: Partition = None,
-    reason: Reason = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    call: Call[list[Rewound]], topic: str, group: str, to_offset: int | None, to_time: datetime | None, dry_run: bool
 ) -> None:
-    """Deliver all messages from an offset or a time on again. Leases of those messages are revoked."""
-    session = session_of(ctx)
     single(to_offset=to_offset is not None, to_time=to_time)
     if to_offset is None and to_time is None:
         raise typer.BadParameter("give --to-offset or --to-time")
-    with session.connect() as c:
-        found = c.rewind(topic, group, to_offset=to_offset, to_time=to_time, partition=partition, dry_run=True)
-        count = sum(one.messages for one in found)
-        if count and not dry_run:
-            session.confirm(f"Rewind {topic}/{group}: deliver {counted(count, 'message')} again?", yes=yes)
-            found = c.rewind(topic, group, to_offset=to_offset, to_time=to_time, partition=partition, reason=reason)
-            count = sum(one.messages for one in found)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "dry_run": dry_run, "messages": count, "partitions": found})
-        return
-    session.table(
-        ["partition", "from offset", "messages"], [[p.partition, p.target, p.messages] for p in found], empty=""
+    found = call.confirmed(
+        lambda found: f"Rewind {topic}/{group}: deliver {_counted(found)} again?" if _count(found) else None
     )
-    session.say(f"{counted(count, 'message')} {'would be' if dry_run else 'will be'} delivered again")
+    if not call.session.json:
+        columns: list[render.Column] = ["partition", ("from offset", "target"), "messages"]
+        call.session.table(*render.columns(columns, found), empty="")
+    text = f"{_counted(found)} {'would be' if dry_run else 'will be'} delivered again"
+    call.report(text, dry_run=dry_run, messages=_count(found), partitions=found)
 
 
-def retry(
-    ctx: typer.Context,
-    topic: Topic,
-    group: Group,
-    key: Annotated[str | None, typer.Option(help="Only messages of this key.")] = None,
-    where_error: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only messages whose last error is LIKE this pattern.")
-    ] = None,
-    reason: Reason = None,
-) -> None:
-    """Make messages that wait for a retry due now: all, or those that match the filters."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        count = c.retry_now(topic, group, key=key, where_error=where_error, reason=reason)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "count": count})
-    session.say(f"{counted(count, 'waiting message')} due now")
+def _count(found: list[Rewound]) -> int:
+    return sum(one.messages for one in found)
 
 
-def pause(ctx: typer.Context, topic: Topic, group: Group, reason: Reason = None) -> None:
-    """Stop delivering messages to a group. Messages in flight can still be settled."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        changed = c.pause(topic, group, reason=reason)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "paused": True, "changed": changed})
-    session.say(f"{topic}/{group} {'is paused' if changed else 'was paused already'}")
+def _counted(found: list[Rewound]) -> str:
+    return counted(_count(found), "message")
 
 
-def resume(ctx: typer.Context, topic: Topic, group: Group) -> None:
-    """Deliver messages to a paused group again. Also closes an open circuit breaker."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        changed = c.resume(topic, group)
-    if session.json:
-        session.emit({"topic": topic, "group": group, "paused": False, "changed": changed})
-    session.say(f"{topic}/{group} {'is resumed' if changed else 'was not paused'}")
+@calls(Custody.retry_now)
+def retry(call: Call[int]) -> None:
+    count = call()
+    call.report(f"{counted(count, 'waiting message')} due now", count=count)
+
+
+@calls(Custody.pause)
+def pause(call: Call[bool], topic: str, group: str) -> None:
+    changed = call()
+    call.report(f"{topic}/{group} {'is paused' if changed else 'was paused already'}", paused=True, changed=changed)
+
+
+@calls(Custody.resume)
+def resume(call: Call[bool], topic: str, group: str) -> None:
+    changed = call()
+    call.report(f"{topic}/{group} {'is resumed' if changed else 'was not paused'}", paused=False, changed=changed)

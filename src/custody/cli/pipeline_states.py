@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
 from custody.cli import render
-from custody.cli.session import counted, session_of
+from custody.cli.call import Call
+from custody.cli.derived import calls
+from custody.cli.session import counted
+from custody.engine import Custody
 from custody.errors import InvalidArgument
+from custody.model.entities import Group
 from custody.model.plain import plain
-
-if TYPE_CHECKING:
-    from custody.verbs.pipelines import PipelineState
+from custody.verbs.pipelines import PipelineState
 
 _SHOWN = 80  # characters of an error in a table
 
 
-def list_(
-    ctx: typer.Context,
-    topic: Annotated[str | None, typer.Option(help="Only the pipelines of this topic.")] = None,
-) -> None:
+@calls(Custody.pipelines, options=["topic"], without=["group"])
+def list_(call: Call[list[PipelineState]]) -> None:
     """List the pipelines with their state (running, retrying, stopped, failed or gone) and last error."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        states = c.pipelines(topic)
-    if session.json:
-        session.emit(states)
-        return
-    rows = [
-        [_name(one), one.state, render.span(one.for_seconds), one.tries, _short(one.last_error), one.driver]
-        for one in states
-    ]
-    columns = ["pipeline", "state", "for", "tries", "last error", "driver"]
-    session.table(columns, rows, empty="No pipeline has ever run here.")
+    call.listing(
+        call(),
+        [
+            ("pipeline", _name),
+            "state",
+            ("for", lambda one: render.span(one.for_seconds)),
+            "tries",
+            ("last error", lambda one: _short(one.last_error)),
+            "driver",
+        ],
+        empty="No pipeline has ever run here.",
+    )
 
 
-def status(
-    ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(help="The topic that the pipeline reads.")],
-    group: Annotated[str, typer.Argument(help="Its group.")],
-) -> None:
+@calls(Custody.group)
+def status(call: Call[Group], topic: str, group: str) -> None:
     """Show the state of one pipeline: tries, last error, driver, claim, and the figures of its group."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        standing = c.group(topic, group)
-        found = c.pipelines(topic, group)
-        if not found:
-            raise InvalidArgument(
-                f"no pipeline has ever run for group {group!r} of topic {topic!r}", "See `custody pipeline list`."
-            )
-        state, figures = found[0], c.figures(topic, group)
+    session = call.session
+    standing, found = call(), call.c.pipelines(topic, group)
+    if not found:
+        raise InvalidArgument(
+            f"no pipeline has ever run for group {group!r} of topic {topic!r}", "See `custody pipeline list`."
+        )
+    state, figures = found[0], call.c.figures(topic, group)
     if session.json:
         paused = {name: getattr(standing, name) for name in ("paused_at", "paused_reason")}
         session.emit({**plain(state), **plain(paused), "figures": figures})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,31 @@ def console(*, color: bool = True, stderr: bool = False) -> Console:
     return Console(stderr=stderr, no_color=not color, markup=False, emoji=False, highlight=False, width=width)
 
 
+Column = str | tuple[str, str | Callable[[Any], object]]
+"""A column of a table: its title, and the attribute that it shows, or what it makes of an entry."""
+
+
+class Trouble(str):
+    """A text that is shown in colour: somebody has to look at it."""
+
+
+def columns(wanted: Sequence[Column], found: Iterable[Any]) -> tuple[list[str], list[list[object]]]:
+    """The titles and the rows of a table."""
+    named = [(one.replace("_", " "), one) if isinstance(one, str) else one for one in wanted]
+    rows = [[getattr(one, how) if isinstance(how, str) else how(one) for _, how in named] for one in found]
+    return [title for title, _ in named], rows
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     for number, name in enumerate(columns):
         numbers = any(type(row[number]) in (int, float) for row in rows)
         made.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
-        made.add_row(*map(cell, row))
+        made.add_row(*(Text(cell(one), style="red") if isinstance(one, Trouble) else cell(one) for one in row))
     return made
 
 
@@ -93,6 +109,11 @@ def span(value: float | timedelta | None) -> str:
         if number < limit:
             return f"{number / size:.3g} {unit}"
     return f"{number / 86400:.3g} d"
+
+
+def age(at: datetime | None) -> str:
+    """The time since then."""
+    return span(None if at is None else max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
 
 def size(count: int) -> str:

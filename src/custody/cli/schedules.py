@@ -2,194 +2,115 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from msgspec import UNSET
 
-from custody.cli import arguments, render
-from custody.cli.arguments import DURATION, Ensure, Reason, Yes
-from custody.cli.session import Session, session_of, single
+from custody.cli import render
+from custody.cli.arguments import Ensure
+from custody.cli.call import Call
+from custody.cli.derived import calls
+from custody.cli.session import Session, single
+from custody.engine import Custody
+from custody.model.entities import Receipt
 from custody.model.schedule import Schedule
 
 app = typer.Typer(no_args_is_help=True, help="Schedules: list, describe, create, edit, pause, resume, run, delete.")
 
-Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The name of the schedule.")]
-Every = Annotated[Any, typer.Option(help="Interval, at least a second, such as 5m.", **DURATION)]
-Cron = Annotated[
-    str | None, typer.Option(metavar="EXPRESSION", help="Minute, hour, day, month and weekday, or @daily and the like.")
-]
-Zone = Annotated[str | None, typer.Option(metavar="ZONE", help="Time zone of the cron expression (default: UTC).")]
-Missed = Annotated[
-    str | None, typer.Option(metavar="skip|catch_up", help="What becomes of ticks that were missed (default: skip).")
-]
-Payload = Annotated[str | None, typer.Option(help="What it publishes: JSON, or text with --text (default: null).")]
-AsText = Annotated[bool, typer.Option("--text", help="The payload is text.")]
-Key = Annotated[str | None, typer.Option("--key", "-k", help="The key of its messages.")]
-Header = Annotated[
-    list[Any] | None,
-    typer.Option(parser=arguments.header, metavar="NAME=VALUE", help="A header of its messages; may be repeated."),
-]
+NAMED = {"name": "schedule"}
 
 
 @app.command("list")
-def list_schedules(ctx: typer.Context) -> None:
-    """List the schedules: when each is due next, and what is wrong with it."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        found = c.schedules()
-    if session.json:
-        session.emit(found)
-        return
-    rows = [[s.name, _times(s), s.topic, s.app, s.state, s.next_at, s.last_at] for s in found]
-    session.table(["schedule", "times", "topic", "app", "state", "next", "last"], rows, empty="There are no schedules.")
-    for one in found:
-        if (trouble := _trouble(one)) is not None:
-            session.note(f"{one.name}: {trouble}")
+@calls(Custody.schedules)
+def list_schedules(call: Call[list[Schedule]]) -> None:
+    found = call()
+    call.listing(
+        found,
+        [
+            ("schedule", "name"),
+            ("times", times),
+            "topic",
+            "app",
+            ("state", lambda one: render.Trouble(one.state) if trouble(one) else one.state),
+            ("next", "next_at"),
+            ("last", "last_at"),
+        ],
+        empty="There are no schedules.",
+    )
+    for one in [] if call.session.json else found:
+        if (wrong := trouble(one)) is not None:
+            call.session.note(f"{one.name}: {wrong}")
 
 
 @app.command()
-def describe(ctx: typer.Context, name: Name) -> None:
-    """Show one schedule with all its settings."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        _show(session, c.schedule(name))
+@calls(Custody.schedule, names=NAMED)
+def describe(call: Call[Schedule]) -> None:
+    _show(call.session, call())
 
 
 @app.command()
-def create(
-    ctx: typer.Context,
-    name: Name,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic that it publishes to.")],
-    every: Every = None,
-    cron: Cron = None,
-    tz: Zone = None,
-    missed: Missed = None,
-    payload: Payload = None,
-    text: AsText = False,
-    key: Key = None,
-    header: Header = None,
-    ensure: Ensure = False,
-) -> None:
-    """Create a schedule, which publishes a message at its times."""
-    session = session_of(ctx)
+@calls(Custody.create_schedule, names=NAMED, without=["app"])
+def create(call: Call[Schedule], name: str, every: Any, cron: str | None, ensure: Ensure = False) -> None:
     single(every=every, cron=cron)
-    with session.connect() as c:
-        make = c.ensure_schedule if ensure else c.create_schedule
-        made = make(
-            name,
-            topic=topic,
-            every=every,
-            cron=cron,
-            tz=tz or "UTC",
-            missed=missed or "skip",  # type: ignore[arg-type]  # the verb refuses another one
-            payload=_payload(payload, text=text),
-            key=key,
-            headers=dict(header) if header else None,
-        )
-    if session.json:
-        session.emit(made)
-    session.say(f"schedule {name}: {_times(made)}, next {render.moment(made.next_at)}")
+    _changed(call.session, name, call.of("ensure_schedule")() if ensure else call())
 
 
 @app.command()
-def edit(
-    ctx: typer.Context,
-    name: Name,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="The topic that it publishes to.")] = None,
-    every: Every = None,
-    cron: Cron = None,
-    tz: Zone = None,
-    missed: Missed = None,
-    payload: Payload = None,
-    text: AsText = False,
-    key: Key = None,
-    header: Header = None,
-) -> None:
+@calls(Custody.change_schedule, names=NAMED, without=["app", "declare"])
+def edit(call: Call[Schedule], name: str, every: Any, cron: str | None) -> None:
     """Change settings of a schedule. An app keeps them until its code declares others."""
-    session = session_of(ctx)
     single(every=every, cron=cron)
-    given = {"topic": topic, "every": every, "cron": cron, "tz": tz, "missed": missed, "key": key}
-    changes: dict[str, Any] = {setting: value for setting, value in given.items() if value is not None}
-    if payload is not None:
-        changes["payload"] = _payload(payload, text=text)
-    if header:
-        changes["headers"] = dict(header)
-    if not changes:
+    if call.given.keys() == {"name"}:
         raise typer.BadParameter("there is nothing to change: give a setting, such as --every 10m")
-    with session.connect() as c:
-        changed = c.change_schedule(name, **{"topic": UNSET, **changes})
+    _changed(call.session, name, call())
+
+
+def _changed(session: Session, name: str, schedule: Schedule) -> None:
     if session.json:
-        session.emit(changed)
-    session.say(f"schedule {name}: {_times(changed)}, next {render.moment(changed.next_at)}")
+        session.emit(schedule)
+    session.say(f"schedule {name}: {times(schedule)}, next {render.moment(schedule.next_at)}")
 
 
 @app.command()
-def pause(ctx: typer.Context, name: Name, reason: Reason = None) -> None:
-    """Publish no more ticks of a schedule until it is resumed."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        changed = c.pause_schedule(name, reason=reason)
-    _changed(session, name, changed, "paused", "it was paused already")
+@calls(Custody.pause_schedule, names=NAMED)
+def pause(call: Call[bool], name: str) -> None:
+    changed = call()
+    call.report(f"schedule {name}: {'paused' if changed else 'it was paused already'}", changed=changed)
 
 
 @app.command()
-def resume(ctx: typer.Context, name: Name) -> None:
-    """End a pause. What was due during it is not published."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        changed = c.resume_schedule(name)
-    _changed(session, name, changed, "resumed", "it was not paused")
+@calls(Custody.resume_schedule, names=NAMED)
+def resume(call: Call[bool], name: str) -> None:
+    changed = call()
+    call.report(f"schedule {name}: {'resumed' if changed else 'it was not paused'}", changed=changed)
 
 
 @app.command()
-def run(ctx: typer.Context, name: Name) -> None:
-    """Publish the message of a schedule now. Its times stay as they are."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        receipt = c.run_schedule(name)
-    place = {"schedule": name, "topic": receipt.topic, "partition": receipt.partition, "offset": receipt.offset}
-    session.show(place, f"published to {receipt.topic}/{receipt.partition}/{receipt.offset}")
+@calls(Custody.run_schedule, names=NAMED)
+def run(call: Call[Receipt]) -> None:
+    receipt = call()
+    place = {"topic": receipt.topic, "partition": receipt.partition, "offset": receipt.offset}
+    call.report(f"published to {receipt.topic}/{receipt.partition}/{receipt.offset}", **place)
 
 
 @app.command()
-def delete(ctx: typer.Context, name: Name, yes: Yes = False) -> None:
-    """Delete a schedule. Its topic and the messages stay."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        found = c.schedule(name)
-        made_again = f" The app {found.app} makes it again when it starts, if it has code for it." if found.app else ""
-        session.confirm(f"Delete schedule {name} ({_times(found)})?{made_again}", yes=yes)
-        c.delete_schedule(name)
-    if session.json:
-        session.emit({"schedule": name, "deleted": True})
-    session.say(f"deleted schedule {name}")
+@calls(Custody.delete_schedule, names=NAMED, confirms=True)
+def delete(call: Call[None], name: str) -> None:
+    found = call.c.schedule(name)
+    made_again = f" The app {found.app} makes it again when it starts, if it has code for it." if found.app else ""
+    call.confirm(f"Delete schedule {name} ({times(found)})?{made_again}")
+    call()
+    call.report(f"deleted schedule {name}", deleted=True)
 
 
-def _payload(given: str | None, *, text: bool) -> Any:
-    if given is None or text:
-        return given
-    try:
-        return json.loads(given)
-    except ValueError as error:
-        raise typer.BadParameter(f"the payload is not JSON: {error}. For text add --text") from error
-
-
-def _changed(session: Session, name: str, changed: bool, done: str, otherwise: str) -> None:
-    if session.json:
-        session.emit({"schedule": name, "changed": changed})
-    session.say(f"schedule {name}: {done if changed else otherwise}")
-
-
-def _times(schedule: Schedule) -> str:
+def times(schedule: Schedule) -> str:
     """When it is due."""
     if schedule.every is not None:
         return f"every {render.span(schedule.every)}"
     return f"{schedule.cron} {schedule.tz}"
 
 
-def _trouble(schedule: Schedule) -> str | None:
+def trouble(schedule: Schedule) -> str | None:
     """What is wrong with a schedule, and what to do."""
     if schedule.state == "failing":
         return f"the last tick could not be published: {schedule.last_error}"
@@ -213,7 +134,7 @@ def _show(session: Session, schedule: Schedule) -> None:
     session.facts(
         {
             "schedule": schedule.name,
-            "times": _times(schedule) + (" (edited)" if schedule.edited else ""),
+            "times": times(schedule) + (" (edited)" if schedule.edited else ""),
             "missed": schedule.missed,
             "topic": schedule.topic,
             "key": schedule.key,
@@ -227,5 +148,5 @@ def _show(session: Session, schedule: Schedule) -> None:
             "created": schedule.created_at,
         }
     )
-    if (trouble := _trouble(schedule)) is not None:
-        session.note(trouble)
+    if (wrong := trouble(schedule)) is not None:
+        session.note(wrong)

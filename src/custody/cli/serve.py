@@ -10,11 +10,11 @@ from custody.cli.arguments import DURATION
 from custody.cli.exporting import export_spans
 from custody.cli.logs import Format, Level, LogFormat, LogLevel
 from custody.cli.session import session_of
-from custody.cli.settings import options
+from custody.cli.settings import SettingOptions
 from custody.model.server_settings import ServerSettings
 
 
-@options(ServerSettings, without=("origins",), none=False, defaults=True)
+@SettingOptions(ServerSettings, without=("origins",), none=False, defaults=True)
 def serve(
     ctx: typer.Context,
     statement_timeout: Annotated[Any, typer.Option(help="Timeout of a database call.", **DURATION)] = "30s",

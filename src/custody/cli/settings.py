@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,39 +22,51 @@ RETENTION = {"time": "retention_time", "size": "retention_size"}
 Command = Callable[..., None]
 
 
-def options(
-    kind: type[Settings],
-    *,
-    panel: str | None = None,
-    without: tuple[str, ...] = (),
-    names: dict[str, str] | None = None,
-    none: bool = True,
-    defaults: bool = False,
-) -> Callable[[Command], Command]:
-    """Adds an option for each setting to a command, which receives the given ones as the dict `given`.
+class SettingOptions:
+    """The options of settings. `names` renames them; with `none`, the value `none` removes an optional setting.
 
-    `names` renames options; with `none`, the value `none` removes an optional setting. With `defaults`, an
-    option that is not given has the default of its setting.
+    With `defaults`, an option that is not given has the default of its setting.
     """
-    found = {(names or {}).get(one.name, one.name): one for one in settings_of(kind) if one.name not in without}
 
-    def decorate(command: Command) -> Command:
+    def __init__(
+        self,
+        kind: type[Settings],
+        *,
+        panel: str | None = None,
+        without: tuple[str, ...] = (),
+        names: Mapping[str, str] | None = None,
+        none: bool = True,
+        defaults: bool = False,
+    ) -> None:
+        self._defaults = defaults
+        self._found = {(names or {}).get(one.name, one.name): one for one in settings_of(kind)}
+        self._found = {name: one for name, one in self._found.items() if one.name not in without}
+        self.parameters = [
+            _parameter(name, one, panel, none=none, defaults=defaults) for name, one in self._found.items()
+        ]
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that are given by the values of all options."""
+        given = {}
+        for name, setting in self._found.items():
+            value = values[name]
+            if value is not None and (self._defaults or value is not False):
+                given[setting.name] = None if setting.optional and value == NONE else value
+        return given
+
+    def __call__(self, command: Command) -> Command:
+        """Adds the options to a command, which receives the given ones as the dict `given`."""
+        names = {one.name for one in self.parameters}
+
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            given = {}
-            for name, setting in found.items():
-                value = values.pop(name)
-                if value is not None and (defaults or value is not False):
-                    given[setting.name] = None if setting.optional and value == NONE else value
-            command(**values, given=given)
+            others = {name: value for name, value in values.items() if name not in names}
+            command(**others, given=self.given(values))
 
         signature = inspect.signature(command, eval_str=True)
         kept = [one for one in signature.parameters.values() if one.name != "given"]
-        made = [_parameter(name, one, panel, none=none, defaults=defaults) for name, one in found.items()]
-        run.__signature__ = signature.replace(parameters=[*kept, *made])  # type: ignore[attr-defined]  # for typer
+        run.__signature__ = signature.replace(parameters=[*kept, *self.parameters])  # type: ignore[attr-defined]  # for typer
         return run
-
-    return decorate
 
 
 def _parameter(name: str, setting: Setting, panel: str | None, *, none: bool, defaults: bool) -> inspect.Parameter:

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import typer
 
-from custody.cli.session import session_of
+from custody.cli.call import Call
+from custody.cli.derived import calls
+from custody.cli.session import Session
+from custody.model.entities import OpenTransaction
+from custody.verbs.transactions import Transactions
 
 app = typer.Typer(no_args_is_help=True, help="Open transactions of producers: list, abort.")
 
 
-@app.command("list")
-def list_open(ctx: typer.Context) -> None:
-    """List open transactions, the oldest first. Each times out by itself."""
-    session = session_of(ctx)
+@contextmanager
+def opened(session: Session) -> Iterator[Transactions]:
     with session.connect() as c:
-        found = c.transactions.open()
-    if session.json:
-        session.emit(found)
-        return
-    rows = [
-        [str(t.transaction_id), t.producer_id, t.epoch, t.messages, t.acks, t.begun_at, t.expires_at] for t in found
-    ]
-    columns = ["transaction", "producer", "epoch", "messages", "leases to ack", "begun", "times out"]
-    session.table(columns, rows, empty="No transaction is open.")
+        yield c.transactions
+
+
+@app.command("list")
+@calls(Transactions.open, on=opened)
+def list_open(call: Call[list[OpenTransaction]]) -> None:
+    call.listing(
+        call(),
+        [
+            ("transaction", lambda one: str(one.transaction_id)),
+            ("producer", "producer_id"),
+            "epoch",
+            "messages",
+            ("leases to ack", "acks"),
+            ("begun", "begun_at"),
+            ("times out", "expires_at"),
+        ],
+        empty="No transaction is open.",
+    )
 
 
 @app.command()
-def abort(
-    ctx: typer.Context,
-    transaction_id: Annotated[UUID, typer.Argument(help="Its id.")],
-    reason: Annotated[str | None, typer.Option(help="Reason, shown to the producer.")] = None,
-) -> None:
-    """Abort a transaction: none of its messages and acks take effect."""
-    session = session_of(ctx)
-    with session.connect() as c:
-        changed = c.transactions.abort(transaction_id, reason=reason or "by an operator")
-    if session.json:
-        session.emit({"transaction_id": transaction_id, "aborted": True, "changed": changed})
-    session.say(f"aborted {transaction_id}" if changed else f"{transaction_id} was aborted before")
+@calls(Transactions.abort, on=opened)
+def abort(call: Call[bool], transaction_id: UUID, reason: str | None) -> None:
+    changed = call(reason=reason or "by an operator")
+    text = f"aborted {transaction_id}" if changed else f"{transaction_id} was aborted before"
+    call.report(text, aborted=True, changed=changed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from custody.engine.schedules import Schedules
@@ -18,6 +18,7 @@ from custody.verbs import claim, pipelines
 from custody.verbs.claim import Lease
 from custody.verbs.pipelines import Driver, DriverVerbs, Figures, PassLimit, PipelineState
 from custody.verbs.settle import DirectSettler, Settler, SettleVerbs
+from custody.wire.fields import Help
 from custody.wire.verb import composed
 from custody.worker import Worker, WorkerSummary
 from custody.worker.handler_runner import Handler
@@ -131,7 +132,11 @@ class Consuming(SettleVerbs, Schedules, Topics):
         """Figures of a pipeline's group, and the result of its last batch."""
         return pipelines.figures(self._db, topic, group)
 
-    def pipelines(self, topic: str | None = None, group: str | None = None) -> list[PipelineState]:
+    def pipelines(
+        self,
+        topic: Annotated[str | None, Help("Only this topic.")] = None,
+        group: Annotated[str | None, Help("Only this group.")] = None,
+    ) -> list[PipelineState]:
         """The states of the pipelines of the database: running, retrying, stopped, failed or gone, and since when."""
         return pipelines.states(self._db, topic, group)
 

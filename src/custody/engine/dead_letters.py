@@ -13,7 +13,7 @@ from custody.model.codec import KINDS
 from custody.model.entities import DeadLetter, Replayed
 from custody.model.lanes import priority_of
 from custody.wire.answers import RedrivenOut
-from custody.wire.fields import Help, Name, Offset, Page, Partition, Positive, Reason
+from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Positive, Reason
 from custody.wire.messages import DeadOut
 from custody.wire.verb import verb
 
@@ -21,10 +21,10 @@ from custody.wire.verb import verb
 class DeadConditions(TypedDict, total=False):
     """Selects dead messages: those that meet every given condition."""
 
-    where_error: Annotated[str | None, Help("A LIKE pattern for their last error.")]
-    key: Annotated[str | None, Help("Only of this key.")]
-    partition: Annotated[Partition | None, Help("Only of this partition.")]
-    offsets: Annotated[Sequence[Offset] | None, Help("Offsets in `partition`, which is then required.")]
+    where_error: Annotated[str | None, Help("Only errors that match, such as 'timeout%'.", "LIKE")]
+    key: Annotated[str | None, Help("Only messages of this key.")]
+    partition: Annotated[Partition | None, Help("Only this partition.")]
+    offsets: Annotated[Sequence[Offset] | None, Help("Only these offsets of the partition, which is then required.")]
     died_from: Annotated[datetime | None, Help("Only those that died at this time or later.")]
     died_until: Annotated[datetime | None, Help("Only those that died before this time.")]
 
@@ -32,7 +32,7 @@ class DeadConditions(TypedDict, total=False):
 class DeadFilter(DeadConditions, total=False):
     """Conditions, and how many at most."""
 
-    limit: Positive | None
+    limit: Annotated[Positive | None, Help("At most this many.")]
 
 
 def _filter(which: DeadFilter) -> tuple[Any, ...]:
@@ -51,10 +51,10 @@ class DeadLetters(Base):
 
     @verb("GET", GROUP + "/dead", tag="groups", right="consume", answer=list[DeadOut])
     def dead(self, topic: str, group: str, *, limit: Page = 1000, **which: Unpack[DeadConditions]) -> list[DeadLetter]:
-        """The dead letters of a group with payload and errors, by partition and offset.
+        """The dead letters of a group with their errors: all, or those that match the filters.
 
-        Those that meet every condition. Over HTTP at most 100,000; the list ends with the one that reaches 16 MB of
-        payload.
+        They are ordered by partition and offset. Over HTTP at most 100,000; the list ends with the one that reaches
+        16 MB of payload.
         """
         of = self._rows("topic_named", topic=topic)[0]
         filter = _filter({**which, "limit": None})[:-1]
@@ -92,9 +92,9 @@ class DeadLetters(Base):
         example={"where_error": "timeout%", "dry_run": True},
     )
     def redrive(
-        self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
+        self, topic: str, group: str, *, dry_run: DryRun = False, reason: Reason = None, **which: Unpack[DeadFilter]
     ) -> list[tuple[int, int]]:
-        """Makes dead messages ready again, with a fresh budget of attempts: all, or those that meet every condition.
+        """Makes dead messages ready again, with attempts reset: all, or those that match the filters.
 
         Returns the (partition, offset) of each. With `dry_run` nothing changes.
         """
@@ -110,9 +110,12 @@ class DeadLetters(Base):
         example={"key": "SKU-123", "reason": "the order was cancelled"},
     )
     def discard(
-        self, topic: str, group: str, *, dry_run: bool = False, reason: Reason = None, **which: Unpack[DeadFilter]
+        self, topic: str, group: str, *, dry_run: DryRun = False, reason: Reason = None, **which: Unpack[DeadFilter]
     ) -> list[tuple[int, int]]:
-        """Gives up dead messages for good. The conditions are those of `redrive`."""
+        """Resolves dead messages without processing them: all, or those that match the filters. This cannot be undone.
+
+        Returns the (partition, offset) of each. With `dry_run` nothing changes.
+        """
         return self._settle_dead("discard", topic, group, dry_run, reason, which)
 
     def _settle_dead(
@@ -139,16 +142,16 @@ class DeadLetters(Base):
     )
     def replay(
         self,
-        dlq_topic: Name,
-        partition: Partition,
-        offset: Offset,
+        dlq_topic: Annotated[Name, Help("The dead-letter topic, such as orders-dlq.")],
+        partition: Annotated[Partition, Help("The partition of the copy.")],
+        offset: Annotated[Offset, Help("The offset of the copy.")],
         *,
-        target_topic: Name | None = None,
+        target_topic: Annotated[Name | None, Help("The topic, instead of the original one.", "TOPIC")] = None,
         reason: Reason = None,
     ) -> Replayed:
-        """Publishes a dead letter of `<topic>-dlq` as its original message, to its topic or to another one.
+        """Publishes the original of a dead-letter copy again, and marks the dead message as done. Idempotent.
 
-        The dead message then counts as done. A repeat publishes nothing and returns the first receipt as a duplicate.
+        It goes to its topic or to another one. A repeat publishes nothing and returns the first receipt as a duplicate.
         """
         return self._replay(dlq_topic, partition, offset, target_topic, reason, origin=None)
 

@@ -48,7 +48,7 @@ class Groups(Base):
         policy: GivenPolicy | None = None,
         *,
         start: GivenStart = "earliest",
-        bare: bool = False,
+        bare: Annotated[bool, Help("Only committed offsets: no lifecycle, no policy.")] = False,
         bindings: GivenBindings | None = None,
     ) -> Group:
         """Creates a group. Without a policy it has the defaults. A bare group is only a cursor (`fetch`, `commit`).
@@ -115,7 +115,7 @@ class Groups(Base):
         return self.change_group(topic, group, policy=policy.plain())
 
     @composed
-    def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
+    def bind(self, topic: str, group: str, bindings: GivenBindings | None) -> Group:
         """Replaces all bindings of a group. Without bindings it gets every message.
 
         They apply to messages that the group has not reached yet, and after a `rewind` to older ones too.
@@ -124,7 +124,7 @@ class Groups(Base):
 
     @verb("DELETE", GROUP, tag="groups", right="admin", answer=None)
     def delete_group(self, topic: str, group: str) -> None:
-        """Removes a group with its state."""
+        """Deletes a group and its state. The messages stay in the log."""
         # a client does not repeat it after a lost answer: somebody may have created a new group of that name since
         self._rows("delete_group", topic=topic, group=group)
 
@@ -148,12 +148,18 @@ class Groups(Base):
         example={"reason": "the shop is closed"},
     )
     def pause(self, topic: str, group: str, *, reason: Reason = None) -> bool:
-        """Stops the delivery of messages; leased ones can still be settled. False if the group was already paused."""
+        """Stops delivering messages to a group. Messages in flight can still be settled.
+
+        False if the group was already paused.
+        """
         return bool(self._value("pause", topic=topic, group=group, reason=reason))
 
     @verb("POST", GROUP + "/resume", tag="groups", right="admin", answer=ChangedOut)
     def resume(self, topic: str, group: str) -> bool:
-        """Ends a pause, and closes an open circuit breaker. False if there was nothing to resume."""
+        """Delivers messages to a paused group again, and closes an open circuit breaker.
+
+        False if there was nothing to resume.
+        """
         return bool(self._value("resume", topic=topic, group=group))
 
     @verb("GET", GROUP + "/due", tag="groups", right="consume", answer=DueOut)

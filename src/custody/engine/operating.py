@@ -16,7 +16,7 @@ from custody.model.policy import Duration, seconds
 from custody.outbox.events import Figures as OutboxFigures
 from custody.store import notify
 from custody.wire.answers import CountOut, InFlightOut, RewindOut
-from custody.wire.fields import Help, Name, Offset, Page, Partition, Reason
+from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Reason
 from custody.wire.reports import HandlingOut
 from custody.wire.verb import verb
 
@@ -41,13 +41,13 @@ class Operating(Base):
         topic: str,
         group: str,
         *,
-        to_offset: Offset | None = None,
-        to_time: datetime | None = None,
-        partition: Partition | None = None,
-        dry_run: bool = False,
+        to_offset: Annotated[Offset | None, Help("First offset to deliver again.")] = None,
+        to_time: Annotated[datetime | None, Help("Deliver again what was published at this time or later.")] = None,
+        partition: Annotated[Partition | None, Help("Only this partition.")] = None,
+        dry_run: DryRun = False,
         reason: Reason = None,
     ) -> list[Rewound]:
-        """Delivers everything again from an offset or a time on, in one partition or in all; revokes leases on it."""
+        """Delivers all messages from an offset or a time on again. Leases of those messages are revoked."""
         until, pause = time.monotonic() + PATIENCE, 0.05
         while True:
             try:
@@ -71,7 +71,7 @@ class Operating(Base):
 
     @verb("GET", GROUP + "/blocked", tag="groups", right="consume", answer=list[BlockedKey], operation="blocked")
     def blocked_keys(self, topic: str, group: str, *, limit: Page = 1000) -> list[BlockedKey]:
-        """Blocked keys: what each waits for, and how many messages wait behind it."""
+        """Blocked keys, the message that blocks each, and how many messages wait behind it."""
         self._db.call("lifecycle_group", topic=topic, group=group)
         rows = self._db.select(
             "blocked_keys", order=["partition", "since", "key"], limit=limit, topic=topic, consumer_group=group
@@ -81,7 +81,10 @@ class Operating(Base):
 
     @verb("POST", GROUP + "/blocked/release", tag="groups", right="admin", answer=CountOut, example={"key": "SKU-123"})
     def release_key(self, topic: str, group: str, key: str, *, reason: Reason = None) -> int:
-        """Unblocks a key that its dead messages hold; they stay dead. Returns how many there were."""
+        """Unblocks a key that is held by dead messages. They stay dead.
+
+        Returns how many there were.
+        """
         return int(self._value("release_key", topic=topic, group=group, key=key, reason=reason))
 
     @verb("POST", GROUP + "/retry", tag="groups", right="admin", answer=CountOut, example={"where_error": "timeout%"})
@@ -90,11 +93,14 @@ class Operating(Base):
         topic: str,
         group: str,
         *,
-        key: str | None = None,
-        where_error: Annotated[str | None, Help("A LIKE pattern of their last error.")] = None,
+        key: Annotated[str | None, Help("Only messages of this key.")] = None,
+        where_error: Annotated[str | None, Help("Only errors that match, such as 'timeout%'.", "LIKE")] = None,
         reason: Reason = None,
     ) -> int:
-        """Makes messages that wait for a retry due now: all, or those of a key or error. Returns their number."""
+        """Makes messages that wait for a retry due now: all, or those that match the filters.
+
+        Returns their number.
+        """
         return int(self._value("retry_now", topic=topic, group=group, key=key, where_error=where_error, reason=reason))
 
     @verb(
@@ -108,7 +114,7 @@ class Operating(Base):
         operation="skip_blocked",
     )
     def skip(self, topic: str, group: str, partition: Partition, offset: Offset, *, reason: Reason = None) -> None:
-        """Counts one waiting or dead message as done."""
+        """Marks one waiting or dead message as done."""
         self._rows("skip", topic=topic, group=group, partition=partition, offset=offset, reason=reason)
 
     @verb("GET", GROUP + "/stats", tag="groups", right="consume", answer=Stats)
@@ -171,7 +177,7 @@ class Operating(Base):
         partition: Partition,
         offset: Offset,
         *,
-        group: Annotated[Name | None, Help("Only of this group.")] = None,
+        group: Annotated[Name | None, Help("Only this group.")] = None,
     ) -> list[HistoryEntry]:
         """Everything that happened to one message, oldest first."""
         self._db.call("topic_named", topic=topic)
@@ -186,7 +192,7 @@ class Operating(Base):
 
     @verb("GET", "/topics/{topic}/inflight", tag="topics", right="consume", answer=InFlightOut)
     def in_flight(
-        self, topic: str, group: Annotated[Name | None, Help("Only of this group.")] = None
+        self, topic: str, group: Annotated[Name | None, Help("Only this group.")] = None
     ) -> dict[int, tuple[int, float | None]]:
         """For each partition: how many messages are leased, and the age of the oldest lease in seconds."""
         rows = self._rows("in_flight_figures", topic=topic, group=group)

@@ -138,7 +138,7 @@ class Publishing(Topics):
 
     @verb("GET", TOPIC + "/delayed", tag="messages", right="consume", answer=list[DelayedOut])
     def delayed(
-        self, topic: str, *, key: Annotated[str | None, Help("Only those of this key.")] = None, limit: Page = 100
+        self, topic: str, *, key: Annotated[str | None, Help("Only messages of this key.")] = None, limit: Page = 100
     ) -> list[Waiting]:
         """Delayed messages that are not due yet, the next one first.
 

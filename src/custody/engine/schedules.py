@@ -54,8 +54,12 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 GivenHeaders = Annotated[Mapping[str, str], Sent(dict[Text, Text], checked_headers)]
 GivenPayload = Annotated[Any, Sent(Any, plain_payload)]
-Cron = Annotated[Text | None, Help("Minute, hour, day, month, weekday; or @daily and the like.")]
-Zone = Annotated[Name, Help("The time zone of the cron expression, such as Europe/Berlin.")]
+Destination = Annotated[Name, Help("The topic that it publishes to.")]
+Every = Annotated[GivenTimeout, Help("Interval, at least a second, such as 5m.")]
+Cron = Annotated[Text | None, Help("Minute, hour, day, month, weekday; or @daily and the like.", "EXPRESSION")]
+Zone = Annotated[Name, Help("The time zone of the cron expression, such as Europe/Berlin.", "ZONE")]
+MissedTicks = Annotated[Missed, Help("What becomes of ticks that were missed.")]
+Key = Annotated[Text, Help("The key of its messages.")]
 
 
 class Schedules(Groups):
@@ -65,12 +69,12 @@ class Schedules(Groups):
 
     @verb("GET", SCHEDULES, tag="schedules", right="consume", everywhere=True, answer=list[ScheduleOut])
     def schedules(self) -> list[Schedule]:
-        """All schedules, with their next times and what is wrong with them."""
+        """All schedules: when each is due next, and what is wrong with it."""
         return [_schedule(row) for row in self._rows("describe_schedules")]
 
     @verb("GET", SCHEDULE_PATH, tag="schedules", right="consume", everywhere=True, answer=ScheduleOut)
     def schedule(self, name: str) -> Schedule:
-        """One schedule."""
+        """One schedule with all its settings."""
         return _schedule(self._rows("describe_schedules", name=name)[0])
 
     @verb(
@@ -87,17 +91,17 @@ class Schedules(Groups):
         self,
         name: NewName,
         *,
-        topic: str,
-        every: GivenTimeout | None = None,
+        topic: Destination,
+        every: Every | None = None,
         cron: Cron = None,
         tz: Zone = "UTC",
-        missed: Missed = "skip",
+        missed: MissedTicks = "skip",
         payload: GivenPayload = None,
-        key: Text | None = None,
+        key: Key | None = None,
         headers: GivenHeaders | None = None,
         app: Name | None = None,
     ) -> Schedule:
-        """Creates a schedule: from now on its message is published to the topic at its times.
+        """Creates a schedule, which publishes a message at its times.
 
         With `every` the first one is due after one interval. Of ticks that were missed, while no worker and no server
         ran, `skip` publishes only the newest, and `catch_up` all of them.
@@ -127,13 +131,13 @@ class Schedules(Groups):
         self,
         name: str,
         *,
-        topic: Name | UnsetType = UNSET,
-        every: GivenTimeout | UnsetType | None = UNSET,
+        topic: Destination | UnsetType = UNSET,
+        every: Every | UnsetType | None = UNSET,
         cron: Cron | UnsetType = UNSET,
         tz: Zone | UnsetType = UNSET,
-        missed: Missed | UnsetType = UNSET,
+        missed: MissedTicks | UnsetType = UNSET,
         payload: GivenPayload | UnsetType = UNSET,
-        key: Text | UnsetType | None = UNSET,
+        key: Key | UnsetType | None = UNSET,
         headers: GivenHeaders | UnsetType | None = UNSET,
         app: Name | None = None,
         declare: Annotated[bool, Help("A program declares it; otherwise an operator edits it.")] = False,
@@ -212,12 +216,18 @@ class Schedules(Groups):
         example={"reason": "maintenance"},
     )
     def pause_schedule(self, name: str, *, reason: Reason = None) -> bool:
-        """Publishes no more ticks until it is resumed. False if it was already paused."""
+        """Publishes no more ticks of a schedule until it is resumed.
+
+        False if it was already paused.
+        """
         return bool(self._value("pause_schedule", name=name, reason=reason))
 
     @verb("POST", SCHEDULE_PATH + "/resume", tag="schedules", right="admin", everywhere=True, answer=ChangedOut)
     def resume_schedule(self, name: str) -> bool:
-        """Ends a pause. What was due during it is not published. False if it was not paused."""
+        """Ends the pause of a schedule. What was due during it is not published.
+
+        False if it was not paused.
+        """
         changed = True
 
         def resume(row: dict[str, Any]) -> bool:
@@ -240,7 +250,7 @@ class Schedules(Groups):
         answer=PlacedOut,
     )
     def run_schedule(self, name: str) -> Receipt:
-        """Publishes its message now, also while it is paused. Its times stay as they are."""
+        """Publishes the message of a schedule now, also while it is paused. Its times stay as they are."""
         row = self._rows("describe_schedules", name=name)[0]
         headers = {SCHEDULE: name, SCHEDULED_AT: utc_text(row["now"]), RUN_BY: self.worker}
         placed = self._rows("run_schedule", name=name, headers=_json(headers))[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
@@ -14,7 +14,7 @@ from custody.model.policy import interval
 from custody.model.retention import Retention, keep_time, size_in_bytes
 from custody.store.postgres import Connection
 from custody.verbs import upkeep
-from custody.wire.fields import GivenSize, GivenTimeout, Large, Name, NewName, Partitions
+from custody.wire.fields import GivenSize, GivenTimeout, Help, Large, Name, NewName, Partitions
 from custody.wire.policies import GivenRetention
 from custody.wire.reports import JournalOut, TopicOut
 from custody.wire.verb import composed, verb
@@ -40,13 +40,21 @@ class Topics(Base):
         self,
         name: NewName,
         *,
-        partitions: Partitions = 1,
-        max_depth: Large | None = None,
-        priorities: bool = False,
-        starvation_limit: GivenTimeout | None = None,
+        partitions: Annotated[Partitions, Help("Number of partitions.")] = 1,
+        max_depth: Annotated[
+            Large | None, Help("Refuse publishes while a partition has this many unresolved messages.")
+        ] = None,
+        priorities: Annotated[
+            bool, Help("Five priorities, served by weight. The log has a partition for each.")
+        ] = False,
+        starvation_limit: Annotated[
+            GivenTimeout | None, Help("With priorities: messages that wait longer come first (default: 1m).")
+        ] = None,
         retention: GivenRetention | None = None,
     ) -> Topic:
-        """Creates a topic. `max_depth` limits how many messages the slowest group may have unresolved in a partition.
+        """Creates a topic.
+
+        `max_depth` limits how many messages the slowest group may have unresolved in a partition.
 
         With `priorities` each partition has five lanes in the log, one for each priority. Claims take from them by
         weight, but first what has waited for longer than `starvation_limit` (default: a minute).
@@ -69,13 +77,16 @@ class Topics(Base):
 
     @verb("DELETE", TOPIC, tag="topics", right="admin", answer=None, names={"name": "topic"})
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its messages and groups."""
+        """Deletes a topic with its messages and groups. This cannot be undone."""
         self._rows("delete_topic", topic=name)
         self._layouts.pop(name, None)
 
     @verb("GET", "/topics", tag="topics", right="any", answer=list[TopicOut])
     def topics(self) -> list[Topic]:
-        """All topics; over HTTP those that the API key has a right to."""
+        """All topics.
+
+        Over HTTP those that the API key has a right to.
+        """
         return [self._topic(row) for row in self._db.select("topics", order=["name"])]
 
     @verb("GET", TOPIC, tag="topics", right="any", answer=TopicOut, names={"name": "topic"})
@@ -118,7 +129,7 @@ class Topics(Base):
         self,
         topic: str,
         *,
-        partitions: Partitions | UnsetType = UNSET,
+        partitions: Annotated[Partitions | UnsetType, Help("New number of partitions.")] = UNSET,
         retention: GivenRetention | UnsetType | None = UNSET,
     ) -> Topic:
         """Adds partitions, or sets the retention (None keeps everything), or both in one transaction.
@@ -138,12 +149,12 @@ class Topics(Base):
         return self.topic(topic)
 
     @composed
-    def grow_topic(self, topic: str, *, partitions: Partitions) -> Topic:
+    def grow_topic(self, topic: str, *, partitions: Annotated[Partitions, Help("New number of partitions.")]) -> Topic:
         """Adds partitions. Refused while a group ordered by key has unresolved messages, because keys would move."""
         return self.change_topic(topic, partitions=partitions)
 
     @composed
-    def set_retention(self, topic: str, retention: Retention | None) -> Topic:
+    def set_retention(self, topic: str, retention: GivenRetention | None) -> Topic:
         """Sets the retention of a topic; None keeps everything."""
         return self.change_topic(topic, retention=retention)
 
@@ -151,7 +162,7 @@ class Topics(Base):
         self._rows("set_retention", on=on, topic=topic, **({} if retention is None else retention.columns()))
 
     @verb("POST", "/maintain", tag="topics", right="admin", on="topic", answer=list[Upkeep], example={})
-    def maintain(self, topic: Name | None = None) -> list[Upkeep]:
+    def maintain(self, topic: Annotated[Name | None, Help("Only this topic (default: all).")] = None) -> list[Upkeep]:
         """Applies retention now, for one topic or for all: seals and drops segments that are due, drops parts of the
         journal, and removes the rest of transactions that timed out. Workers, pipelines and servers do it regularly.
 
@@ -192,7 +203,12 @@ class Topics(Base):
         operation="change_journal",
         example={"time": "90d"},
     )
-    def set_journal_retention(self, *, time: GivenTimeout | None = None, size: GivenSize | None = None) -> Journal:
+    def set_journal_retention(
+        self,
+        *,
+        time: Annotated[GivenTimeout | None, Help("Keep the journal for this long, such as 30d.")] = None,
+        size: Annotated[GivenSize | None, Help("Keep at most this much of it, such as 5GB.")] = None,
+    ) -> Journal:
         """Sets how far back the journal, and with it `trace`, goes; without arguments everything is kept."""
         seconds = keep_time("time", time)
         self._rows(

@@ -41,15 +41,6 @@ _DESCRIPTION = (
     "with `Content-Encoding: gzip` they are decompressed first. "
     'Durations are texts such as "30s", or seconds. Every error is `{"error": {"code", "message", "remedy"}}`.'
 )
-_PATH = {
-    "topic": "The name of the topic.",
-    "group": "The name of the group.",
-    "partition": "The number of the partition, starting at 0.",
-    "offset": "The offset of the message in its partition.",
-    "delay_id": "The id of the delayed message, from the answer to its publish.",
-    "producer_id": "The id of the producer.",
-    "name": "The name of the schedule.",
-}
 _NUMBERS = {"partition": SMALL, "offset": LARGEST, "delay_id": LARGEST}
 
 
@@ -117,7 +108,9 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if name in _NUMBERS:
             schema = {"type": "integer", "minimum": 0, "maximum": _NUMBERS[name]}
-        found.append({"name": name, "in": "path", "required": True, "description": _PATH[name], "schema": schema})
+        found.append(
+            {"name": name, "in": "path", "required": True, "description": fields.PLACES[name], "schema": schema}
+        )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypedDict, Unpack
 from uuid import UUID
 
 from custody.errors import EventNotFound
@@ -14,6 +14,24 @@ from custody.outbox.conformance import Finding, findings
 from custody.outbox.events import Event, EventState, Figures, event_of
 from custody.store import standalone_outbox
 from custody.store.postgres import Connection, Database
+from custody.wire.fields import DryRun, GivenTimeout, Help, Page, Positive, Reason
+
+
+class EventFilter(TypedDict, total=False):
+    """Selects events: those that meet every given condition."""
+
+    ids: Annotated[Sequence[UUID] | None, Help("Ids of events. Default: those that match the filters.")]
+    since: Annotated[datetime | None, Help("Only events that changed at this time or later.")]
+    until: Annotated[datetime | None, Help("Only events that changed before this time.")]
+    event_type: Annotated[str | None, Help("Only events of this type.")]
+    destination: Annotated[str | None, Help("Only events for this destination.")]
+    ordering_key: Annotated[str | None, Help("Only events of this ordering key.")]
+    error: Annotated[str | None, Help("Only errors that match, such as 'timeout%'.", "LIKE")]
+
+
+States = Annotated[Sequence[EventState | str], Help("PENDING, CLAIMED, PUBLISHED or DEAD.")]
+Ids = Annotated[Sequence[UUID], Help("Ids of events.")]
+Age = Annotated[GivenTimeout, Help("Only events older than this.")]
 
 
 class Outbox:
@@ -40,13 +58,18 @@ class Outbox:
     ) -> None:
         self.close()
 
-    def events(self, *, limit: int | None = 1000, **which: Any) -> list[Event]:
-        """The events that match a filter, oldest first. See `replay` for the filters."""
-        rows = self._db.call_dicts("outbox_chosen", limit=limit, **_filter(**which))
+    def events(
+        self, *, states: States | None = None, limit: Page | None = 100, **which: Unpack[EventFilter]
+    ) -> list[Event]:
+        """The events that match the filters, oldest first."""
+        rows = self._db.call_dicts("outbox_chosen", limit=limit, **_filter(states=states, **which))
         return [event_of(row) for row in rows]
 
-    def event(self, event_id: UUID) -> Event:
-        """One event, or `EventNotFound`."""
+    def event(self, event_id: Annotated[UUID, Help("The event.")]) -> Event:
+        """One event with its payload and headers.
+
+        Refused (`event_not_found`) if there is none.
+        """
         found = self.events(ids=[event_id])
         if not found:
             raise EventNotFound(
@@ -57,17 +80,16 @@ class Outbox:
     def replay(
         self,
         *,
-        states: Sequence[EventState | str] = (EventState.DEAD,),
-        limit: int | None = None,
-        dry_run: bool = False,
-        reason: str | None = None,
-        **which: Any,
+        states: States = (EventState.DEAD,),
+        limit: Annotated[Positive | None, Help("At most this many.")] = None,
+        dry_run: DryRun = False,
+        reason: Reason = None,
+        **which: Unpack[EventFilter],
     ) -> list[UUID]:
-        """Publishes DEAD or PUBLISHED events again, in the order of their keys and with a fresh budget of attempts.
+        """Publishes events again that are DEAD (or, with `states`, PUBLISHED), in order for each key.
 
-        The filters are `states`, `ids`, `since` and `until` (the time of the last change), `event_type`, `destination`,
-        `ordering_key` and `error` (a LIKE pattern). Returns the ids. With `dry_run` nothing changes. Events of a
-        deleted topic are left out: see `stranded`.
+        Their attempts are reset. Returns the ids. With `dry_run` nothing changes. Events of a deleted topic are left
+        out: see `stranded`.
         """
         rows = self._db.call(
             "outbox_replay",
@@ -78,25 +100,31 @@ class Outbox:
         )
         return [event_id for (event_id,) in rows]
 
-    def stranded(self, *, states: Sequence[EventState | str] = (EventState.DEAD,), **which: Any) -> list[UUID]:
+    def stranded(self, *, states: States = (EventState.DEAD,), **which: Unpack[EventFilter]) -> list[UUID]:
         """The events that a replay with this filter leaves out, because their topics are deleted."""
         rows = self._db.call_dicts("outbox_chosen", routed=False, **_filter(states=states, **which))
         return [row["event_id"] for row in rows]
 
-    def kill(self, ids: Sequence[UUID], *, dry_run: bool = False, reason: str | None = None) -> list[UUID]:
-        """Makes events DEAD at once, even if a relay has claimed them. Returns those that were open."""
+    def kill(self, ids: Ids, *, dry_run: DryRun = False, reason: Reason = None) -> list[UUID]:
+        """Makes events DEAD that are not published yet, even if a relay has claimed them.
+
+        Returns those that were open.
+        """
         rows = self._db.call("outbox_kill", ids=list(ids), reason=reason, dry_run=dry_run)
         return [event_id for (event_id,) in rows]
 
     def prune(
         self,
-        older_than: Duration,
+        older_than: Age,
         *,
-        states: Sequence[EventState | str] = (EventState.PUBLISHED,),
-        dry_run: bool = False,
-        reason: str | None = None,
+        states: States = (EventState.PUBLISHED,),
+        dry_run: DryRun = False,
+        reason: Reason = None,
     ) -> int:
-        """Removes events that were published (or, with `states`, died) longer ago. Returns how many."""
+        """Removes events that have been PUBLISHED (or, with `states`, DEAD) for longer than this.
+
+        Returns how many.
+        """
         rows = self._db.call(
             "outbox_prune",
             before=self._before(older_than),
@@ -106,7 +134,7 @@ class Outbox:
         )
         return int(rows[0][0])
 
-    def forget(self, older_than: Duration, *, dry_run: bool = False, reason: str | None = None) -> int:
+    def forget(self, older_than: Duration, *, dry_run: bool = False, reason: Reason = None) -> int:
         """Removes old records of events that came from other databases. Returns how many."""
         rows = self._db.call(
             "outbox_forget",
@@ -121,39 +149,33 @@ class Outbox:
         now: datetime = clock() if clock is not None else self._db.call("outbox_clock")[0][0]
         return now - timedelta(seconds=seconds(older_than))
 
-    def stats(self, window: Duration = "1m") -> list[Figures]:
+    def stats(self, window: Annotated[GivenTimeout, Help("Time that counts as recent.")] = "1m") -> list[Figures]:
         """Backlog, age, rate and failures of each destination."""
         rows = self._db.call_dicts("outbox_stats", window=timedelta(seconds=seconds(window)))
         return [Figures(**row) for row in rows]
 
-    def audit(self, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """Actions of operators, newest first."""
+    def audit(self, *, limit: Page = 1000) -> list[dict[str, Any]]:
+        """What operators did to the outbox, newest first: replays, kills and prunes."""
         return self._db.call_dicts("outbox_records", limit=limit)
 
     def verify(self) -> list[Finding]:
-        """Checks the outbox with events of its own, in a transaction that is rolled back."""
+        """Checks that the outbox conforms, with events of its own in a transaction that is rolled back."""
         with self._db.connection() as connection:
             return findings(connection)
 
 
-def _filter(
-    *,
-    states: Sequence[EventState | str] | None = None,
-    ids: Sequence[UUID] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    event_type: str | None = None,
-    destination: str | None = None,
-    ordering_key: str | None = None,
-    error: str | None = None,
-) -> dict[str, Any]:
+def _filter(*, states: Sequence[str] | None, **which: Unpack[EventFilter]) -> dict[str, Any]:
+    """The conditions as arguments of an SQL function."""
+    if wrong := which.keys() - EventFilter.__annotations__.keys():
+        raise TypeError(f"there is no filter {', '.join(sorted(wrong))}")
+    ids = which.get("ids")
     return {
         "states": None if states is None else [str(state) for state in states],
-        "from": since,
-        "until": until,
-        "type": event_type,
-        "destination": destination,
-        "ordering_key": ordering_key,
-        "error": error,
+        "from": which.get("since"),
+        "until": which.get("until"),
+        "type": which.get("event_type"),
+        "destination": which.get("destination"),
+        "ordering_key": which.get("ordering_key"),
+        "error": which.get("error"),
         "ids": None if ids is None else list(ids),
     }

@@ -109,7 +109,10 @@ class Transactions(Bounded, ABC):
     )
     @abstractmethod
     def abort(self, transaction_id: UUID, *, reason: Reason = None) -> bool:
-        """Drops the transaction: nothing of it becomes visible. False if it was already aborted."""
+        """Aborts a transaction: none of its messages and acks take effect.
+
+        False if it was already aborted.
+        """
 
     @verb(
         "GET",
@@ -123,7 +126,7 @@ class Transactions(Bounded, ABC):
     )
     @abstractmethod
     def open(self) -> list[OpenTransaction]:
-        """Transactions that are neither committed nor aborted."""
+        """The open transactions, the oldest first. Each times out by itself."""
 
     @composed
     def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:

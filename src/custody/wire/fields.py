@@ -25,7 +25,32 @@ LISTED = 100_000
 
 
 class Help(str):
-    """The description of a verb's parameter. It has its own type, so that no other annotation is mistaken for it."""
+    """The description of a verb's parameter. It has its own type, so that no other annotation is mistaken for it.
+
+    `metavar` is what the command line writes for a value, such as LIKE.
+    """
+
+    metavar: str | None
+
+    def __new__(cls, text: str, metavar: str | None = None) -> Self:
+        made = super().__new__(cls, text)
+        made.metavar = metavar
+        return made
+
+
+PLACES = {
+    "topic": "The name of the topic.",
+    "group": "The name of the group.",
+    "partition": "The number of the partition, starting at 0.",
+    "offset": "The offset of the message in its partition.",
+    "delay_id": "The id of the delayed message, from the answer to its publish.",
+    "producer_id": "The id of the producer.",
+    "transaction_id": "The id of the transaction.",
+    "key": "The key.",
+    "name": "The name of the schedule.",
+    "schedule": "The name of the schedule.",
+}
+"""The descriptions of parameters that mean the same in each verb."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +81,8 @@ Positive = Annotated[int, Meta(ge=1, le=SMALL)]
 Large = Annotated[int, Meta(ge=1, le=LARGEST)]
 Partitions = Annotated[int, Meta(ge=1, le=4096)]
 When = Annotated[datetime, Meta(tz=True)]
-Reason = Text | None
+DryRun = Annotated[bool, Help("Only show what would happen.")]
+Reason = Annotated[Text | None, Help("The reason, recorded in the journal.")]
 
 
 class Duration(float):

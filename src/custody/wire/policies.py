@@ -14,7 +14,7 @@ from custody.model.policy import Policy
 from custody.model.retention import Retention
 from custody.model.routing import Binding, bindings_of
 from custody.model.start import Start, require_start
-from custody.wire.fields import Offset, Sent, Text, When
+from custody.wire.fields import Help, Offset, Sent, Text, When
 from custody.wire.requests import Shape
 from custody.wire.settings import answered, given
 
@@ -88,4 +88,8 @@ def _start(sent: str | int) -> Start:
         ) from None
 
 
-GivenStart = Annotated[Start, Sent(Text | Offset, _sent_start, _start)]
+GivenStart = Annotated[
+    Start,
+    Sent(Text | Offset, _sent_start, _start),
+    Help("First message that it receives: earliest, latest, an offset or a time."),
+]
