@@ -20,7 +20,7 @@ from custody.model.policy import Duration, seconds, seconds_or_none
 from custody.remote import is_remote, open_remote
 from custody.store import migrate as schema
 from custody.store.async_postgres import AsyncDatabase
-from custody.store.embedded import EmbeddedServer, acquire, binaries, exists
+from custody.store.embedded import EmbeddedServer, acquire, binaries, exists, running
 from custody.store.plan import Step, plan
 from custody.store.postgres import Database
 
@@ -144,6 +144,22 @@ def connect_existing(
     if url is not None and is_remote(url):
         return _remote(url, settings, worker=worker)
     return _open(database, home, _check, worker=worker, listen_url=listen_url)
+
+
+def connect_running(database: str | None = None, *, home: str | Path | None = None) -> Custody | None:
+    """Opens Custody like `connect_existing`, and starts nothing: None if an embedded PostgreSQL does not run.
+
+    It is for one short look. It does not keep an embedded server from stopping.
+    """
+    settings = config.load()
+    url, place = _where(database, home, settings)
+    if url is None:
+        url = running(place)
+    if url is None:
+        return None
+    if is_remote(url):
+        return _remote(url, settings, worker=None, pool_size=1)
+    return _open(url, None, _check, worker=None, pool_size=1)
 
 
 def _open(

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from typer.testing import CliRunner
 
 from custody import Policy
-from custody.cli.app import _registered
+from custody.cli.app import registered
 from custody.cli.call import Call
 from custody.cli.derived import calls
 from custody.cli.session import Session
@@ -147,7 +147,7 @@ def test_every_parameter_of_a_derived_command_has_a_help() -> None:
         own = [one.callback for one in app.registered_commands if one.callback is not None]
         return own + [found for group in app.registered_groups for found in commands(group.typer_instance)]
 
-    derived = [one for one in commands(_registered()) if hasattr(one, "__verb__")]
+    derived = [one for one in commands(registered()) if hasattr(one, "__verb__")]
     assert len(derived) > 40
     for command in derived:
         assert command.__doc__, command.__name__

@@ -34,6 +34,31 @@ def test_the_tails_of_topics_are_looked_up(big: psycopg.Connection[Any]) -> None
     assert {table: sum(counts) for table, counts in done.items() if sum(counts) > 5} == {}
 
 
+def test_a_status_takes_as_many_statements_for_many_groups(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements: list[object] = []
+    execute = psycopg.Cursor.execute
+
+    def counted(self: Any, query: Any, *given: Any, **rest: Any) -> Any:
+        statements.append(query)
+        return execute(self, query, *given, **rest)
+
+    with custody.connect(database_url) as c:
+        c.create_topic("orders", partitions=4)
+        c.publish_many("orders", [Outgoing(n, partition=n % 4) for n in range(40)])
+        counts = []
+        for groups in (1, 12):
+            for n in range(groups):
+                c.create_group("orders", f"group-{groups}-{n}")
+                c.claim("orders", f"group-{groups}-{n}", max_messages=5)
+            c.status()  # the first one prepares
+            with monkeypatch.context() as patch:
+                patch.setattr(psycopg.Cursor, "execute", counted)
+                statements.clear()
+                assert len(c.status().groups) == (1 if groups == 1 else 13)
+                counts.append(len(statements))
+    assert counts[0] == counts[1] <= 12
+
+
 def test_many_groups_cost_a_few_look_ups_for_each_partition(database_url: str, db: psycopg.Connection[Any]) -> None:
     with custody.connect(database_url) as c:
         c.create_topic("busy", partitions=PARTITIONS)

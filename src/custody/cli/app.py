@@ -31,6 +31,7 @@ from custody.cli import (
     relay,
     schedules,
     serve,
+    status,
     topics,
     transactions,
     upkeep,
@@ -122,7 +123,7 @@ def version(ctx: typer.Context) -> None:
 @cache
 def command(name: str = "") -> Callable[..., Any]:
     """The command or group of this name, ready to be called, or all of them: to build all takes a tenth of a second."""
-    app = _registered()
+    app = registered()
     commands = [one for one in app.registered_commands if one.name == name]
     nested = [one for one in app.registered_groups if one.name == name]
     if commands or nested:
@@ -130,7 +131,7 @@ def command(name: str = "") -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
-def _registered() -> typer.Typer:
+def registered() -> typer.Typer:
     app = typer.Typer(
         name="custody",
         no_args_is_help=True,
@@ -163,6 +164,8 @@ def _registered() -> typer.Typer:
     app.command("trace")(inspect.trace)
     app.command("capture")(capture.capture)
     app.command("stats")(inspect.stats)
+    app.command("status")(status.status)
+    app.command("workers")(status.workers)
     app.command("maintain")(upkeep.maintain)
     app.command("journal")(upkeep.journal)
     app.command("demo")(demo.demo)

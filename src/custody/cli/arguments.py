@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from custody.cli import completion
 from custody.errors import CustodyError, did_you_mean
 from custody.model.policy import BACKOFFS, Backoff, Breaker, seconds
 from custody.model.retention import size_in_bytes
@@ -147,10 +148,10 @@ def header(text: str) -> tuple[str, str]:
 DURATION: dict[str, Any] = {"parser": duration, "metavar": "DURATION"}
 SIZE: dict[str, Any] = {"parser": size, "metavar": "SIZE"}
 """How options that are durations or sizes are parsed and named."""
-COMPLETED: dict[str, Any] = {}
-"""How arguments and options are completed by a shell, by their name."""
-Topic = Annotated[str, typer.Argument(help="The topic.")]
-Group = Annotated[str, typer.Argument(help="The group.")]
+COMPLETED: dict[str, Any] = {"topic": completion.topics, "group": completion.groups, "dlq_topic": completion.topics}
+"""How a shell completes arguments and options, by their name."""
+Topic = Annotated[str, typer.Argument(help="The topic.", autocompletion=completion.topics)]
+Group = Annotated[str, typer.Argument(help="The group.", autocompletion=completion.groups)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Ensure = Annotated[
     bool, typer.Option("--ensure", help="Accept an existing one: change what may be changed, and say what differs.")

@@ -26,7 +26,7 @@ from custody.cli.call import Call
 from custody.cli.session import Session, session_of
 from custody.model.bounds import hints_of
 from custody.outbox import EventState
-from custody.wire.fields import PLACES, GivenSize, GivenTimeout, Help, Range, Sent
+from custody.wire.fields import PLACES, GivenSize, GivenTimeout, Help, NewName, Range, Sent
 from custody.wire.policies import GivenStart
 from custody.wire.verb import sent_as
 
@@ -35,6 +35,8 @@ Renderer = Callable[Concatenate[Call[R], ...], int | None]
 Command = Callable[..., int | None]
 
 SHORT = {"key": "-k", "partitions": "-p", "topic": "-t"}
+NEW = get_args(NewName)[1]
+"""Marks a name that nothing has yet, so that none is offered."""
 LARGEST = 1_000_000
 """A greater bound says nothing to a reader of the help."""
 
@@ -155,7 +157,7 @@ def _option(
     how["help"] = help
     if help.metavar is not None:
         how["metavar"] = help.metavar
-    if (completion := arguments.COMPLETED.get(written)) is not None:
+    if (completion := arguments.COMPLETED.get(written)) is not None and NEW not in notes:
         how["autocompletion"] = completion
     if not required and default not in (None, False, UNSET) and not many:
         how["help"] = f"{help.removesuffix('.')} (default: {default})."

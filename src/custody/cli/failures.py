@@ -25,7 +25,9 @@ def _report(code: str, message: str, remedy: str, *, as_json: bool) -> None:
 
 def refused(error: CustodyError, *, as_json: bool) -> int:
     """An error of Custody, with its code and remedy."""
-    _report(error.code, error.message, error.remedy, as_json=as_json)
+    from custody.cli.remedies import in_commands
+
+    _report(error.code, error.message, in_commands(error.remedy), as_json=as_json)
     return FAILED
 
 

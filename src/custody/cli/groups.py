@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from custody.cli import render
+from custody.cli import completion, render
 from custody.cli.arguments import Ensure
 from custody.cli.call import Call
 from custody.cli.composite import BINDINGS
@@ -19,11 +19,18 @@ app = typer.Typer(no_args_is_help=True, help="Groups: list, create, describe, up
 
 
 @app.command("list")
-@calls(Custody.groups)
-def list_groups(call: Call[list[Group]], topic: str) -> None:
+@calls(Custody.all_groups)
+def list_groups(
+    call: Call[list[Group]],
+    topic: Annotated[
+        str | None, typer.Argument(help="The topic. Default: all.", autocompletion=completion.topics)
+    ] = None,
+) -> None:
+    """List the groups of a topic, or of all topics."""
     call.listing(
-        call(),
+        call() if topic is None else call.c.groups(topic),
         [
+            *([("topic", "topic")] if topic is None else []),
             ("group", "name"),
             ("kind", lambda group: f"ordering {group.policy.ordering}" if group.policy else "bare"),
             ("max attempts", lambda group: group.policy and group.policy.max_attempts),
@@ -32,7 +39,7 @@ def list_groups(call: Call[list[Group]], topic: str) -> None:
             ("paused", lambda group: None if group.paused_at is None else group.paused_reason or "yes"),
             ("created", "created_at"),
         ],
-        empty=f"Topic {topic} has no groups.",
+        empty="There are no groups." if topic is None else f"Topic {topic} has no groups.",
     )
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import render
-from custody.cli.arguments import DURATION, Topic
+from custody.cli import completion, render
 from custody.cli.call import Call
 from custody.cli.derived import calls
 from custody.cli.session import Session, session_of
+from custody.cli.status import groups_table
+from custody.cli.watching import Every, Watch, watch
 from custody.engine import Custody
 from custody.errors import OffsetOutOfRange
 from custody.model.entities import HistoryEntry, Message, Stats
 from custody.model.lifecycle import JOURNAL
 from custody.model.plain import plain
-from custody.model.policy import seconds
+from custody.model.status import GroupStatus
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,22 +88,46 @@ def _sentence(entry: HistoryEntry) -> str:
 
 def stats(
     ctx: typer.Context,
-    topic: Topic,
-    group: Annotated[str | None, typer.Argument(help="The group. Default: all groups of the topic.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
-    every: Annotated[Any, typer.Option(help="Interval of --watch.", **DURATION)] = "2s",
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="The topic. Default: all groups of all topics.", autocompletion=completion.topics),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Argument(help="The group. Default: all groups of the topic.", autocompletion=completion.groups),
+    ] = None,
+    repeated: Watch = False,
+    every: Every = "2s",
 ) -> None:
-    """Show lag, retries, dead letters and handling times of one group, or of all groups of a topic."""
+    """Show lag, retries, dead letters and handling times of one group, of all groups of a topic, or of all topics."""
     session = session_of(ctx)
     with session.connect() as c:
-        if not watch:
-            found = _figures(c, topic, group)
-            if session.json:
-                session.emit(found[0] if group is not None else found)
-            else:
-                _print_stats(session, found, alone=group is not None)
+        if topic is None:
+            _show_all(session, c, repeated, every)
             return
-        _watch(c, session, topic, group, max(0.05, seconds(every)))
+        if repeated:
+            document = (lambda found: found[0]) if group is not None else (lambda found: found)
+            watch(session, lambda: _figures(c, topic, group), _table, every, document)
+        found = _figures(c, topic, group)
+        if session.json:
+            session.emit(found[0] if group is not None else found)
+        else:
+            _print_stats(session, found, alone=group is not None)
+
+
+def _show_all(session: Session, c: Custody, repeated: bool, every: str) -> None:
+    def look() -> list[GroupStatus]:
+        return sorted(c.status().groups, key=lambda one: (one.topic, one.group))
+
+    if repeated:
+        watch(session, look, groups_table, every, lambda found: found)
+    found = look()
+    if session.json:
+        session.emit(found)
+    elif found:
+        render.console(color=session.color).print(groups_table(found))
+    else:
+        session.say("There are no groups.")
 
 
 def _figures(c: Custody, topic: str, group: str | None) -> list[dict[str, Any]]:
@@ -129,10 +153,8 @@ def _titles(names: list[str]) -> list[str]:
     return [name.replace("_", " ") for name in names]
 
 
-def _age(at: str | None) -> str | None:
-    return (
-        None if at is None else render.span(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
-    )
+def _age(at: str | None) -> str:
+    return render.age(None if at is None else datetime.fromisoformat(at))
 
 
 def _state(one: dict[str, Any]) -> str | None:
@@ -183,22 +205,3 @@ def _print_stats(session: Session, found: list[dict[str, Any]], *, alone: bool) 
         columns = [ON_A_PARTITION[0], *lane, *ON_A_PARTITION[1:]]
         rows = [[partition[name] for name in columns] for partition in one["partitions"]]
         session.table(_titles(columns), rows, empty="")
-
-
-def _watch(c: Custody, session: Session, topic: str, group: str | None, pause: float) -> None:
-    """Repeats until Ctrl-C; as JSON, one line each time."""
-    console = render.console(color=session.color)
-    if session.json or not console.is_terminal:
-        while True:
-            found = _figures(c, topic, group)
-            if session.json:
-                session.emit(found[0] if group is not None else found)
-            else:
-                console.print(_table(found))
-            time.sleep(pause)
-    from rich.live import Live
-
-    with Live(_table(_figures(c, topic, group)), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(pause)
-            live.update(_table(_figures(c, topic, group)), refresh=True)

@@ -18,6 +18,7 @@ from custody.model.setting import Settings, settings_of
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\\t", 10: "\\n", 13: "\\r"}
 _UNLIMITED = 1000  # columns of a table written to a pipe, so that nothing is cut
@@ -37,8 +38,24 @@ Column = str | tuple[str, str | Callable[[Any], object]]
 """A column of a table: its title, and the attribute that it shows, or what it makes of an entry."""
 
 
+class Rate(str):
+    """A rate, aligned like a number."""
+
+
 class Trouble(str):
     """A text that is shown in colour: somebody has to look at it."""
+
+
+def troubled(count: int) -> object:
+    """A number that is trouble unless it is 0."""
+    return Trouble(f"{count:,}") if count else count
+
+
+def text(said: str) -> Text:
+    """A line between tables."""
+    from rich.text import Text
+
+    return Text(safe(said), style="red" if isinstance(said, Trouble) else "")
 
 
 def columns(wanted: Sequence[Column], found: Iterable[Any]) -> tuple[list[str], list[list[object]]]:
@@ -50,14 +67,13 @@ def columns(wanted: Sequence[Column], found: Iterable[Any]) -> tuple[list[str], 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     from rich.table import Table
-    from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     for number, name in enumerate(columns):
-        numbers = any(type(row[number]) in (int, float) for row in rows)
+        numbers = any(type(row[number]) in (int, float, Rate) for row in rows)
         made.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
-        made.add_row(*(Text(cell(one), style="red") if isinstance(one, Trouble) else cell(one) for one in row))
+        made.add_row(*(text(one) if isinstance(one, Trouble) else cell(one) for one in row))
     return made
 
 
@@ -114,6 +130,13 @@ def span(value: float | timedelta | None) -> str:
 def age(at: datetime | None) -> str:
     """The time since then."""
     return span(None if at is None else max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+
+def rate(per_second: float) -> Rate:
+    """Messages per second for people: `1,234/s`, `3.2/s`, `0.05/s`; a dash for none."""
+    if per_second == 0:
+        return Rate("–")
+    return Rate(f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.2g}/s")
 
 
 def size(count: int) -> str:

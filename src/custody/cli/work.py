@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from custody.app import App
-from custody.cli import render
+from custody.cli import completion, render
 from custody.cli.app_file import target
 from custody.cli.arguments import DURATION, VisibilityTimeout
 from custody.cli.exporting import export_spans
@@ -34,8 +34,12 @@ def work(
             help="An app: app.py, module or module:app. Or a function, with --topic and --group: module:handler.",
         ),
     ],
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="The topic of a function.")] = None,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="The group of a function.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="The topic of a function.", autocompletion=completion.topics)
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="The group of a function.", autocompletion=completion.groups)
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="HANDLER", help="Of an app, only this: topic/group or a schedule. May be repeated."),

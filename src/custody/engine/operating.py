@@ -11,9 +11,7 @@ from custody.engine.base import Base
 from custody.engine.groups import GROUP
 from custody.errors import Busy, NotSkippable
 from custody.model.entities import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
-from custody.model.insights import GroupFigures, HandlingTime, OldTransaction, Server, TopicFigures
-from custody.model.policy import Duration, seconds
-from custody.outbox.events import Figures as OutboxFigures
+from custody.model.insights import HandlingTime, OldTransaction, Server
 from custody.store import notify
 from custody.wire.answers import CountOut, InFlightOut, RewindOut
 from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Reason
@@ -141,27 +139,6 @@ class Operating(Base):
             breaker_reason=row["breaker_reason"],
             bound=row["bindings"] is not None,
         )
-
-    def overview(
-        self, *, timeout: Duration = "5s"
-    ) -> tuple[list[TopicFigures], list[GroupFigures], list[OutboxFigures]]:
-        """The figures of all topics, all groups and the outbox, at a cost that does not grow with the log."""
-        most = str(round(seconds(timeout) * 1000))
-        try:
-            return self._overview(most)
-        except Busy:  # a segment may have been dropped while it was read
-            return self._overview(most)
-
-    def _overview(self, most: str) -> tuple[list[TopicFigures], list[GroupFigures], list[OutboxFigures]]:
-        """`most`: the timeout of each statement in milliseconds; `busy` if one takes longer."""
-        with self._db.transaction() as connection:
-            connection.execute("SELECT set_config('statement_timeout', %s, true)", [most])
-            topics = [TopicFigures(**row) for row in self._rows("topic_figures", on=connection)]
-            groups = [
-                GroupFigures(group=row.pop("consumer_group"), **row)
-                for row in self._rows("group_figures", on=connection)
-            ]
-            return topics, groups, [OutboxFigures(**row) for row in self._rows("outbox_stats", on=connection)]
 
     @verb(
         "GET",

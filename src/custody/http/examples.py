@@ -21,9 +21,10 @@ from custody.model.entities import (
     Stats,
     Upkeep,
 )
-from custody.model.insights import Server
+from custody.model.insights import Server, TopicFigures
 from custody.model.plain import plain
 from custody.model.policy import Exponential, Policy
+from custody.model.status import GroupStatus, OutboxStatus, ScheduleStatus, Status, WorkerStatus
 from custody.wire.answers import (
     AbortedOut,
     AddedOut,
@@ -261,6 +262,47 @@ _EXAMPLES: tuple[Any, ...] = (
         pooled=False,
         listens=True,
         default_isolation="read committed",
+    ),
+    WorkerStatus(
+        topic="orders",
+        group="stock",
+        worker="worker-1",
+        in_flight=20,
+        oldest_lease_age=0.8,
+        last_claim_age=0.1,
+        claimed_rate=210.5,
+        done_rate=208.0,
+        failed_rate=0.5,
+    ),
+    Status(
+        topics=(TopicFigures(topic="orders", partitions=4, messages=120_000, appended=250_000),),
+        groups=(
+            GroupStatus(
+                topic="orders",
+                group="stock",
+                trouble=("dead letters",),
+                lag=120,
+                waiting=3,
+                in_flight=20,
+                parked=0,
+                dead=2,
+                depth=143,
+                oldest_unresolved_age=4.2,
+                claimed_rate=210.5,
+                done_rate=208.0,
+                failed_rate=0.5,
+                workers=1,
+                last_claim_age=0.1,
+                paused=False,
+                breaker=None,
+                bound=False,
+                pipeline=None,
+            ),
+        ),
+        schedules=(ScheduleStatus(name="report", topic="jobs", state="late", next_at=_LATER, last_error=None),),
+        outbox=(
+            OutboxStatus(destination="billing", backlog=7, due=7, retrying=1, claimed=0, dead=0, oldest_pending=_AT),
+        ),
     ),
     HealthOut("ok"),
     'custody_messages_published_total{topic="orders"} 42.0\n',

@@ -31,9 +31,9 @@ class WrongResult(TypeError):
 
 
 def cause_of(error: BaseException) -> str | None:
-    """What a handler raised and where; None if it said what is to be done, or met an outage. Runs in executors."""
+    """What a handler raised and where; None for a decision of the handler and for an outage. Runs in executors."""
     if isinstance(error, Decision | ConnectionError | TimeoutError | Transient):
-        return None  # for outages there are the backoff and the breaker
+        return None  # the backoff and the breaker handle outages
     trace, place = error.__traceback__, ""
     while trace is not None:
         place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next

@@ -25,7 +25,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a group has left: messages never delivered, to retry, behind their key, and dead; and its blocked keys.
+    """Messages of a group that are not done: never delivered, waiting for a retry, parked behind their key, dead.
 
     If the group is `bound`, `lag` includes messages that were not matched with its bindings yet.
     """
@@ -55,7 +55,7 @@ class PipelineSummary(Counts):
 
 
 def outlook(c: Custody, topic: str, group: str) -> Outlook:
-    """What a group has left now."""
+    """The messages of a group that are not done now."""
     figures = c.figures(topic, group)
     return Outlook(
         lag=figures.lag,

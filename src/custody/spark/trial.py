@@ -62,7 +62,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One message, what would come of it, and what it would publish."""
+    """One message with its outcome and its outputs."""
 
     message: Message
     outcome: Kind
@@ -138,7 +138,10 @@ def _timeout(pipeline: Pipeline, c: Custody) -> float | None:
 
 
 def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
-    """The next messages never delivered to the group, or the first of the log without a group; only bound ones."""
+    """The next messages that were never delivered to the group, or without a group the first of the log.
+
+    Messages that do not match the bindings are left out.
+    """
     bindings = pipeline.bindings or ()
     try:
         partitions = c.stats(pipeline.source, pipeline.group).partitions
@@ -214,7 +217,7 @@ def _shown(payload: bytes) -> Any:
 
 
 def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
-    """Messages with the columns of a claim."""
+    """A DataFrame of the messages, with the columns of a claim."""
     rows = []
     for message in messages:
         kind, data = codec.encode(message.payload)
@@ -224,7 +227,7 @@ def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
 
 
 def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: messages in, outcomes and outputs out. Runs in an executor."""
+    """Converts messages to outcomes and outputs, for `mapInArrow`. Runs in an executor."""
     handler, topic, outside = pipeline.handler, job.topic, _first(pipeline)
     assert handler is not None
 

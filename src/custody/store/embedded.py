@@ -24,7 +24,7 @@ from custody.errors import EmbeddedError
 from custody.store.cluster import binaries
 from custody.store.postmaster import Home, held, release
 
-__all__ = ["EmbeddedError", "EmbeddedServer", "acquire", "binaries", "exists", "stop"]
+__all__ = ["EmbeddedError", "EmbeddedServer", "acquire", "binaries", "exists", "running", "stop"]
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +149,12 @@ def acquire(home: Path, *, settings: Mapping[str, str] = NO_SETTINGS) -> Embedde
 def exists(home: Path) -> bool:
     """Whether a database has been made in `home`."""
     return Home.at(home).data_dir.exists()
+
+
+def running(home: Path) -> str | None:
+    """The URL of a server that accepts connections in `home`; None if there is none. It starts and joins nothing."""
+    postmaster = Home.at(home).postmaster()
+    return postmaster.url if postmaster is not None and postmaster.answers() else None
 
 
 def stop(home: Path, mode: Literal["fast", "immediate"] = "fast") -> None:

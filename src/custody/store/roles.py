@@ -41,6 +41,7 @@ PLACES = {
     "engine/schedules._tick": "consume",  # every worker publishes ticks
     "engine/schedules.tick": "consume",
     "engine/server_verbs": "admin",
+    "engine/surveying": "consume",
     "engine/topics": "any",
     "engine/topics._keep": "admin",
     "engine/transactions": "produce",

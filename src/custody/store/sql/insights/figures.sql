@@ -9,6 +9,22 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     GROUP BY o.topic_id ORDER BY o.name
 $$;
 
+-- When messages of a partition were published. In the open segment, where most of them are, it is one look-up for all.
+CREATE FUNCTION custody.published_at(p_head custody.heads, p_offsets bigint[])
+RETURNS TABLE ("offset" bigint, published_at timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_older bigint[] := ARRAY(SELECT o FROM unnest(p_offsets) o WHERE o < (p_head).segment_start);
+BEGIN
+    RETURN QUERY EXECUTE format(
+        'SELECT "offset", published_at FROM custody.log_%s WHERE partition = $1 AND "offset" = ANY ($2)',
+        (p_head).segment_id) USING (p_head).partition, p_offsets;
+    IF v_older <> '{}' THEN
+        RETURN QUERY SELECT e."offset", e.published_at
+                     FROM custody.events_in(p_head, custody.offsets_set(v_older)) e;
+    END IF;
+END $$;
+
 -- The figures of custody.partition_stats for every group, over all its partitions. breaker is null without one. For a
 -- bound group lag and depth count messages that it has not matched yet, bound to it or not.
 CREATE FUNCTION custody.group_figures(p_now timestamptz DEFAULT NULL)
@@ -31,7 +47,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
                         '{}') AS behind
         FROM custody.cases c GROUP BY c.group_id, c.partition),
     places AS MATERIALIZED (
-        SELECT g.group_id, e.head, f.frontier, e.next_offset - f.frontier AS lag, l.live,
+        SELECT g.group_id, e.topic_id, e.partition, f.frontier, e.next_offset - f.frontier AS lag, l.live,
                coalesce(c.waiting, 0) + r.messages + l.expired AS waiting, coalesce(c.parked, 0) + p.messages AS parked,
                coalesce(c.dead, 0) AS dead, coalesce(c.held, 0) AS held,
                coalesce(c.open, '{}') + l.held + r.ranges AS counted, coalesce(c.behind, '{}') + p.ranges AS behind
@@ -52,27 +68,83 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
         CROSS JOIN LATERAL (
             SELECT coalesce(sum(x.messages), 0)::bigint AS messages, coalesce(range_agg(x.ranges), '{}') AS ranges
             FROM custody.parked x WHERE x.group_id = g.group_id AND x.partition = e.partition) p),
+    lowest AS MATERIALIZED (    -- the first unresolved offset
+        SELECT p.group_id, p.topic_id, p.partition,
+               coalesce(lower(p.counted + p.behind), CASE WHEN p.lag > 0 THEN p.frontier END) AS "offset"
+        FROM places p),
+    published AS MATERIALIZED (     -- once for each partition
+        SELECT e.topic_id, e.partition, o."offset", o.published_at
+        FROM (SELECT u.topic_id, u.partition, array_agg(DISTINCT u."offset") AS offsets
+              FROM lowest u WHERE u."offset" IS NOT NULL GROUP BY u.topic_id, u.partition) u
+        JOIN ends e USING (topic_id, partition)
+        CROSS JOIN LATERAL custody.published_at(e.head, u.offsets) o),
+    oldest AS (
+        SELECT u.group_id, min(o.published_at) AS oldest
+        FROM lowest u JOIN published o USING (topic_id, partition, "offset") GROUP BY u.group_id),
     figures AS (
         SELECT p.group_id, sum(p.lag) AS lag, sum(p.waiting) AS waiting, sum(p.live) AS live, sum(h.holes) AS holes,
-               sum(p.parked) AS parked, sum(p.dead) AS dead, sum(p.held) AS held, min(o.published_at) AS oldest
+               sum(p.parked) AS parked, sum(p.dead) AS dead, sum(p.held) AS held
         FROM places p
         CROSS JOIN LATERAL (
             -- As custody.ack_holes counts them.
             SELECT count(*) AS holes FROM unnest(p.counted + p.behind) r
             WHERE upper(r) < p.frontier AND (isempty(p.behind) OR r && p.counted)) h
-        CROSS JOIN LATERAL (
-            SELECT coalesce(lower(p.counted + p.behind), CASE WHEN p.lag > 0 THEN p.frontier END) AS lowest) u
-        LEFT JOIN LATERAL custody.events_in(p.head, int8multirange(int8range(u.lowest, u.lowest + 1))) o
-            ON u.lowest IS NOT NULL
         GROUP BY p.group_id)
     SELECT t.name, g.name, f.lag::bigint, f.waiting::bigint, f.live::bigint, f.holes::bigint, f.parked::bigint,
            f.dead::bigint, (f.lag + f.live + f.waiting + f.parked + f.held)::bigint,
-           CASE WHEN f.oldest IS NOT NULL THEN greatest(0, extract(epoch FROM at.now - f.oldest)) END::double precision,
+           CASE WHEN o.oldest IS NOT NULL THEN greatest(0, extract(epoch FROM at.now - o.oldest)) END::double precision,
            g.paused_at IS NOT NULL,
            CASE WHEN g.breaker_rate IS NOT NULL OR g.breaker_state <> 'closed' THEN g.breaker_state END,
            g.bindings IS NOT NULL
     FROM at, figures f JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+    LEFT JOIN oldest o USING (group_id)
     ORDER BY t.name, g.name
 $$;
 
 CREATE VIEW custody.group_state AS SELECT * FROM custody.group_figures();
+
+-- Who worked for which group lately: what each holds under leases, when it claimed last, and how many messages per
+-- second it claimed, settled as done and failed in the last p_window, or in the last p_entries of the journal if those
+-- cover less. A worker that found nothing to claim has left no trace.
+CREATE FUNCTION custody.recent_work(
+    p_window interval DEFAULT '1 minute', p_entries int DEFAULT 10000, p_now timestamptz DEFAULT NULL
+) RETURNS TABLE (
+    topic text, consumer_group text, worker text, in_flight bigint, oldest_lease_age double precision,
+    last_claim_age double precision, claimed_rate double precision, done_rate double precision,
+    failed_rate double precision
+)
+LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
+    WITH at AS MATERIALIZED (SELECT coalesce(p_now, clock_timestamp()) AS now),
+    last AS MATERIALIZED (
+        SELECT j.at, j.kind, j.group_id, j.worker, j.offsets FROM custody.journal j
+        ORDER BY j.entry DESC LIMIT p_entries),
+    span AS MATERIALIZED (      -- the time that they cover
+        SELECT greatest(1, least(extract(epoch FROM p_window), CASE WHEN count(*) = p_entries
+                                 THEN extract(epoch FROM at.now - min(l.at)) END))::double precision AS seconds
+        FROM at LEFT JOIN last l ON true GROUP BY at.now),
+    settled AS (
+        SELECT l.group_id, l.worker, max(l.at) FILTER (WHERE l.kind = 'claim') AS claimed_at,
+               sum(n.messages) FILTER (WHERE l.kind = 'claim') AS claimed,
+               sum(n.messages) FILTER (WHERE l.kind IN ('ack', 'commit')) AS done,
+               sum(n.messages) FILTER (WHERE l.kind IN ('nack', 'dead')) AS failed
+        FROM at CROSS JOIN last l
+        CROSS JOIN LATERAL (SELECT coalesce(sum(upper(r) - lower(r)), 0) AS messages FROM unnest(l.offsets) r) n
+        WHERE l.at > at.now - p_window AND l.kind IN ('claim', 'ack', 'nack', 'dead', 'commit') AND l.worker IS NOT NULL
+        GROUP BY l.group_id, l.worker),
+    holding AS (
+        SELECT x.group_id, x.worker, sum(x.remaining) AS messages, min(x.claimed_at) AS oldest,
+               max(x.claimed_at) AS newest
+        FROM at, custody.leases x WHERE x.deadline > at.now AND x.worker IS NOT NULL GROUP BY x.group_id, x.worker)
+    SELECT t.name, g.name, w.worker, coalesce(h.messages, 0)::bigint,
+           CASE WHEN h.oldest IS NOT NULL THEN greatest(0, extract(epoch FROM at.now - h.oldest)) END,
+           CASE WHEN w.claimed_at IS NOT NULL THEN greatest(0, extract(epoch FROM at.now - w.claimed_at)) END,
+           coalesce(s.claimed, 0) / span.seconds, coalesce(s.done, 0) / span.seconds,
+           coalesce(s.failed, 0) / span.seconds
+    FROM at, span, (
+        SELECT x.group_id, x.worker, max(x.claimed_at) AS claimed_at
+        FROM (SELECT group_id, worker, claimed_at FROM settled
+              UNION ALL SELECT group_id, worker, newest FROM holding) x GROUP BY x.group_id, x.worker) w
+    LEFT JOIN settled s USING (group_id, worker) LEFT JOIN holding h USING (group_id, worker)
+    JOIN custody.groups g USING (group_id) JOIN custody.topics t USING (topic_id)
+    ORDER BY t.name, g.name, w.worker
+$$;
