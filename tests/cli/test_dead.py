@@ -150,6 +150,16 @@ def test_a_dead_letter_topic_from_the_policy_to_the_replay(quick: Run, live: Cus
     assert "no longer dead" in answer.err
 
 
+def test_letters_are_found_by_their_reason(quick: Run, live: Custody) -> None:
+    live.publish("orders", 5)
+    live.claim("orders", "stock").nack(error="bad", requeue=False)
+    filtered = ("orders", "stock", "--died-of", "rejected", "--json")
+    assert [letter["offset"] for letter in quick("dead", *filtered).document] == [4]
+    assert quick("redrive", *filtered, "--dry-run").document["count"] == 1
+    assert quick("discard", *filtered, "--yes").document["count"] == 1
+    assert len(live.dead("orders", "stock")) == 4
+
+
 @pytest.mark.req("G10")
 def test_a_dead_letter_topic_is_refused_in_words(quick: Run) -> None:
     quick("groups", "update", "orders", "stock", "--dead-letter", "topic")

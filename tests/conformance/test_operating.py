@@ -46,6 +46,8 @@ def test_dead_letters_are_listed_by_the_conditions_of_a_redrive(dead: custody.Cu
         ({"partition": 0, "offsets": []}, []),
         ({"died_from": clock()}, [0, 1, 2]),
         ({"died_until": clock()}, []),
+        ({"died_of": "rejected"}, [0, 1, 2]),
+        ({"died_of": "max_retries_exceeded"}, []),
         ({"where_error": "timeout%", "limit": 1}, [0]),
     ]
     for which, offsets in listed:

@@ -27,6 +27,7 @@ class DeadConditions(TypedDict, total=False):
     offsets: Annotated[Sequence[Offset] | None, Help("Only these offsets of the partition, which is then required.")]
     died_from: Annotated[datetime | None, Help("Only those that died at this time or later.")]
     died_until: Annotated[datetime | None, Help("Only those that died before this time.")]
+    died_of: Annotated[str | None, Help("Only those with this reason, such as rejected.", "REASON")]
 
 
 class DeadFilter(DeadConditions, total=False):

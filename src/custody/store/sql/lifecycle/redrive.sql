@@ -2,7 +2,7 @@
 
 CREATE TYPE custody.dead_filter AS (
     error_like text, key text, partition int, offsets bigint[], died_from timestamptz, died_until timestamptz,
-    most bigint
+    died_of text, most bigint
 );
 
 CREATE FUNCTION custody.dead_matching(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
@@ -15,6 +15,7 @@ LANGUAGE sql STABLE AS $$
       AND ((p_filter).offsets IS NULL OR c."offset" = ANY ((p_filter).offsets))
       AND ((p_filter).died_from IS NULL OR c.updated_at >= (p_filter).died_from)
       AND ((p_filter).died_until IS NULL OR c.updated_at < (p_filter).died_until)
+      AND ((p_filter).died_of IS NULL OR c.dead_reason = (p_filter).died_of)
     ORDER BY c.partition, c."offset"
     LIMIT (p_filter).most
 $$;
