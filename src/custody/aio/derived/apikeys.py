@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated
 
 from custody.aio.base import Base
 from custody.bridge import run
-from custody.model.policy import Duration
+from custody.engine.apikeys import KeyName
 from custody.verbs.apikeys import ApiKey, NewKey
+from custody.wire.fields import GivenTimeout, Help
 
 
 class ApiKeys(Base):
@@ -15,12 +17,14 @@ class ApiKeys(Base):
 
     async def create_api_key(
         self,
-        name: str,
+        name: KeyName,
         *,
-        produce: Collection[str] = (),
-        consume: Collection[str] = (),
-        admin: Collection[str] = (),
-        expires: Duration | None = None,
+        produce: Annotated[
+            Collection[str], Help("Topics that the key may publish to: orders, orders-*, *.", "PATTERN")
+        ] = (),
+        consume: Annotated[Collection[str], Help("Topics that the key may read and receive from.", "PATTERN")] = (),
+        admin: Annotated[Collection[str], Help("Topics that the key may do anything with.", "PATTERN")] = (),
+        expires: Annotated[GivenTimeout | None, Help("Lifetime of the key, such as 90d.")] = None,
     ) -> NewKey:
         """Creates a key. Each right is a list of patterns of topics (`orders`, `orders-*`, `*`); `admin` includes the
         other two.
@@ -31,10 +35,13 @@ class ApiKeys(Base):
             lambda: self._of.create_api_key(name, produce=produce, consume=consume, admin=admin, expires=expires)
         )
 
-    async def api_keys(self, *, revoked: bool = False) -> list[ApiKey]:
-        """The keys, newest last; with `revoked` also the revoked ones."""
+    async def api_keys(self, *, revoked: Annotated[bool, Help("Include revoked keys.")] = False) -> list[ApiKey]:
+        """The keys and their rights, without secrets, newest last."""
         return await run(lambda: self._of.api_keys(revoked=revoked))
 
-    async def revoke_api_key(self, name: str) -> bool:
-        """Revokes a key; servers notice within seconds. False if it was already revoked."""
+    async def revoke_api_key(self, name: KeyName) -> bool:
+        """Revokes a key. Servers refuse it within 5 seconds.
+
+        False if it was already revoked.
+        """
         return await run(lambda: self._of.revoke_api_key(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 from custody.aio.derived.lease import Lease
@@ -16,6 +17,7 @@ from custody.model.entities import Settled
 from custody.model.outcomes import Outcome
 from custody.model.policy import Duration
 from custody.verbs.pipelines import PipelineState
+from custody.wire.fields import Help
 
 
 class Consuming(SettleVerbs, Schedules, Topics):
@@ -61,6 +63,10 @@ class Consuming(SettleVerbs, Schedules, Topics):
         """Calls `wake` soon after each publish to the topic, from another thread. Returns a function that ends it."""
         return await run(lambda: self._of.listen(topic, wake))
 
-    async def pipelines(self, topic: str | None = None, group: str | None = None) -> list[PipelineState]:
+    async def pipelines(
+        self,
+        topic: Annotated[str | None, Help("Only this topic.")] = None,
+        group: Annotated[str | None, Help("Only this group.")] = None,
+    ) -> list[PipelineState]:
         """The states of the pipelines of the database: running, retrying, stopped, failed or gone, and since when."""
         return await run(lambda: self._of.pipelines(topic, group))

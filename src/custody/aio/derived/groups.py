@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import UNSET, UnsetType
@@ -11,7 +10,6 @@ from custody.aio.base import Base
 from custody.bridge import run
 from custody.model.entities import Group, Message
 from custody.model.policy import Policy
-from custody.model.routing import Binding
 from custody.wire.fields import Batch, Help, NewName, Offset, Partition, Reason
 from custody.wire.policies import GivenBindings, GivenPolicy, GivenSettings, GivenStart
 
@@ -26,7 +24,7 @@ class Groups(Base):
         policy: GivenPolicy | None = None,
         *,
         start: GivenStart = "earliest",
-        bare: bool = False,
+        bare: Annotated[bool, Help("Only committed offsets: no lifecycle, no policy.")] = False,
         bindings: GivenBindings | None = None,
     ) -> Group:
         """Creates a group. Without a policy it has the defaults. A bare group is only a cursor (`fetch`, `commit`).
@@ -54,7 +52,7 @@ class Groups(Base):
         """Replaces the policy of a group, from now on. Its ordering cannot change."""
         return await run(lambda: self._of.update_group(topic, group, policy))
 
-    async def bind(self, topic: str, group: str, bindings: Iterable[Binding | str] | None) -> Group:
+    async def bind(self, topic: str, group: str, bindings: GivenBindings | None) -> Group:
         """Replaces all bindings of a group. Without bindings it gets every message.
 
         They apply to messages that the group has not reached yet, and after a `rewind` to older ones too.
@@ -62,7 +60,7 @@ class Groups(Base):
         return await run(lambda: self._of.bind(topic, group, bindings))
 
     async def delete_group(self, topic: str, group: str) -> None:
-        """Removes a group with its state."""
+        """Deletes a group and its state. The messages stay in the log."""
         return await run(lambda: self._of.delete_group(topic, group))
 
     async def groups(self, topic: str) -> list[Group]:
@@ -74,11 +72,17 @@ class Groups(Base):
         return await run(lambda: self._of.group(topic, group))
 
     async def pause(self, topic: str, group: str, *, reason: Reason = None) -> bool:
-        """Stops the delivery of messages; leased ones can still be settled. False if the group was already paused."""
+        """Stops delivering messages to a group. Messages in flight can still be settled.
+
+        False if the group was already paused.
+        """
         return await run(lambda: self._of.pause(topic, group, reason=reason))
 
     async def resume(self, topic: str, group: str) -> bool:
-        """Ends a pause, and closes an open circuit breaker. False if there was nothing to resume."""
+        """Delivers messages to a paused group again, and closes an open circuit breaker.
+
+        False if there was nothing to resume.
+        """
         return await run(lambda: self._of.resume(topic, group))
 
     async def next_due(self, topic: str, group: str) -> float | None:

@@ -8,10 +8,8 @@ from typing import Annotated
 from custody.aio.base import Base
 from custody.bridge import run
 from custody.model.entities import BlockedKey, HistoryEntry, Rewound, Stats
-from custody.model.insights import GroupFigures, HandlingTime, TopicFigures
-from custody.model.policy import Duration
-from custody.outbox.events import Figures as OutboxFigures
-from custody.wire.fields import Help, Name, Offset, Page, Partition, Reason
+from custody.model.insights import HandlingTime
+from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Reason
 
 
 class Operating(Base):
@@ -22,13 +20,13 @@ class Operating(Base):
         topic: str,
         group: str,
         *,
-        to_offset: Offset | None = None,
-        to_time: datetime | None = None,
-        partition: Partition | None = None,
-        dry_run: bool = False,
+        to_offset: Annotated[Offset | None, Help("First offset to deliver again.")] = None,
+        to_time: Annotated[datetime | None, Help("Deliver again what was published at this time or later.")] = None,
+        partition: Annotated[Partition | None, Help("Only this partition.")] = None,
+        dry_run: DryRun = False,
         reason: Reason = None,
     ) -> list[Rewound]:
-        """Delivers everything again from an offset or a time on, in one partition or in all; revokes leases on it."""
+        """Delivers all messages from an offset or a time on again. Leases of those messages are revoked."""
         return await run(
             lambda: self._of.rewind(
                 topic, group, to_offset=to_offset, to_time=to_time, partition=partition, dry_run=dry_run, reason=reason
@@ -36,11 +34,14 @@ class Operating(Base):
         )
 
     async def blocked_keys(self, topic: str, group: str, *, limit: Page = 1000) -> list[BlockedKey]:
-        """Blocked keys: what each waits for, and how many messages wait behind it."""
+        """Blocked keys, the message that blocks each, and how many messages wait behind it."""
         return await run(lambda: self._of.blocked_keys(topic, group, limit=limit))
 
     async def release_key(self, topic: str, group: str, key: str, *, reason: Reason = None) -> int:
-        """Unblocks a key that its dead messages hold; they stay dead. Returns how many there were."""
+        """Unblocks a key that is held by dead messages. They stay dead.
+
+        Returns how many there were.
+        """
         return await run(lambda: self._of.release_key(topic, group, key, reason=reason))
 
     async def retry_now(
@@ -48,28 +49,25 @@ class Operating(Base):
         topic: str,
         group: str,
         *,
-        key: str | None = None,
-        where_error: Annotated[str | None, Help("A LIKE pattern of their last error.")] = None,
+        key: Annotated[str | None, Help("Only messages of this key.")] = None,
+        where_error: Annotated[str | None, Help("Only errors that match, such as 'timeout%'.", "LIKE")] = None,
         reason: Reason = None,
     ) -> int:
-        """Makes messages that wait for a retry due now: all, or those of a key or error. Returns their number."""
+        """Makes messages that wait for a retry due now: all, or those that match the filters.
+
+        Returns their number.
+        """
         return await run(lambda: self._of.retry_now(topic, group, key=key, where_error=where_error, reason=reason))
 
     async def skip(
         self, topic: str, group: str, partition: Partition, offset: Offset, *, reason: Reason = None
     ) -> None:
-        """Counts one waiting or dead message as done."""
+        """Marks one waiting or dead message as done."""
         return await run(lambda: self._of.skip(topic, group, partition, offset, reason=reason))
 
     async def stats(self, topic: str, group: str) -> Stats:
         """The figures of a group, in total and for each partition."""
         return await run(lambda: self._of.stats(topic, group))
-
-    async def overview(
-        self, *, timeout: Duration = "5s"
-    ) -> tuple[list[TopicFigures], list[GroupFigures], list[OutboxFigures]]:
-        """The figures of all topics, all groups and the outbox, at a cost that does not grow with the log."""
-        return await run(lambda: self._of.overview(timeout=timeout))
 
     async def trace(
         self,
@@ -77,13 +75,13 @@ class Operating(Base):
         partition: Partition,
         offset: Offset,
         *,
-        group: Annotated[Name | None, Help("Only of this group.")] = None,
+        group: Annotated[Name | None, Help("Only this group.")] = None,
     ) -> list[HistoryEntry]:
         """Everything that happened to one message, oldest first."""
         return await run(lambda: self._of.trace(topic, partition, offset, group=group))
 
     async def in_flight(
-        self, topic: str, group: Annotated[Name | None, Help("Only of this group.")] = None
+        self, topic: str, group: Annotated[Name | None, Help("Only this group.")] = None
     ) -> dict[int, tuple[int, float | None]]:
         """For each partition: how many messages are leased, and the age of the oldest lease in seconds."""
         return await run(lambda: self._of.in_flight(topic, group))

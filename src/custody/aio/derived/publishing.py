@@ -105,7 +105,7 @@ class Publishing(Topics):
         )
 
     async def delayed(
-        self, topic: str, *, key: Annotated[str | None, Help("Only those of this key.")] = None, limit: Page = 100
+        self, topic: str, *, key: Annotated[str | None, Help("Only messages of this key.")] = None, limit: Page = 100
     ) -> list[Waiting]:
         """Delayed messages that are not due yet, the next one first.
 

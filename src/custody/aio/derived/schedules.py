@@ -9,39 +9,39 @@ from msgspec import UNSET, UnsetType
 
 from custody.aio.base import Base
 from custody.bridge import run
-from custody.engine.schedules import Cron, GivenHeaders, GivenPayload, Zone
+from custody.engine.schedules import Cron, Destination, Every, GivenHeaders, GivenPayload, Key, MissedTicks, Zone
 from custody.model.entities import Payload, Receipt
 from custody.model.policy import Duration
 from custody.model.schedule import Missed, Schedule
-from custody.wire.fields import GivenTimeout, Help, Name, NewName, Reason, Text
+from custody.wire.fields import Help, Name, NewName, Reason
 
 
 class Schedules(Base):
     """Schedules and their ticks."""
 
     async def schedules(self) -> list[Schedule]:
-        """All schedules, with their next times and what is wrong with them."""
+        """All schedules: when each is due next, and what is wrong with it."""
         return await run(lambda: self._of.schedules())
 
     async def schedule(self, name: str) -> Schedule:
-        """One schedule."""
+        """One schedule with all its settings."""
         return await run(lambda: self._of.schedule(name))
 
     async def create_schedule(
         self,
         name: NewName,
         *,
-        topic: str,
-        every: GivenTimeout | None = None,
+        topic: Destination,
+        every: Every | None = None,
         cron: Cron = None,
         tz: Zone = "UTC",
-        missed: Missed = "skip",
+        missed: MissedTicks = "skip",
         payload: GivenPayload = None,
-        key: Text | None = None,
+        key: Key | None = None,
         headers: GivenHeaders | None = None,
         app: Name | None = None,
     ) -> Schedule:
-        """Creates a schedule: from now on its message is published to the topic at its times.
+        """Creates a schedule, which publishes a message at its times.
 
         With `every` the first one is due after one interval. Of ticks that were missed, while no worker and no server
         ran, `skip` publishes only the newest, and `catch_up` all of them.
@@ -65,13 +65,13 @@ class Schedules(Base):
         self,
         name: str,
         *,
-        topic: Name | UnsetType = UNSET,
-        every: GivenTimeout | UnsetType | None = UNSET,
+        topic: Destination | UnsetType = UNSET,
+        every: Every | UnsetType | None = UNSET,
         cron: Cron | UnsetType = UNSET,
         tz: Zone | UnsetType = UNSET,
-        missed: Missed | UnsetType = UNSET,
+        missed: MissedTicks | UnsetType = UNSET,
         payload: GivenPayload | UnsetType = UNSET,
-        key: Text | UnsetType | None = UNSET,
+        key: Key | UnsetType | None = UNSET,
         headers: GivenHeaders | UnsetType | None = UNSET,
         app: Name | None = None,
         declare: Annotated[bool, Help("A program declares it; otherwise an operator edits it.")] = False,
@@ -131,15 +131,21 @@ class Schedules(Base):
         )
 
     async def pause_schedule(self, name: str, *, reason: Reason = None) -> bool:
-        """Publishes no more ticks until it is resumed. False if it was already paused."""
+        """Publishes no more ticks of a schedule until it is resumed.
+
+        False if it was already paused.
+        """
         return await run(lambda: self._of.pause_schedule(name, reason=reason))
 
     async def resume_schedule(self, name: str) -> bool:
-        """Ends a pause. What was due during it is not published. False if it was not paused."""
+        """Ends the pause of a schedule. What was due during it is not published.
+
+        False if it was not paused.
+        """
         return await run(lambda: self._of.resume_schedule(name))
 
     async def run_schedule(self, name: str) -> Receipt:
-        """Publishes its message now, also while it is paused. Its times stay as they are."""
+        """Publishes the message of a schedule now, also while it is paused. Its times stay as they are."""
         return await run(lambda: self._of.run_schedule(name))
 
     async def delete_schedule(self, name: str) -> None:

@@ -45,11 +45,14 @@ class Transactions(LiveTransactions):
         return await run(lambda: self._of.commit(transaction_id))
 
     async def abort(self, transaction_id: UUID, *, reason: Reason = None) -> bool:
-        """Drops the transaction: nothing of it becomes visible. False if it was already aborted."""
+        """Aborts a transaction: none of its messages and acks take effect.
+
+        False if it was already aborted.
+        """
         return await run(lambda: self._of.abort(transaction_id, reason=reason))
 
     async def open(self) -> list[OpenTransaction]:
-        """Transactions that are neither committed nor aborted."""
+        """The open transactions, the oldest first. Each times out by itself."""
         return await run(lambda: self._of.open())
 
     async def require_places(self, topic: str, messages: Sequence[Outgoing]) -> None:
