@@ -12,10 +12,6 @@ from tests.spark import forks
 
 from custody.spark.session import session
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Plans run as they are: to generate and compile code for a dozen rows takes longer than the rows do. The sessions of
-programs (tests/spark/programs.py) generate it."""
-
 
 @contextmanager
 def local_spark() -> Iterator[SparkSession]:
@@ -29,7 +25,6 @@ def local_spark() -> Iterator[SparkSession]:
                 "spark.sql.shuffle.partitions": "2",
                 "spark.ui.enabled": "false",
                 "spark.driver.memory": "1g",
-                **INTERPRETED,
             },
         )
         del os.environ[forks.VARIABLE]  # the JVM has it
