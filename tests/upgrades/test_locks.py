@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.upgrades.conftest import MIGRATE, Releases
 from tests.upgrades.processes import running
 from tests.upgrades.releases import environment, program
 from tests.waiting import wait_for
+
+import custody
 
 Find = Callable[[str], list[tuple[int, int]]]
 
@@ -167,3 +170,71 @@ def test_the_command_shows_a_plan_and_the_statements_and_changes_nothing(made: R
     assert one(old_url, CATALOG) == before
     assert run().startswith("applied 2, 3, 4; the schema is at version 4")
     assert run("--plan") == "There is nothing to do.\n"
+
+
+HELD = """
+import sys, psycopg
+from custody.store import migrate
+with psycopg.connect(sys.argv[1], application_name="held") as connection:
+    migrate.lock(connection)
+    migrate._migrate(connection)
+    print("migrated", flush=True)
+    sys.stdin.readline()
+"""
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+
+
+def test_no_verb_goes_on_with_the_functions_of_another_release(made: Releases, old_url: str) -> None:
+    command = [sys.executable, "-c", HELD, old_url]
+    pipe = subprocess.PIPE
+    found: dict[str, Any] = {}
+
+    def by_sql() -> None:
+        with psycopg.connect(old_url, autocommit=True) as mine:
+            try:
+                mine.execute("SELECT * FROM custody.send('orders', '1')")
+            except psycopg.Error as error:
+                found["sql"] = (type(error), error.diag.message_detail)
+            found["again"] = mine.execute("SELECT * FROM custody.send('orders', '2')").fetchone() is not None
+
+    def by_client() -> None:
+        found["client"] = c.publish("orders", 3).offset
+
+    with (
+        custody.connect(old_url) as c,
+        psycopg.connect(old_url, autocommit=True) as other,
+        subprocess.Popen(command, env=environment(made.second), stdin=pipe, stdout=pipe, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "migrated\n"
+        threads = [threading.Thread(target=call) for call in (by_sql, by_client)]
+        for thread in threads:
+            thread.start()
+        for part in ("%custody.send(%", "%) ledger, %"):
+            wait_for(lambda part=part: other.execute(BLOCKED, [part]).fetchone() == (1,), f"{part} waits")
+        process.stdin.write("\n")
+        process.stdin.close()
+        for thread in threads:
+            thread.join(20)
+        assert process.wait(20) == 0
+        assert found["sql"] in ((psycopg.DatabaseError, "schema_changed"), (psycopg.errors.UndefinedFunction, None))
+        assert found["again"]
+        assert found["client"] >= 0
+        assert len(c.read("orders", 0)) + len(c.read("orders", 1)) == 2, "the refused call left nothing"
+
+
+def test_a_transaction_that_has_called_a_verb_is_waited_for(made: Releases, old_url: str, release_of: Find) -> None:
+    with psycopg.connect(old_url) as mine, psycopg.connect(old_url, autocommit=True) as other:
+        mine.execute("SELECT * FROM custody.send('orders', '1')")
+        process = migrating(made.second, old_url)
+        try:
+            wait_for(lambda: other.execute(WAITING).fetchone() == (1,), "the migration waits")
+            assert release_of(old_url) == [(1, 1)]
+            mine.execute("SELECT * FROM custody.send('orders', '2')")  # it still has the functions that it began with
+            mine.commit()
+            assert process.communicate(timeout=60)[0] == "[2, 3]\n"
+        finally:
+            process.kill()
+    with custody.connect(old_url) as c:
+        assert len(c.read("orders", 0)) + len(c.read("orders", 1)) == 2

@@ -179,6 +179,7 @@ DECLARE
     v_firsts  bigint[];
     v_offsets bigint[];
 BEGIN
+    PERFORM custody.require_read_committed();
     IF cardinality(p_partitions) <> cardinality(p_payloads) THEN
         PERFORM custody.refuse('invalid_argument', 'each payload needs a partition', 'Give arrays of one length.');
     END IF;
@@ -235,6 +236,7 @@ DECLARE
     v_topic custody.topics := custody.topic_named(p_topic);
     v_partition int := custody.place(v_topic, p_key, p_priority);
 BEGIN
+    PERFORM custody.require_read_committed();
     PERFORM custody.require_message('j', convert_to(p_payload::text, 'UTF8'), p_headers);
     RETURN QUERY
     SELECT r.partition, r."offset"
