@@ -29,13 +29,15 @@ T = TypeVar("T")
 
 
 class _Work(_Greenlet):  # type: ignore[misc]  # a class that may be missing
-    """Blocking code under way. `late`: a cancellation that came when a statement had taken effect already."""
+    """Blocking code under way, and the task that waits for it. `late`: a cancellation that came when a statement had
+    taken effect already."""
 
+    task: asyncio.Task[Any] | None = None
     late: asyncio.CancelledError | None = None
 
 
 _work: ContextVar[_Work | None] = ContextVar("custody_bridge", default=None)
-"""The work that the current task waits for."""
+"""The work that the current task waits for. A task that was started meanwhile has a copy."""
 
 
 async def run(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
@@ -47,7 +49,7 @@ async def run(work: Callable[[], T], *, undo: Callable[[T], object] | None = Non
     with extras.named():
         import greenlet
     one = _Work(work, greenlet.getcurrent())
-    one.gr_context = copy_context()
+    one.gr_context, one.task = copy_context(), asyncio.current_task()
     token = _work.set(one)
     try:
         asked: Any = one.switch()
@@ -101,7 +103,7 @@ def postpone(cancellation: asyncio.CancelledError) -> bool:
 
     If the statement belongs to `run`, the code may have its result, and is cancelled later. False if it does not.
     """
-    work = _work.get()
+    work = _waited_for()
     if work is None:
         return False
     work.late = cancellation
@@ -110,10 +112,16 @@ def postpone(cancellation: asyncio.CancelledError) -> bool:
 
 def raise_postponed() -> None:
     """Raises the postponed cancellation now, where nothing has taken effect yet: in an open transaction."""
-    work = _work.get()
+    work = _waited_for()
     if work is not None and work.late is not None:
         late, work.late = work.late, None
         raise late
+
+
+def _waited_for() -> _Work | None:
+    """The work that the current task itself waits for."""
+    work = _work.get()
+    return work if work is not None and work.task is asyncio.current_task() else None
 
 
 def pause(seconds: float) -> None:

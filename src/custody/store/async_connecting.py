@@ -81,9 +81,11 @@ class BoundedAsyncConnection(Session, psycopg.AsyncConnection[Any]):
 
     def _goes_on(self, waiting: Waiting) -> bool:
         """The probe runs in a thread, and the wait goes on meanwhile."""
+        if waiting.hopeless:
+            return False
         if self._aside is None or self._aside.done():
             self._aside = asyncio.get_running_loop().run_in_executor(None, _probe, waiting, self.backend)
-        return not waiting.hopeless
+        return True
 
 
 def _probe(waiting: Waiting, backend: Backend) -> None:
