@@ -9,15 +9,15 @@ from custody.aio.derived.apikeys import ApiKeys
 from custody.aio.derived.consuming import Consuming
 from custody.aio.derived.dead_letters import DeadLetters
 from custody.aio.derived.ensuring import Ensuring
-from custody.aio.derived.operating import Operating
 from custody.aio.derived.producers import Producers
+from custody.aio.derived.surveying import Surveying
 from custody.aio.working import work_in_thread
 from custody.model.policy import Duration
 from custody.worker import WorkerSummary
 from custody.worker.handler_runner import Handler
 
 
-class Custody(Producers, Consuming, Ensuring, DeadLetters, Operating, ApiKeys):
+class Custody(Producers, Consuming, Ensuring, DeadLetters, Surveying, ApiKeys):
     """An open Custody for one event loop. Safe for use by many tasks; close it, or use it as a context manager."""
 
     def __init__(self, of: engine.Custody, open_blocking: Callable[[], engine.Custody]) -> None:
