@@ -335,7 +335,9 @@ def test_the_schema_comes_by_a_command_and_a_check_says_if_it_is_missing(
 
     assert "custody" not in warnings()
     with psycopg.connect(project_url, autocommit=True) as connection:
-        connection.execute("UPDATE custody.release SET digest = 'another'")
+        connection.execute("UPDATE custody.release SET release = release + 1, digest = 'another'")
+        assert "custody" not in warnings(), "a newer release that serves this one"
+        connection.execute("UPDATE custody.release SET release = release - 1")
         found = warnings()
         assert "(custody.W001)" in found
         assert "manage.py custody migrate" in found
