@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import psutil
 
 import custody
 from bench.measure import Samples
@@ -22,26 +25,40 @@ PUBLISHED, RECEIVED = 6_000, 1_600
 """With 64 connections, messages a second: published, and received and acknowledged."""
 
 
+class Place(NamedTuple):
+    """Where a server listens, and its process."""
+
+    host: str
+    port: int
+    process: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        used = self.process.cpu_times()
+        return float(used.user + used.system)
+
+
 @contextmanager
-def serving(url: str, *arguments: str) -> Iterator[tuple[str, int]]:
-    """A server process; its host and port."""
+def serving(url: str, *arguments: str) -> Iterator[Place]:
+    """A server process."""
     command = [sys.executable, "-m", "custody", "--json", "--database", url, "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdout is not None
         parts = urlsplit(json.loads(server.stdout.readline())["url"])
         try:
-            yield str(parts.hostname), int(parts.port or 0)
+            yield Place(str(parts.hostname), int(parts.port or 0), psutil.Process(server.pid))
         finally:
             server.terminate()
             server.wait(30)
 
 
-def load(place: tuple[str, int], connections: int, seconds: float, **what: object) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.load", place[0], str(place[1]), str(connections), str(seconds)]
+def load(place: Place, connections: int, seconds: float, **what: object) -> dict[str, float]:
+    """What the client found, and the microseconds of CPU that the server took for a message."""
+    command = [sys.executable, "-m", "bench.load", place.host, str(place.port), str(connections), str(seconds)]
     given = json.dumps({"payload": "x" * PAYLOAD_BYTES, **what})
+    before = place.cpu_seconds()
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return {**found, "cpu": (place.cpu_seconds() - before) * 1e6 / max(1.0, found["messages"] * seconds)}
 
 
 def rows(stage: Stage) -> Iterator[Row]:
@@ -65,7 +82,7 @@ def rows(stage: Stage) -> Iterator[Row]:
                 yield received(together, connections, batch, seconds)
 
 
-def published(stage: Stage, together: tuple[str, int], apart: tuple[str, int], connections: int, seconds: float) -> Row:
+def published(stage: Stage, together: Place, apart: Place, connections: int, seconds: float) -> Row:
     """One message a request, both servers in turn."""
     rates = {True: Samples(), False: Samples()}
     last: dict[bool, dict[str, float]] = {}
@@ -87,7 +104,7 @@ def published(stage: Stage, together: tuple[str, int], apart: tuple[str, int], c
     )
 
 
-def received(place: tuple[str, int], connections: int, batch: int, seconds: float) -> Row:
+def received(place: Place, connections: int, batch: int, seconds: float) -> Row:
     """Receive and ack, beside a receive that acks the one before."""
     apart = load(place, connections, seconds, kind="consume", batch=batch)
     fused = load(place, connections, seconds, kind="chain", batch=batch)
@@ -104,4 +121,4 @@ def received(place: tuple[str, int], connections: int, batch: int, seconds: floa
 
 
 def _times(found: dict[str, float]) -> str:
-    return f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
+    return f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms, {found['cpu']:.0f} µs of CPU a message"
