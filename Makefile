@@ -22,12 +22,15 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# The oldest PySpark that is supported, and the environment with it: pyproject.toml says the range.
+OLDEST_SPARK := 4.2.0
+OLDEST := build/spark-$(OLDEST_SPARK)
 # The name holds the extras, so that another list installs again.
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler check lint format docs bench coverage mutants audit \
-	outdated requirements interface tables async clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler test-oldest-spark check lint format docs bench \
+	coverage mutants audit outdated requirements interface tables async clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +70,19 @@ test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE
 
 test-pooler: install ## Run what is behind a connection pooler (needs PgBouncer)
 	@$(PYTEST) -q -m 'pooler and not slow and not long' tests/pooler $(ARGS)
+
+test-oldest-spark: install $(OLDEST)/.installed ## Run the core of the tests on Spark with the oldest PySpark
+	@$(OLDEST)/bin/python -m pytest -q -m 'not chaos and not slow and not long' \
+		tests/spark/test_checkpoint_files.py tests/spark/test_pipeline.py tests/spark/test_source.py tests/spark/test_sink.py $(ARGS)
+
+# Everything but PySpark is that of .venv.
+$(OLDEST)/.installed: $(STAMP)
+	@echo "Installing PySpark $(OLDEST_SPARK) into $(OLDEST) …"
+	@$(BIN)/python -m venv --clear $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'pyspark==$(OLDEST_SPARK)'
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
+	@touch '$@'
 
 check: lint test test-chaos ## Run everything that has to pass before a commit: lint, format, types, layers, tests
 

@@ -34,9 +34,15 @@ ORDERED = custody.Policy(ordering="key", max_attempts=3, backoff=custody.Constan
 
 
 def rows(stage: Stage) -> Iterator[Row]:
-    spark = session(config={"spark.ui.enabled": "false"})
+    with stage.open() as (c, _):
+        fill(c, 200)
+        start = time.perf_counter()
+        spark = session(config={"spark.ui.enabled": "false"})
+        took = _first_commit(c, spark) - start
     try:
+        yield Row(what="  from the start of Spark's JVM to the first commit of a pipeline", measured=took, unit="s")
         size = stage.sizes.spark_batch
+        yield framed(stage, spark, size)
         yield from against_parquet(stage, spark, size)
         yield from sizes(stage, spark, size)
         yield from tiny_and_idle(stage, spark)
@@ -97,6 +103,31 @@ def against_parquet(stage: Stage, spark: SparkSession, size: int) -> Iterator[Ro
         other=median(lifecycle),
         ratio=median(failing) / median(lifecycle),
     )
+
+
+def framed(stage: Stage, spark: SparkSession, size: int) -> Row:
+    """A frame with typed fields, which does what the handler does."""
+    batches = stage.sizes.spark_batches + WARM_UP
+    with stage.open() as (c, _):
+        fill(c, size * batches + GROWING)
+        fields = "account string, amount double, country string, text string"
+        pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED, schema=fields)
+
+        @pipeline.frame
+        def transform(frame: DataFrame) -> DataFrame:
+            return frame.withColumns({"risk": F.col("amount") / 10_000, "blocked": F.col("amount") > 9_000})
+
+        rates = [size / took for took in _run(pipeline, c, spark, size)[WARM_UP:]]
+    return Row(what=f"  a frame, one output a message, batches of {size:,}", measured=median(rates), unit="msg/s")
+
+
+def _first_commit(c: custody.Custody, spark: SparkSession) -> float:
+    """The time of the first commit of a pipeline."""
+    commits: list[float] = []
+    pipeline = Pipeline(source="in", group="g", sink="out", policy=ORDERED)
+    pipeline.each(handler(0))
+    pipeline.run(c, spark=spark, available_now=True, on_batch=lambda _: commits.append(time.perf_counter()))
+    return commits[0]
 
 
 def sizes(stage: Stage, spark: SparkSession, size: int) -> Iterator[Row]:

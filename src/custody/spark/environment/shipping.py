@@ -79,7 +79,7 @@ def beside_the_script() -> dict[str, Path]:
 
 
 def _show_to_sources(root: Path) -> None:
-    """Lets the process of a streaming source find the shipped files: Spark 4.3 searches another directory there."""
+    """Lets the process of a streaming source find the shipped files: Spark searches another directory there."""
     place = root / "streaming_job"
     place.mkdir(exist_ok=True)
     for file in root.iterdir():

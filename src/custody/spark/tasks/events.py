@@ -17,7 +17,7 @@ from custody.spark.database import arrow
 from custody.spark.database.tasks import Attempts, Source, reads_of
 from custody.spark.faults import SecondTry
 from custody.spark.tasks.job import Job
-from custody.spark.tasks.schema import decoder
+from custody.spark.tasks.schema import checker
 from custody.verbs.claim import redelivery_headers
 from custody.verbs.pipelines import Ranges
 
@@ -131,7 +131,7 @@ def reader(
         if job.retry == "skip" and second_try():
             return
         reading = Reader(job)
-        fits = None if job.schema is None else decoder(job.schema)
+        fits = None if job.schema is None else checker(job.schema)
         for references in batches:
             for events in reading.read(references):
                 yield frame_columns(events) if fits is None else _fitting(job, events, fits)

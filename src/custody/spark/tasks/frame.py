@@ -154,6 +154,8 @@ def _require_messages(table: pa.Table) -> None:
 def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
     default = next(iter(job.sinks), None)
     turn = staged.attempt
+    layouts = {name: topic.layout for name, topic in job.sinks.items()}
+    places: dict[tuple[str, str], int] = {}  # of keys that have been checked
     names = ("_partition", "_offset", "kind", "payload", "_topic", "_key", "_headers", _FAILURE)
     for partition, offset, kind, payload, name, key, headers, failure in zip(
         *(table.column(one).to_pylist() for one in names), strict=True
@@ -174,15 +176,18 @@ def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:
         if payload is None:
             report.failed(partition, offset, Outcome("nack", error="the frame returned a payload that is null"), None)
             continue
-        if key is None:
-            turn += 1
-            place = topic.layout.place_turn(turn)
-        else:
-            place = topic.layout.place_key(key)
         try:
-            codec.require_key(key)
+            if key is None:
+                turn += 1
+                place = layouts[wanted].place_turn(turn)
+            elif (found := places.get((wanted, key))) is not None:
+                place = found
+            else:
+                codec.require_key(key)
+                place = places[wanted, key] = layouts[wanted].place_key(key)
             # Custody's headers about a delivery are not passed on to outputs
-            encoded = codec.encode_headers({k: v for k, v in headers or () if not k.startswith("x-custody-")})
+            named = headers and {k: v for k, v in headers if not k.startswith("x-custody-")}
+            encoded = codec.encode_headers(named) if named else None
         except InvalidPayload as error:
             report.failed(partition, offset, Outcome("nack", error=f"InvalidPayload: {error}"), None)
             continue

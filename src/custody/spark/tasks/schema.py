@@ -18,18 +18,28 @@ _INTEGERS = {"byte": 2**7, "short": 2**15, "integer": 2**31, "long": 2**63}
 _PLAIN: dict[str, Any] = {"string": str, "boolean": bool, "double": float, "float": float}
 
 
-def decoder(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]:
-    """A function that turns a payload (kind, bytes) into the schema's fields, and refuses one that does not fit."""
-    names = [field["name"] for field in schema["fields"]]
+def checker(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]:
+    """A function that refuses a payload (kind, bytes) that does not fit the schema. Returns the fields that it has."""
     decode = msgspec.json.Decoder(_type(schema)).decode
 
-    def fields(kind: str, payload: bytes) -> dict[str, Any]:
+    def check(kind: str, payload: bytes) -> dict[str, Any]:
         if kind != "j":
             raise InvalidPayload(f"the payload is {'text' if kind == 't' else 'bytes'}, not a JSON object")
         try:
-            found = decode(payload)
+            found: dict[str, Any] = decode(payload)
         except msgspec.DecodeError as error:
             raise InvalidPayload(f"the payload does not fit the schema: {error}") from None
+        return found
+
+    return check
+
+
+def decoder(schema: Mapping[str, Any]) -> Callable[[str, bytes], dict[str, Any]]:
+    """A function that turns a payload (kind, bytes) into the schema's fields, and refuses one that does not fit."""
+    names, check = [field["name"] for field in schema["fields"]], checker(schema)
+
+    def fields(kind: str, payload: bytes) -> dict[str, Any]:
+        found = check(kind, payload)
         return {name: found.get(name) for name in names}
 
     return fields
