@@ -62,7 +62,12 @@ PARTS = (
     Part("engine/ensuring.py", "Ensuring", "ensuring.py", f"{GROUPS} {TOPICS}"),
     Part("engine/dead_letters.py", "DeadLetters", "dead_letters.py", BASE),
     Part("engine/operating.py", "Operating", "operating.py", BASE),
-    Part("engine/surveying.py", "Surveying", "surveying.py", "custody.aio.derived.operating.Operating"),
+    Part(
+        "engine/surveying.py",
+        "Surveying",
+        "surveying.py",
+        "custody.aio.derived.operating.Operating custody.aio.derived.schedules.Schedules",
+    ),
     Part("engine/apikeys.py", "ApiKeys", "apikeys.py", BASE),
 )
 LIVE = {part.name: f"custody.aio.derived.{part.target.removesuffix('.py')}" for part in PARTS[:4]}

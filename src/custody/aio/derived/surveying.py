@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from custody.aio.derived.operating import Operating
+from custody.aio.derived.schedules import Schedules
 from custody.bridge import run
 from custody.model.entities import Group
 from custody.model.insights import GroupFigures, TopicFigures
@@ -11,7 +12,7 @@ from custody.model.status import Status, WorkerStatus
 from custody.outbox.events import Figures as OutboxFigures
 
 
-class Surveying(Operating):
+class Surveying(Operating, Schedules):
     """Everything at one look."""
 
     async def overview(
