@@ -128,9 +128,10 @@ def _watch(
     c = on.c
     shown, last = 0.0, ""
     changed, before = time.monotonic(), ""
-    status = console.status("Starting Spark …") if console.is_terminal else None
+    first = "Starting Spark …" if then_kill else "The second driver takes over …"
+    status = console.status(first) if console.is_terminal else None
     if status is None:
-        console.print("Starting Spark …")
+        console.print(first)
     with status or nullcontext(), psycopg.connect(c.database_url, autocommit=True) as connection:
         while True:
             stock, books = c.figures(CHANGES, STOCK), c.figures(LEVELS, BOOKS)
