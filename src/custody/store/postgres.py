@@ -347,8 +347,12 @@ class Database:
         if self._schema.release < RELEASE:
             arguments = known_to(self._schema.release, function, arguments)
         if on is not None:
-            with translated():
-                return _execute(on, factory, function, arguments)
+            try:
+                with translated():
+                    return _execute(on, factory, function, arguments)
+            except SchemaChanged:
+                self._look()  # refuses a schema that does not work with this code any more
+                raise
         try:
             with self.connection() as connection:
                 return _execute(connection, factory, function, arguments)
