@@ -161,7 +161,7 @@ def test_more_than_one_claim_moves_are_moved_by_several(jobs: Custody, clock: Cl
     while lease := jobs.claim("jobs", "g", max_messages=10_000):
         seen += [message.payload for message in lease]
     assert seen == list(range(2500))
-    offsets = [offset for (offset,) in db.execute('SELECT "offset" FROM custody.log ORDER BY 1')]
+    offsets = [offset for (offset,) in db.execute('SELECT "offset" FROM custody.events ORDER BY 1')]
     assert offsets == list(range(2500))
 
 

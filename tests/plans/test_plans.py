@@ -162,7 +162,8 @@ def test_publishing_by_a_plan_of_an_empty_segment_reads_one_event(big: psycopg.C
 @pytest.mark.req("V6")
 def test_dead_letters_are_found_without_reading_the_log(big: psycopg.Connection) -> None:
     big.execute(
-        "UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected', last_error = 'x' "
+        "UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected', last_error = 'x', published_at = now(), "
+        "kind = 't', payload = 'payload' "
         'WHERE "offset" IN (5, 50000, 59999)'
     )
     big.execute("ANALYZE custody.cases")
@@ -171,8 +172,8 @@ def test_dead_letters_are_found_without_reading_the_log(big: psycopg.Connection)
     assert_bounded(done, 50)
     found, done = done_by(
         big,
-        "SELECT e.payload, d.attempts, d.last_error, d.updated_at FROM custody.deliveries d JOIN custody.events e "
-        'ON e.topic = d.topic AND e.partition = d.partition AND e."offset" = d.event_offset '
+        "SELECT e.payload, d.attempts, d.last_error, d.updated_at "
+        "FROM custody.deliveries d, custody.event(d.topic, d.partition, d.event_offset) e "
         "WHERE d.consumer_group = 'troubled' AND d.status = 'dead' ORDER BY d.updated_at DESC",
     )
     assert len(found) == 3
@@ -251,7 +252,7 @@ def test_a_claim_of_parked_messages_reads_the_first_runs_of_their_keys(
 
 @pytest.mark.req("N1", "K1")
 def test_a_claim_reads_no_key_in_flight_for_one_that_waits_behind_it(big: psycopg.Connection) -> None:
-    big.execute("UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected'")
+    big.execute("UPDATE custody.cases SET state = 'dead', dead_reason = 'rejected', kind = 't', payload = 'payload'")
     big.execute("UPDATE custody.groups SET max_parked = 1 WHERE name = 'ordered'")
     big.execute("SELECT * FROM custody.claim('big', 'ordered', 5000)")
     big.execute("UPDATE custody.log SET key = 'key-1' WHERE \"offset\" BETWEEN 5000 AND 5009")

@@ -21,7 +21,7 @@ OUTBOX = "outbox"
 # In this order: a type or a view needs what it is made of.
 FUNCTIONS = (
     "base/refuse", "base/guard", "base/guards", "base/ranges",
-    "log/topics", "log/priorities", "log/read", "log/bulk_reads",
+    "log/slices", "log/topics", "log/priorities", "log/read", "log/bulk_reads",
     "insights/stats",
     "log/delays", "log/append", "log/publish", "log/producers",
     "lifecycle/groups", "lifecycle/bare", "lifecycle/failures", "lifecycle/dead_letter", "lifecycle/breaker",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import psycopg
@@ -15,7 +18,7 @@ from custody.model.codec import Encoded
 
 _NULL = b"\xff\xff\xff\xff"
 _LENGTH = struct.Struct("!i").pack
-_INTEGER = struct.Struct("!ii").pack
+_FOUR_BYTES = 4 << 32
 # number of dimensions, whether there are nulls, the type of the elements, their number, the first subscript
 _HEADER = struct.Struct("!iiIii").pack
 _EMPTY = struct.Struct("!iiI").pack
@@ -117,6 +120,24 @@ def letters(values: Sequence[bytes]) -> Letters:
     return Letters(len(values), map(_LETTERS.__getitem__, values))
 
 
+def ends(parts: Sequence[bytes]) -> Integers:
+    """Where each of the byte strings ends when they are joined."""
+    return _numbers(array("q", accumulate(map(len, parts), initial=_FOUR_BYTES))[1:])
+
+
+def joined_columns(messages: Sequence[Encoded]) -> dict[str, Any]:
+    """As `columns`, with the payloads joined, and one kind if all are of it."""
+    keys, kinds, payloads, headers = zip(*messages, strict=True)
+    return {
+        "keys": texts(keys) if any(keys) or "" in keys else Texts(0, ()),
+        "kinds": letters(kinds[:1] if kinds.count(kinds[0]) == len(kinds) else kinds),
+        "payloads": ByteStrings(0, ()),
+        "headers": documents(headers),
+        "joined": b"".join(payloads),
+        "ends": ends(payloads),
+    }
+
+
 def columns(messages: Sequence[Encoded]) -> dict[str, Any]:
     """Messages as columns, the arguments of the SQL functions."""
     keys, kinds, payloads, headers = zip(*messages, strict=True) if messages else ((), (), (), ())
@@ -128,5 +149,12 @@ def columns(messages: Sequence[Encoded]) -> dict[str, Any]:
     }
 
 
-def integers(values: Sequence[int]) -> Integers:
-    return Integers(len(values), (_INTEGER(4, one) for one in values))
+def integers(values: Iterable[int]) -> Integers:
+    # each after its length, which is four bytes, as one number of eight
+    return _numbers(array("q", [_FOUR_BYTES | (value & 0xFFFFFFFF) for value in values]))
+
+
+def _numbers(fields: array[int]) -> Integers:
+    if sys.byteorder == "little":
+        fields.byteswap()
+    return Integers(len(fields), [fields.tobytes()])

@@ -111,7 +111,7 @@ def _injected(function: str) -> tuple[str, ...]:
 
 
 def _is_binary(value: object) -> bool:
-    return isinstance(value, list | Packed)
+    return isinstance(value, list | bytes | Packed)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from custody.store.functions import OUTBOX, SCHEMA, functions, script_of
 
 FAMILIES = {"log_": "log"}
 """Tables with a number in their name, and the table whose grants they have (see `grant_as` in base/guards.sql)."""
-APPEND = "append_"
-"""The functions append_<segment>. Everybody may execute them: what counts are the rights on the table."""
+OF_SEGMENTS = {"append_": "make_append", "slices_": "make_reads", "keys_": "make_reads"}
+"""Functions with the number of a segment in their name, and the one that makes them. Everybody may execute them: what
+counts are the rights on the table."""
 
 _COMMENT = re.compile(r"--[^\n]*")
 _STATEMENT = re.compile(
@@ -34,7 +35,7 @@ _WRITES = {
 }
 _READ = re.compile(rf"(?:\b(?:FROM|JOIN|USING)\s+|,\s*){_NAME}(?!\w*\s*\()")
 _CALL = re.compile(r"\bcustody\.(\w+)(?:%\w*(?:\$s)?)?\s*\(")
-_FAMILY_CALL = re.compile(r"\bcustody\.(append_)%")
+_FAMILY_CALL = re.compile(r"\bcustody\.(append_|slices_|keys_)%")
 _SEQUENCE = re.compile(r"\bnextval\('custody\.(\w+)'\)")
 _LOCKS = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b|\bFOR\s+(?:KEY\s+)?SHARE\b")
 _TRIGGER = re.compile(r"\bON\s+custody\.(\w+)\b.*?EXECUTE\s+FUNCTION\s+custody\.(\w+)", re.DOTALL)
@@ -84,7 +85,7 @@ class Catalog:
             seen.add(name)
             if name in self.views:
                 found.add(name, "SELECT")
-            elif name != APPEND:
+            elif name not in OF_SEGMENTS:
                 found.functions.add(name)
             if name in self.definers:
                 continue
@@ -154,7 +155,7 @@ def catalog() -> Catalog:
             sequences[name] = set(_SEQUENCE.findall(text))
         elif kind == "TRIGGER" and (on := _TRIGGER.search(text)):
             triggers.setdefault(on[1], set()).update({on[2], *_CALL.findall(text)} & kinds["FUNCTION"])
-    texts[APPEND] = texts["make_append"]
+    texts |= {family: texts[maker] for family, maker in OF_SEGMENTS.items()}
     return Catalog(
         texts=texts,
         views=frozenset(kinds["VIEW"]),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from custody.model.codec import decode
 from custody.model.entities import Message, Settled
 from custody.model.outcomes import Outcome, failure
 from custody.model.policy import Duration, interval
+from custody.model.slices import one_by_one
 from custody.store.driver_connection import joined
 from custody.store.postgres import Database, Row
 from custody.verbs.settle import Settler, answer_of, for_each
@@ -184,6 +186,7 @@ def claim(
         visibility=interval(visibility_timeout),
         partition=partition,
         settle=settle_id,
+        slices=True,
     )
     again = partial(
         claim,
@@ -245,13 +248,13 @@ def lease_of(
 def _messages(
     topic: str, uid: UUID, partition: int, rows: Sequence[Row], decode: Callable[[str, bytes], Any]
 ) -> list[Message]:
-    """The messages in the rows of a claim after the first. One loop without calls, because consumers spend most of
-    their time here."""
-    return [
+    """The messages in the rows of a claim after the first. One loop, for messages that are rows without calls, because
+    consumers spend most of their time here."""
+    found = [
         Message(
             topic=topic,
             partition=partition,
-            offset=offset,
+            offset=number,
             key=key,
             payload=data if kind == "b" else decode(kind, data),
             headers=headers or {} if attempt == 1 else redelivery_headers(headers, attempt, first, error),
@@ -259,8 +262,16 @@ def _messages(
             published_at=published_at,
             topic_uid=uid,
         )
-        for _, offset, published_at, key, kind, data, headers, attempt, first, error in rows[1:]
+        for _, offset, published_at, whole_key, kinds, payload, each, attempt, first, error, ends, keys in rows[1:]
+        for number, key, kind, data, headers in (
+            ((offset, whole_key, kinds, payload, each),)
+            if ends is None
+            else one_by_one(offset, whole_key, kinds, payload, each, ends, keys)
+        )
     ]
+    if any(row[10] is not None for row in rows):
+        found.sort(key=attrgetter("offset"))
+    return found
 
 
 def redelivery_headers(

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from custody.model.codec import Decoding, Encoded, decode, encode_message
 from custody.model.entities import Message, Outgoing, Receipt
 from custody.model.placement import Layout, place
 from custody.model.policy import require_zone
+from custody.model.slices import one_by_one
 from custody.store import packed
 from custody.store.log_copy import copy_rows, row_tail
-from custody.store.postgres import Database
+from custody.store.postgres import Connection, Database
 
+BATCH_FROM, BATCH_BYTES = 16, 1000
+"""From so many messages on, with less than so many bytes each, they are joined: they become batches of the log."""
 COPY_FROM = 2000
-"""Batches of at least this many messages are written by COPY: three more round trips, but a row costs less."""
+"""From so many larger messages on they are written by COPY: three more round trips, but a row costs less."""
+MOST = 10_000
+"""More messages than this are sent in several calls."""
 
 
 def publish(
@@ -62,24 +68,50 @@ def append(
     expected_offset: int | None,
 ) -> Sequence[int]:
     """Appends messages to the partitions in `placed`. Returns the offset of each."""
-    if len(encoded) >= COPY_FROM:
+    small = sum(len(message[2]) for message in encoded) < BATCH_BYTES * len(encoded)
+    if len(encoded) >= COPY_FROM and not small:
         return _copy(db, topic, encoded, placed, layout=layout, expected_offset=expected_offset)
-    counted = Counter(placed)
-    partitions = sorted(counted)
-    if len(partitions) > 1:
-        # a stable sort: the order within a partition stays
-        encoded = [encoded[n] for n in sorted(range(len(placed)), key=placed.__getitem__)]
-    ((firsts,),) = db.call(
-        "append",
-        topic=topic,
-        partitions=packed.integers(partitions),
-        counts=packed.integers([counted[partition] for partition in partitions]),
-        **packed.columns(encoded),
-        expected=expected_offset,
-        of=layout.partitions,
-        priorities=layout.priorities,
-    )
-    return _number(placed, dict(zip(partitions, firsts, strict=True)))
+    columns = packed.joined_columns if small and len(encoded) >= BATCH_FROM else packed.columns
+
+    def send(
+        some: Sequence[Encoded], places: Sequence[int], expected: int | None, on: Connection | None
+    ) -> Sequence[int]:
+        """Sends messages that lie together by partition."""
+        counts = Counter(places)
+        ((firsts,),) = db.call(
+            "append",
+            on=on,
+            topic=topic,
+            partitions=packed.integers(counts),
+            counts=packed.integers(counts.values()),
+            **columns(some),
+            expected=expected,
+            of=layout.partitions,
+            priorities=layout.priorities,
+        )
+        return _number(places, dict(zip(counts, firsts, strict=True)))
+
+    # a stable sort: the order within a partition stays
+    order = sorted(range(len(placed)), key=placed.__getitem__) if len(set(placed)) > 1 else range(len(placed))
+    if isinstance(order, list):
+        encoded, placed = [encoded[n] for n in order], [placed[n] for n in order]
+    offsets: Sequence[int]
+    if len(encoded) <= MOST:
+        offsets = send(encoded, placed, expected_offset, None)
+    else:
+        parts: list[int] = []
+        offsets = parts
+        with db.transaction() as connection:
+            for start in range(0, len(encoded), MOST):
+                some = slice(start, start + MOST)
+                expected = None if expected_offset is None else expected_offset + start
+                parts += send(encoded[some], placed[some], expected, connection)
+    if isinstance(order, range):
+        return offsets
+    found = [0] * len(offsets)
+    for n, offset in zip(order, offsets, strict=True):
+        found[n] = offset
+    return found
 
 
 def _copy(
@@ -138,22 +170,25 @@ def read(
     """Reads messages of a partition from an offset on. The list ends with the message that reaches `max_bytes` of
     payload."""
     bounds: dict[str, Any] = {"from": offset, "max": max_messages, "bytes": max_bytes}
-    rows = db.call("read", topic=topic, partition=partition, **bounds)
-    return [
+    rows = db.call("read", topic=topic, partition=partition, slices=True, **bounds)
+    found = [
         Message(
             topic=topic,
             partition=partition,
-            offset=row[0],
-            key=row[2],
-            payload=decoding(row[3], row[4]),
-            headers=row[5] or {},
+            offset=number,
+            key=key,
+            payload=decoding(kind, payload),
+            headers=headers or {},
             attempt=0,
             published_at=row[1],
             priority=row[6],
             topic_uid=row[7],
         )
         for row in rows
+        for number, key, kind, payload, headers in one_by_one(row[0], *row[2:6], *row[8:])
     ]
+    found.sort(key=attrgetter("offset"))
+    return found
 
 
 def offset_at(db: Database, topic: str, partition: int, time: datetime) -> int:

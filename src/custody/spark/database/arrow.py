@@ -6,15 +6,18 @@ it needs their errors with codes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 
 from custody import config
 from custody.errors import DatabaseUnavailable, InvalidArgument
+from custody.store import batches
 from custody.store.adbc import fetch
 from custody.store.arrow import Condition, select_events, select_view
 from custody.store.migrate import check
@@ -27,6 +30,8 @@ __all__ = ["Bounds", "Condition", "Planner", "Read", "events", "locate", "offset
 BATCH_ROWS = 10_000
 SLICE_ROWS = 250_000
 """Offsets that one task reads: a few tenths of a second of work."""
+
+_RANGE = re.compile(r"\[(\d+),(\d+)\)")
 
 Read = tuple[str, str]
 """A table of the log with its partition ("custody.log_7 WHERE partition = 3"), and a multirange of offsets."""
@@ -54,8 +59,18 @@ def events(
     payload binary, headers string (JSON). `share` (k, m) takes the k-th of m parts, from 0 on: all messages of a key
     are in one part, those without a key are spread. A dropped segment raises `offset_out_of_range`.
     """
+    reads = list(reads)
     statements = [select_events(source, ranges, conditions, share) for source, ranges in reads]
-    return _fetch(url, statements, batch_rows)
+    return _messages(url, list(zip(statements, reads, strict=True)), batch_rows)
+
+
+def _messages(url: str, statements: Sequence[tuple[str, Read]], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    for statement, (_, ranges) in statements:
+        bounds = np.array(_RANGE.findall(ranges), dtype=np.int64)
+        for rows in fetch(url, [statement]):
+            for found in batches.messages(rows, bounds):
+                for first in range(0, found.num_rows, batch_rows):
+                    yield found.slice(first, batch_rows)
 
 
 def offsets(url: str, reads: Iterable[Read], *, share: tuple[int, int] | None = None) -> Iterator[pa.RecordBatch]:

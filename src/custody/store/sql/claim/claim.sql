@@ -58,6 +58,7 @@ END $$;
 -- a second. If none of them could be handed out and there are more, it is busy and its detail says to claim again.
 -- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
 -- published before.
+-- With p_slices messages of a batch come as slices, in no order (see custody.slice).
 -- With p_settle it first acks what is left of that lease, in the same transaction: the answer is in `settled` of the
 -- first row. Who holds a lease does not wait for a cursor, because a rewind takes them in the other order.
 -- The statements of a claim without exceptions read a few rows by their keys, so generic plans are right for them, and
@@ -65,10 +66,10 @@ END $$;
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
-    p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL
+    p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL, p_slices boolean DEFAULT false
 ) RETURNS TABLE (
-    lease jsonb, "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
-    attempt int, first_delivery timestamptz, last_error text
+    lease jsonb, "offset" bigint, published_at timestamptz, key text, kind text, payload bytea, headers jsonb,
+    attempt int, first_delivery timestamptz, last_error text, ends int[], keys text[]
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -207,15 +208,20 @@ BEGIN
     THEN
         RETURN QUERY
         SELECT NULL::jsonb, m.*
-        FROM custody.leased_messages(v_group.group_id, v_claim.head, v_lease.claim_no) m ORDER BY m."offset";
+        FROM custody.leased_messages(v_group.group_id, v_claim.head, v_lease.claim_no, p_slices) m
+        ORDER BY m."offset";
+    ELSIF NOT p_slices THEN
+        RETURN QUERY
+        SELECT NULL::jsonb, e."offset", e.published_at, e.key, e.kind::text, e.payload, e.headers, 1,
+               NULL::timestamptz, NULL::text, NULL::int[], NULL::text[]
+        FROM custody.events_in(v_claim.head, int8multirange(v_claim.fresh)) e;
     ELSE
         FOR v_source IN
             SELECT * FROM custody.segments_over(v_claim.head, lower(v_claim.fresh), upper(v_claim.fresh))
         LOOP
             RETURN QUERY EXECUTE format(
                 'SELECT NULL::jsonb, "offset", published_at, key, kind, payload, headers, 1, NULL::timestamptz,
-                        NULL::text
-                 FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
+                        NULL::text, ends, keys FROM (%s) s', v_source.slices)
             USING v_source.from_offset, v_source.until_offset;
         END LOOP;
     END IF;

@@ -44,7 +44,7 @@ BEGIN
                                  '0 s', NULL)::custody.failure)
             INTO v_failures
             FROM custody.keys_of(p_head, v_gone.held) k;
-            v_dead := custody.charge(p_group, (p_head).partition, v_failures, 'lease_expired', 1, v_gone.worker,
+            v_dead := custody.charge(p_group, p_head, v_failures, 'lease_expired', 1, v_gone.worker,
                                      v_gone.lease_id, p_now);
             IF cardinality(v_dead) > 0 AND (p_group).dead_letter = 'topic' THEN
                 v_died := v_died || custody.deaths(p_group, (p_head).partition, v_dead);

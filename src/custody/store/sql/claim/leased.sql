@@ -1,13 +1,14 @@
--- The messages of a lease, part by part, each by offset.
-CREATE FUNCTION custody.leased_messages(p_group_id int, p_head custody.heads, p_claim_no bigint)
+-- The messages of a lease, part by part, each by offset: as slices, or each as a row.
+CREATE FUNCTION custody.leased_messages(
+    p_group_id int, p_head custody.heads, p_claim_no bigint, p_slices boolean DEFAULT false
+)
 RETURNS TABLE (
-    "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea, headers jsonb,
-    attempt int, first_delivery timestamptz, last_error text
+    "offset" bigint, published_at timestamptz, key text, kind text, payload bytea, headers jsonb,
+    attempt int, first_delivery timestamptz, last_error text, ends int[], keys text[]
 )
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_part   custody.leases;
-    v_source record;
+    v_part custody.leases;
 BEGIN
     FOR v_part IN
         SELECT * FROM custody.leases l
@@ -15,30 +16,23 @@ BEGIN
     LOOP
         IF v_part.of_cases THEN
             RETURN QUERY
-            SELECT e."offset", e.published_at, e.key, e.kind, e.payload, e.headers, c.attempts, c.first_delivery,
-                   c.last_error
+            SELECT e."offset", e.published_at, e.key, e.kind::text, e.payload, e.headers, c.attempts,
+                   c.first_delivery, c.last_error, NULL::int[], NULL::text[]
             FROM custody.events_in(p_head, v_part.held) e
             JOIN custody.cases c ON c.group_id = p_group_id AND c.partition = v_part.partition
                 AND c."offset" = e."offset"
             ORDER BY e."offset";
-            CONTINUE;
+        ELSIF p_slices THEN
+            RETURN QUERY
+            SELECT s."offset", s.published_at, s.key, s.kind, s.payload, s.headers, v_part.attempt,
+                   v_part.first_delivery, v_part.last_error, s.ends, s.keys
+            FROM custody.slices_in(p_head, v_part.held) s;
+        ELSE
+            RETURN QUERY
+            SELECT e."offset", e.published_at, e.key, e.kind::text, e.payload, e.headers, v_part.attempt,
+                   v_part.first_delivery, v_part.last_error, NULL::int[], NULL::text[]
+            FROM custody.events_in(p_head, v_part.held) e;
         END IF;
-        FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_part.held), upper(v_part.held)) LOOP
-            IF v_part.held = int8multirange(range_merge(v_part.held)) THEN
-                RETURN QUERY EXECUTE format(
-                    'SELECT "offset", published_at, key, kind, payload, headers, $3, $4, $5
-                     FROM %s AND "offset" >= $1 AND "offset" < $2 ORDER BY "offset"', v_source.source)
-                USING v_source.from_offset, v_source.until_offset, v_part.attempt, v_part.first_delivery,
-                      v_part.last_error;
-                CONTINUE;
-            END IF;
-            RETURN QUERY EXECUTE format(
-                'SELECT e.*, $2, $3, $4 FROM unnest($1) r,
-                 LATERAL (SELECT "offset", published_at, key, kind, payload, headers FROM %s
-                          AND "offset" >= lower(r) AND "offset" < upper(r) ORDER BY "offset") e', v_source.source)
-            USING v_part.held * int8multirange(int8range(v_source.from_offset, v_source.until_offset)),
-                  v_part.attempt, v_part.first_delivery, v_part.last_error;
-        END LOOP;
     END LOOP;
 END $$;
 
@@ -57,6 +51,11 @@ BEGIN
     END IF;
     SELECT array_agg(l) INTO v_parts FROM custody.leases l WHERE l.lease_id = p_lease_id;
     v_lease := v_parts[1];
+    IF p_bytes > (SELECT sum(octet_length(m.payload))
+                  FROM custody.leased_messages(v_lease.group_id, p_head, v_lease.claim_no, true) m)
+    THEN
+        RETURN false;
+    END IF;
     SELECT range_agg(int8range(x."offset", x."offset" + 1)) INTO v_beyond
     FROM (SELECT m."offset", sum(octet_length(m.payload)) OVER (ORDER BY m."offset") - octet_length(m.payload) AS before
           FROM custody.leased_messages(v_lease.group_id, p_head, v_lease.claim_no) m) x

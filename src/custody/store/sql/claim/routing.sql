@@ -175,14 +175,28 @@ BEGIN
     WHILE NOT isempty(v_left) AND (isempty(looked) OR clock_timestamp() < p_stop) LOOP
         v_piece := custody.first_offsets(v_left, v_step);
         FOR v_source IN SELECT * FROM custody.segments_over(p_head, lower(v_piece), upper(v_piece)) LOOP
-            -- Nested as in keys_of: rows come by offset, and LIMIT stops the reading.
+            -- Nested, so that rows come by offset, and LIMIT stops the reading.
             EXECUTE format(
-                'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
-                     SELECT e."offset", e.key FROM unnest($1) r,
-                     LATERAL (SELECT "offset", key, headers FROM %s AND "offset" >= lower(r) AND "offset" < upper(r)
-                              ORDER BY "offset") e
-                     WHERE %s LIMIT $2) m',
-                v_source.source, v_condition)
+                CASE WHEN custody.has_batches(v_source.source, (p_head).partition, v_source.from_offset,
+                                              v_source.until_offset)
+                THEN 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
+                         SELECT e."offset", e.key FROM unnest($1) r,
+                         LATERAL (SELECT l."offset", l.n, l.key, l.keys, l.headers, l.headers_each FROM %1$s
+                                  AND l."offset" >= lower(r) AND l."offset" <= coalesce((
+                                      SELECT l."offset" FROM %1$s AND l."offset" >= upper(r) - 1
+                                      ORDER BY l."offset" LIMIT 1), upper(r))
+                                  ORDER BY l."offset") l,
+                         LATERAL (SELECT l."offset" - l.n + u.i AS "offset", u.key, u.headers
+                                  FROM unnest(CASE WHEN l.n = 1 THEN ARRAY[l.key] ELSE l.keys END,
+                                              CASE WHEN l.n = 1 THEN ARRAY[l.headers] ELSE l.headers_each END,
+                                              array_fill(0, ARRAY[l.n])) WITH ORDINALITY u (key, headers, x, i)) e
+                         WHERE e."offset" >= lower(r) AND e."offset" < upper(r) AND (%2$s) LIMIT $2) m'
+                ELSE 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
+                          SELECT e."offset", e.key FROM unnest($1) r,
+                          LATERAL (SELECT "offset", key, headers FROM %1$s AND "offset" >= lower(r)
+                                   AND "offset" < upper(r) ORDER BY "offset") e
+                          WHERE %2$s LIMIT $2) m' END,
+                replace(v_source.source, ' WHERE ', ' l WHERE '), v_condition)
             INTO v_found
             USING v_piece * int8multirange(int8range(v_source.from_offset, v_source.until_offset)),
                   p_want - cardinality(offsets);

@@ -14,12 +14,37 @@ SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.k
        e.published_at, CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
        e.payload AS payload_bytes
 FROM (
-    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log
+    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log WHERE n = 1
+    UNION ALL
+    SELECT b.segment_id, b.partition, b."offset" - b.n + m.i, b.published_at, m.key,
+           coalesce(substr(b.kinds, m.i::int, 1)::"char", b.kind),
+           substring(b.payloads FROM m.start - b.base + 1 FOR m.stop - m.start), b.headers_each[m.i]
+    FROM (SELECT l.*, l.ends[l.n] - octet_length(l.payloads) AS base FROM custody.log l WHERE l.n > 1) b,
+         LATERAL unnest(b.base || b.ends, b.ends, b.keys) WITH ORDINALITY m (start, stop, key, i)
+    WHERE m.i <= b.n
     UNION ALL
     SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.kept_events
 ) e
 JOIN custody.segments s USING (segment_id)
 JOIN custody.topics t USING (topic_id);
+
+-- The messages [p_from, p_until) of a partition, as in the view. The view unpacks every batch of a topic to find an
+-- offset; this reads only what is asked for.
+CREATE FUNCTION custody.events_between(p_topic text, p_partition int, p_from bigint, p_until bigint)
+RETURNS SETOF custody.events
+LANGUAGE sql STABLE ROWS 1000 AS $$
+    SELECT p_topic, p_partition, e."offset", e.key, custody.payload_text(e.kind, e.payload), e.headers, e.published_at,
+           CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END, e.payload
+    FROM custody.topics t JOIN custody.heads h USING (topic_id),
+         LATERAL custody.events_in(h, int8multirange(int8range(p_from, p_until))) e
+    WHERE t.name = p_topic AND h.partition = p_partition AND p_from < p_until
+$$;
+
+-- One message, as in the view; no row if there is none.
+CREATE FUNCTION custody.event(p_topic text, p_partition int, p_offset bigint) RETURNS SETOF custody.events
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT e.* FROM custody.events_between(p_topic, p_partition, p_offset, p_offset + 1) e
+$$;
 
 -- One branch for each source, each with a literal status, so that a filter on the status prunes. A lease past its
 -- deadline is expired here, too, folded or not.
@@ -66,14 +91,14 @@ LEFT JOIN custody.cases c ON l.of_cases AND c.group_id = l.group_id AND c.partit
 WHERE l.deadline > clock_timestamp();
 
 CREATE VIEW custody.dead_letters AS
-SELECT e.topic, g.name AS consumer_group, c.partition, c."offset", c.key, e.payload, e.payload_kind, e.payload_bytes,
-       e.headers, e.published_at, c.attempts, c.failures, c.dead_reason AS reason, c.last_error, c.last_traceback,
-       c.errors, c.first_delivery, c.first_failure,
-       c.updated_at AS died_at, c.held
+SELECT t.name AS topic, g.name AS consumer_group, c.partition, c."offset", c.key,
+       custody.payload_text(c.kind, c.payload) AS payload,
+       CASE c.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
+       c.payload AS payload_bytes, c.headers, c.published_at, c.attempts, c.failures, c.dead_reason AS reason,
+       c.last_error, c.last_traceback, c.errors, c.first_delivery, c.first_failure, c.updated_at AS died_at, c.held
 FROM custody.cases c
 JOIN custody.groups g USING (group_id)
 JOIN custody.topics t USING (topic_id)
-JOIN custody.events e ON e.topic = t.name AND e.partition = c.partition AND e."offset" = c."offset"
 WHERE c.state = 'dead';
 
 -- Dead letters that match, by partition and offset: up to the one that reaches p_bytes of payloads and errors.

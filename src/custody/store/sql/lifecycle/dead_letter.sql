@@ -110,7 +110,7 @@ CREATE FUNCTION custody.copy_dead(p_group custody.groups, p_deaths custody.death
 LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_dlq   custody.topics;
-    v_heads record;
+    v_batch record;
 BEGIN
     LOOP
         SELECT d.* INTO v_dlq FROM custody.topics t JOIN custody.topics d ON d.name = t.name || '-dlq'
@@ -122,24 +122,21 @@ BEGIN
         -- The topic may have been made anew while this call waited. Under its heads it does not change.
         EXIT WHEN EXISTS (SELECT FROM custody.topics WHERE topic_id = v_dlq.topic_id AND partitions = v_dlq.partitions);
     END LOOP;
-    SELECT array_agg(h.partition) AS partitions, array_agg(t.next_offset) AS bases, min(h.segment_id) AS segment_id,
-           -- Time never goes back within a partition, even if the clock does.
-           array_agg(greatest(coalesce(p_now, clock_timestamp()), t.newest)) AS times
-    INTO v_heads
-    FROM custody.heads h CROSS JOIN LATERAL custody.tail(h) t
-    WHERE h.topic_id = v_dlq.topic_id
-      AND h.partition IN (SELECT d.partition FROM custody.death_places(p_group, p_deaths) d);
-    EXECUTE format(
-        'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-         SELECT %1$s, d.partition, b.base - 1 + row_number() OVER (PARTITION BY d.partition ORDER BY d.n), b.time,
-                e.key, e.kind, e.payload, coalesce(e.headers, ''{}'') || d.headers
-         FROM custody.death_places($1, $2) d
-         JOIN unnest($3, $4, $5) b (partition, base, time) USING (partition)
-         JOIN (SELECT h.partition AS source_partition, x.*
-               FROM (SELECT y.partition, range_agg(int8range(y."offset", y."offset" + 1)) AS offsets
-                     FROM unnest($2) y GROUP BY y.partition) s
-               JOIN custody.heads h ON h.topic_id = ($1).topic_id AND h.partition = s.partition
-               CROSS JOIN LATERAL custody.events_in(h, s.offsets) x) e
-             ON e.source_partition = d.source_partition AND e."offset" = d.source_offset', v_heads.segment_id)
-    USING p_group, p_deaths, v_heads.partitions, v_heads.bases, v_heads.times;
+    FOR v_batch IN
+        SELECT h AS head, array_agg(e.key ORDER BY d.n) AS keys, array_agg(e.kind ORDER BY d.n) AS kinds,
+               array_agg(e.payload ORDER BY d.n) AS payloads,
+               array_agg((coalesce(e.headers, '{}') || d.headers)::text ORDER BY d.n) AS headers
+        FROM custody.death_places(p_group, p_deaths) d
+        JOIN custody.heads h ON h.topic_id = v_dlq.topic_id AND h.partition = d.partition
+        JOIN (SELECT h.partition AS source_partition, x.*
+              FROM (SELECT y.partition, range_agg(int8range(y."offset", y."offset" + 1)) AS offsets
+                    FROM unnest(p_deaths) y GROUP BY y.partition) s
+              JOIN custody.heads h ON h.topic_id = (p_group).topic_id AND h.partition = s.partition
+              CROSS JOIN LATERAL custody.events_in(h, s.offsets) x) e
+            ON e.source_partition = d.source_partition AND e."offset" = d.source_offset
+        GROUP BY h.topic_id, h.partition ORDER BY h.partition
+    LOOP
+        PERFORM custody.put_at_head(v_batch.head, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers,
+                                       p_now);
+    END LOOP;
 END $$;

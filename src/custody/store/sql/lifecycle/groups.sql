@@ -173,6 +173,7 @@ END $$;
 CREATE FUNCTION custody.remove_group(p_group_id int) RETURNS void
 LANGUAGE sql AS $$
     DELETE FROM custody.leases WHERE group_id = p_group_id;
+    DELETE FROM custody.cases WHERE group_id = p_group_id;
     DELETE FROM custody.frontiers WHERE group_id = p_group_id;
     DELETE FROM custody.groups WHERE group_id = p_group_id
 $$;

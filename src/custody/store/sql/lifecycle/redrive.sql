@@ -5,9 +5,13 @@ CREATE TYPE custody.dead_filter AS (
     died_of text, most bigint
 );
 
+-- The dead messages that match, without their payloads and headers, because callers collect them.
 CREATE FUNCTION custody.dead_matching(p_group custody.groups, p_filter custody.dead_filter) RETURNS SETOF custody.cases
 LANGUAGE sql STABLE AS $$
-    SELECT c.* FROM custody.cases c
+    SELECT c.group_id, c.partition, c."offset", c.key, c.state, c.held, c.attempts, c.failures, c.run_at, c.lease_cap,
+           c.first_delivery, c.first_failure, c.last_error, c.last_traceback, c.errors, c.dead_reason, c.worker,
+           c.updated_at, c.published_at, c.kind, NULL::bytea, NULL::jsonb
+    FROM custody.cases c
     WHERE c.group_id = (p_group).group_id AND c.state = 'dead'
       AND ((p_filter).error_like IS NULL OR c.last_error LIKE (p_filter).error_like)
       AND ((p_filter).key IS NULL OR c.key = (p_filter).key)
@@ -55,7 +59,8 @@ BEGIN
     WITH ready AS (
         UPDATE custody.cases c
         SET state = 'waiting', held = false, attempts = 0, failures = 0, run_at = v_now, lease_cap = NULL,
-            dead_reason = NULL, errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = v_now
+            dead_reason = NULL, errors = '{}', first_delivery = NULL, first_failure = NULL, updated_at = v_now,
+            published_at = NULL, kind = NULL, payload = NULL, headers = NULL
         FROM unnest(v_dead) d
         WHERE c.group_id = d.group_id AND c.partition = d.partition AND c."offset" = d."offset"
         RETURNING c.partition, c."offset"

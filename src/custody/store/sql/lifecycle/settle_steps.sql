@@ -108,7 +108,7 @@ BEGIN
     FROM unnest(p_offsets, p_outcomes, p_errors, p_tracebacks, p_delays) m (o, x, e, t, d)
     JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
     JOIN unnest(p_parts) p ON p.held @> m.o;
-    RETURN custody.charge(p_group, (p_head).partition, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id,
+    RETURN custody.charge(p_group, p_head, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id,
                           p_now);
 END $$;
 

@@ -1,5 +1,19 @@
 -- Bulk reads: which tables a client has to read that streams the log itself.
 
+-- Says of a source that its rows are messages, if there is no batch in this range. A range that is not full yet may get
+-- one.
+CREATE FUNCTION custody.plain_source(
+    p_source text, p_partition int, p_from bigint, p_until bigint, p_end bigint
+) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_until > p_end OR p_source LIKE 'custody.kept_events%'
+        OR custody.has_batches(p_source, p_partition, p_from, p_until) THEN
+        RETURN p_source;
+    END IF;
+    RETURN p_source || ' AND n = 1';
+END $$;
+
 -- The tables that hold [p_from, p_until) of a partition, and the part of it that each has. This is the log alone,
 -- without the dead messages that were kept when their segment was dropped.
 CREATE FUNCTION custody.log_reads(p_topic text, p_partition int, p_from bigint, p_until bigint)
@@ -17,6 +31,9 @@ BEGIN
                    v_head.first_offset),
             'Start at the first offset, or read older messages from an archive.');
     ELSIF p_from < p_until THEN
-        RETURN QUERY SELECT * FROM custody.segments_over(v_head, p_from, p_until);
+        RETURN QUERY 
+            SELECT custody.plain_source(s.source, (p_partition), s.from_offset, s.until_offset,
+                                        (custody.tail(v_head)).next_offset), s.from_offset, s.until_offset
+            FROM custody.segments_over(v_head, p_from, p_until) s;
     END IF;
 END $$;

@@ -91,7 +91,7 @@ RETURNS custody.heads
 LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
 DECLARE
     v_head  custody.heads;
-    v_tail  record;
+    v_due   record;
     v_until timestamptz;
 BEGIN
     IF (SELECT min(d.deliver_at) FROM custody.delayed d
@@ -106,25 +106,25 @@ BEGIN
             RETURN p_head;
         END IF;
         p_head := v_head;
-        v_tail := custody.tail(p_head);
-        EXECUTE format(
-            'WITH due AS MATERIALIZED (
-                 SELECT d.delay_id, d.deliver_at FROM custody.delayed d
-                 WHERE d.topic_id = $1 AND d.partition = $2 AND d.deliver_at >= $3 AND d.deliver_at <= $4
-                 ORDER BY d.deliver_at, d.delay_id LIMIT $5
-             ), taken AS (
-                 -- This waits for a message that is being cancelled: it is delivered, or it is gone.
-                 DELETE FROM custody.delayed d WHERE d.delay_id IN (SELECT u.delay_id FROM due u) RETURNING d.*
-             ), appended AS (
-                 INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload,
-                                               headers)
-                 SELECT %1$s, t.partition, $6 + row_number() OVER (ORDER BY t.deliver_at, t.delay_id) - 1, $7, t.key,
-                        t.kind, t.payload, t.headers
-                 FROM taken t)
-             SELECT max(u.deliver_at) FROM due u', (p_head).segment_id)
-        INTO v_until
-        USING (p_head).topic_id, (p_head).partition, (p_head).delayed_from, p_now, p_most, v_tail.next_offset,
-              greatest(p_now, v_tail.newest);
+        WITH due AS MATERIALIZED (
+            SELECT d.delay_id, d.deliver_at FROM custody.delayed d
+            WHERE d.topic_id = (p_head).topic_id AND d.partition = (p_head).partition
+              AND d.deliver_at >= (p_head).delayed_from AND d.deliver_at <= p_now
+            ORDER BY d.deliver_at, d.delay_id LIMIT p_most
+        ), taken AS (
+            -- This waits for a message that is being cancelled: it is delivered, or it is gone.
+            DELETE FROM custody.delayed d WHERE d.delay_id IN (SELECT u.delay_id FROM due u) RETURNING d.*
+        )
+        SELECT (SELECT max(u.deliver_at) FROM due u) AS until,
+               array_agg(t.key ORDER BY t.deliver_at, t.delay_id) AS keys,
+               array_agg(t.kind ORDER BY t.deliver_at, t.delay_id) AS kinds,
+               array_agg(t.payload ORDER BY t.deliver_at, t.delay_id) AS payloads,
+               array_agg(t.headers::text ORDER BY t.deliver_at, t.delay_id) AS headers
+        INTO v_due FROM taken t;
+        IF v_due.payloads IS NOT NULL THEN
+            PERFORM custody.put_at_head(p_head, v_due.keys, v_due.kinds, v_due.payloads, v_due.headers, p_now);
+        END IF;
+        v_until := v_due.until;
         -- The next scan starts here, behind the rows that are gone: while an old snapshot is held, their index entries
         -- stay.
         IF v_until > (p_head).delayed_from THEN

@@ -121,12 +121,13 @@ BEGIN
 END $$;
 
 -- Appends messages that lie together by partition: p_counts of them for each of p_partitions, which are in order. All
--- other arrays are as long as the payloads, or empty if the messages have none of it. Returns the first offset in each
+-- other arrays are as long as the payloads, or empty if the messages have none of it. The payloads are an array, or
+-- joined, with the place where each ends. Returns the first offset in each
 -- partition. Clients call this: it checks neither the form of messages nor that keys are in their own partitions.
 CREATE FUNCTION custody.append(
     p_topic text, p_partitions int[], p_counts int[], p_keys text[], p_kinds "char"[], p_payloads bytea[],
     p_headers text[], p_expected bigint DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL,
-    p_now timestamptz DEFAULT NULL
+    p_now timestamptz DEFAULT NULL, p_joined bytea DEFAULT NULL, p_ends int[] DEFAULT NULL
 ) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -137,6 +138,7 @@ DECLARE
     v_n     int := 1;
     v_from  int := 1;
     v_until int;
+    v_start int;
 BEGIN
     FOR v_head IN SELECT * FROM custody.lock_to_append(v_topic, p_partitions, p_expected, p_now, p_of, p_priorities)
     LOOP
@@ -144,13 +146,21 @@ BEGIN
             PERFORM custody.require_room(v_topic, v_head, (custody.tail(v_head)).next_offset, p_counts[v_n]);
         END IF;
         IF cardinality(p_partitions) = 1 THEN
-            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8)', v_head.segment_id) INTO v_first
-            USING v_head.topic_id, v_head.partition, p_keys, p_kinds, p_payloads, p_headers, p_expected, p_now;
+            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', v_head.segment_id)
+            INTO v_first
+            USING v_head.topic_id, v_head.partition, p_keys, p_kinds, p_payloads, p_headers, p_expected, p_now,
+                  p_joined, p_ends;
         ELSE
             v_until := v_from + p_counts[v_n] - 1;
-            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8)', v_head.segment_id) INTO v_first
-            USING v_head.topic_id, v_head.partition, p_keys[v_from:v_until], p_kinds[v_from:v_until],
-                  p_payloads[v_from:v_until], p_headers[v_from:v_until], p_expected, p_now;
+            v_start := CASE WHEN v_from > 1 THEN p_ends[v_from - 1] ELSE 0 END;
+            EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', v_head.segment_id)
+            INTO v_first
+            USING v_head.topic_id, v_head.partition, p_keys[v_from:v_until],
+                  CASE WHEN cardinality(p_kinds) = 1 THEN p_kinds ELSE p_kinds[v_from:v_until] END,
+                  p_payloads[v_from:v_until], p_headers[v_from:v_until], p_expected, p_now,
+                  substring(p_joined FROM v_start + 1 FOR p_ends[v_until] - v_start),
+                  CASE WHEN p_ends IS NOT NULL
+                       THEN ARRAY(SELECT e - v_start FROM unnest(p_ends[v_from:v_until]) e) END;
             v_from := v_until + 1;
         END IF;
         IF p_expected <> v_first THEN

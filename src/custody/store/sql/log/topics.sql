@@ -17,12 +17,14 @@ DECLARE
 BEGIN
     INSERT INTO custody.segments (topic_id, created_at) VALUES (p_topic_id, p_now) RETURNING segment_id INTO v_segment;
     EXECUTE format(
-        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS INCLUDING CONSTRAINTS,
+        'CREATE TABLE custody.log_%1$s (LIKE custody.log INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE,
                                         CHECK (segment_id IS NOT NULL AND segment_id = %1$s),
                                         PRIMARY KEY (partition, "offset"))', v_segment);
+    EXECUTE format('CREATE INDEX ON custody.log_%1$s (partition, "offset") WHERE n > 1', v_segment);
     EXECUTE format('ALTER TABLE custody.log ATTACH PARTITION custody.log_%1$s FOR VALUES IN (%1$s)', v_segment);
     PERFORM custody.grant_as('log_' || v_segment, 'custody.log');
     PERFORM custody.make_append(v_segment);
+    PERFORM custody.make_reads(v_segment);
     RETURN v_segment;
 END $$;
 
@@ -89,7 +91,9 @@ BEGIN
     PERFORM 1 FROM custody.heads WHERE topic_id = v_topic.topic_id ORDER BY partition FOR UPDATE;
     FOR v_segment IN SELECT segment_id FROM custody.segments WHERE topic_id = v_topic.topic_id AND dropped_at IS NULL
         ORDER BY segment_id LOOP
-        EXECUTE format('DROP TABLE custody.log_%1$s; DROP FUNCTION IF EXISTS custody.append_%1$s', v_segment);
+        EXECUTE format('DROP TABLE custody.log_%1$s; DROP FUNCTION custody.slices_%1$s(int, bigint, bigint), '
+                   'custody.slices_%1$s(int, int8multirange), custody.keys_%1$s; '
+                       'DROP FUNCTION IF EXISTS custody.append_%1$s', v_segment);
     END LOOP;
     PERFORM custody.remove_group(group_id) FROM custody.groups WHERE topic_id = v_topic.topic_id;
     DELETE FROM custody.topics WHERE topic_id = v_topic.topic_id;

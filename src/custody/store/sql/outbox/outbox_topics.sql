@@ -106,7 +106,7 @@ DECLARE
     v_found record;
     v_ids   bigint[];
     v_at    timestamptz;
-    v_moved int;
+    v_batch record;
 BEGIN
     SELECT * INTO v_head FROM custody.heads h WHERE h.topic_id = (p_head).topic_id AND h.partition = (p_head).partition
     FOR UPDATE SKIP LOCKED;
@@ -178,20 +178,21 @@ BEGIN
     SET status = 'CLAIMED', claimed_at = p_now, claimed_by = 'custody', expires_at = v_at + interval '1 min',
         updated_at = p_now
     WHERE id = ANY (v_ids);
-    EXECUTE format(
-        'WITH moved AS (
-             UPDATE custody.outbox SET status = ''PUBLISHED'', published_at = $2, claimed_at = NULL, claimed_by = NULL,
-                 expires_at = NULL
-             WHERE id = ANY ($1)
-             RETURNING id, event_id, event_type, kind, payload, headers, coalesce(ordering_key, partition_key) AS key)
-         INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-         SELECT %1$s, $3, $4 - 1 + row_number() OVER (ORDER BY m.id), $2, m.key, m.kind, m.payload,
-                coalesce(m.headers, ''{}'')
-                    || jsonb_build_object(''x-custody-event-id'', m.event_id, ''x-custody-event-type'', m.event_type)
-         FROM moved m ORDER BY m.id', v_head.segment_id)
-    USING v_ids, v_at, v_head.partition, v_tail.next_offset;
-    GET DIAGNOSTICS v_moved = ROW_COUNT;
-    RETURN v_moved;
+    WITH moved AS (
+        UPDATE custody.outbox SET status = 'PUBLISHED', published_at = v_at, claimed_at = NULL, claimed_by = NULL,
+            expires_at = NULL
+        WHERE id = ANY (v_ids)
+        RETURNING id, event_id, event_type, kind, payload, headers, coalesce(ordering_key, partition_key) AS key
+    )
+    SELECT array_agg(m.key ORDER BY m.id) AS keys, array_agg(m.kind ORDER BY m.id) AS kinds,
+           array_agg(m.payload ORDER BY m.id) AS payloads,
+           array_agg((coalesce(m.headers, '{}')
+                      || jsonb_build_object('x-custody-event-id', m.event_id,
+                                            'x-custody-event-type', m.event_type))::text
+                     ORDER BY m.id) AS headers
+    INTO v_batch FROM moved m;
+    PERFORM custody.put_at_head(v_head, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, v_at);
+    RETURN cardinality(v_batch.payloads);
 END $$;
 
 -- How many more messages a partition may have; null: any number.

@@ -301,7 +301,8 @@ $$;
 CREATE FUNCTION custody.claim_reads(p_group_id int, p_claim bigint, p_partition int)
 RETURNS TABLE (source text, from_offset bigint, until_offset bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT s.source, s.from_offset, s.until_offset
+    SELECT custody.plain_source(s.source, p_partition, s.from_offset, s.until_offset, s.until_offset), s.from_offset,
+           s.until_offset
     FROM custody.claimed(p_group_id, p_claim) p
     JOIN custody.groups g ON g.group_id = p_group_id
     JOIN custody.heads h ON h.topic_id = g.topic_id AND h.partition = p.partition,

@@ -54,8 +54,6 @@ LANGUAGE plpgsql SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_placed  record;
     v_topic   custody.topics;
-    v_heads   record;
-    v_places  record;
     v_staged  bigint;
     v_written bigint;
     v_total   bigint := 0;
@@ -84,33 +82,19 @@ BEGIN
                                        p_now) d;
         ELSIF p_exact THEN
             -- A statement of its own, so that it runs once: each call would give the partition another time.
-            SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases,
-                   array_agg(r.published_at) AS times, min(r.segment_id) AS segment_id
-            INTO v_heads
+            PERFORM custody.reserve(v_topic.name, w.partitions, w.counts, NULL, p_now, v_placed.of)
             FROM (SELECT array_agg(y.partition) AS partitions, array_agg(y.messages) AS counts
                   FROM (SELECT z.partition, sum(z.messages)::int AS messages
                         FROM unnest(p_topics, p_partitions, p_counts) z (topic_id, partition, messages)
-                        WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) w,
-                 custody.reserve(v_topic.name, w.partitions, w.counts, NULL, p_now, v_placed.of) r;
-            SELECT array_agg(w.attempt) AS attempts, array_agg(w.partition) AS partitions,
-                   array_agg(h.base + w.before) AS bases, array_agg(h.time) AS times
-            INTO v_places
-            FROM (SELECT x.attempt, x.partition,
-                         (sum(x.messages) OVER (PARTITION BY x.partition ORDER BY x.place)
-                          - x.messages)::bigint AS before
-                  FROM unnest(p_attempts, p_topics, p_partitions, p_counts)
-                       WITH ORDINALITY x (attempt, topic_id, partition, messages, place)
-                  WHERE x.topic_id = v_placed.topic_id) w
-            JOIN unnest(v_heads.partitions, v_heads.bases, v_heads.times) h (partition, base, time) USING (partition);
-            EXECUTE format(
-                'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload,
-                                               headers)
-                 SELECT %1$s, s.partition, b.base + s.n, b.time, s.key, s.kind, s.payload, s.headers
-                 FROM custody.%2$I s JOIN unnest($1, $2, $3, $4) b (attempt, partition, base, time)
-                      USING (attempt, partition)
-                 WHERE s.topic_id = $5', v_heads.segment_id, p_stage)
-            USING v_places.attempts, v_places.partitions, v_places.bases, v_places.times, v_placed.topic_id;
-            GET DIAGNOSTICS v_written = ROW_COUNT;
+                        WHERE z.topic_id = v_placed.topic_id GROUP BY z.partition) y) w;
+            v_written := custody.put_staged(
+                format('SELECT s.*, a.place AS first, 0::bigint AS second, s.n AS third
+                        FROM custody.%I s
+                        JOIN (SELECT attempt, partition, place
+                              FROM unnest($1, $2, $3) WITH ORDINALITY x (attempt, topic_id, partition, place)
+                              WHERE topic_id = $4) a USING (attempt, partition)
+                        WHERE s.topic_id = $4', p_stage),
+                v_topic.topic_id, p_now, p_attempts, p_topics, p_partitions, '{}');
             v_staged := v_written;
         ELSE
             EXECUTE format(
@@ -171,6 +155,40 @@ BEGIN
                                  b.delays, p_now => v_now, p_of => (p_topic).partitions) r;
 END $$;
 
+-- Appends the messages that a query finds in a stage, in the order of its columns first, second and third. They are
+-- collected by the thousand and by the megabyte, because an array has a limit. The caller holds the heads.
+CREATE FUNCTION custody.put_staged(
+    p_query text, p_topic_id int, p_now timestamptz, p_attempts bigint[], p_topics int[], p_partitions int[],
+    p_sources int8multirange[]
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_batch   record;
+    v_head    custody.heads;
+    v_written bigint := 0;
+BEGIN
+    FOR v_batch IN EXECUTE format(
+        'SELECT y.partition, array_agg(y.key ORDER BY y.place) AS keys, array_agg(y.kind ORDER BY y.place) AS kinds,
+                array_agg(y.payload ORDER BY y.place) AS payloads,
+                array_agg(y.headers::text ORDER BY y.place) AS headers
+         FROM (SELECT x.partition, x.key, x.kind, x.payload, x.headers, row_number() OVER w AS place,
+                      sum(octet_length(x.payload)) OVER w AS bytes
+               FROM (%s) x
+               WINDOW w AS (PARTITION BY x.partition ORDER BY x.first, x.second, x.third ROWS UNBOUNDED PRECEDING)) y
+         GROUP BY y.partition, (y.place - 1) / 1000, (y.bytes / 1000000)::bigint
+         ORDER BY y.partition, (y.place - 1) / 1000, (y.bytes / 1000000)::bigint', p_query)
+    USING p_attempts, p_topics, p_partitions, p_topic_id, p_sources
+    LOOP
+        IF v_head.partition IS DISTINCT FROM v_batch.partition THEN
+            SELECT h.* INTO v_head FROM custody.heads h
+            WHERE h.topic_id = p_topic_id AND h.partition = v_batch.partition;
+        END IF;
+        PERFORM custody.put_at_head(v_head, v_batch.keys, v_batch.kinds, v_batch.payloads, v_batch.headers, p_now);
+        v_written := v_written + cardinality(v_batch.payloads);
+    END LOOP;
+    RETURN v_written;
+END $$;
+
 CREATE FUNCTION custody.publish_sorted(
     p_stage text, p_attempts bigint[], p_topic custody.topics, p_of int, p_source_partitions int[],
     p_sources int8multirange[], p_now timestamptz
@@ -178,7 +196,6 @@ CREATE FUNCTION custody.publish_sorted(
 LANGUAGE plpgsql AS $$
 DECLARE
     v_wanted  record;
-    v_places  record;
     v_written bigint;
 BEGIN
     EXECUTE format(
@@ -191,22 +208,12 @@ BEGIN
     IF v_wanted.partitions IS NULL THEN
         RETURN 0;
     END IF;
-    SELECT array_agg(r.partition) AS partitions, array_agg(r.next_offset) AS bases, array_agg(r.published_at) AS times,
-           min(r.segment_id) AS segment_id
-    INTO v_places FROM custody.reserve((p_topic).name, v_wanted.partitions, v_wanted.counts, NULL, p_now, p_of) r;
-    EXECUTE format(
-        'INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, key, kind, payload, headers)
-         SELECT %1$s, s.partition,
-                b.base - 1 + row_number() OVER (PARTITION BY s.partition ORDER BY s.source_partition, s.source_offset,
-                                                s.n), b.time, s.key, s.kind, s.payload, s.headers
-         FROM custody.%2$I s
-         JOIN unnest($2, $3) a (source_partition, offsets) USING (source_partition)
-         JOIN unnest($5, $6, $7) b (partition, base, time) USING (partition)
-         WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset',
-         v_places.segment_id, p_stage)
-    USING p_attempts, p_source_partitions, p_sources, (p_topic).topic_id, v_places.partitions, v_places.bases,
-          v_places.times;
-    GET DIAGNOSTICS v_written = ROW_COUNT;
+    PERFORM custody.reserve((p_topic).name, v_wanted.partitions, v_wanted.counts, NULL, p_now, p_of);
+    v_written := custody.put_staged(
+        format('SELECT s.*, s.source_partition::bigint AS first, s.source_offset AS second, s.n AS third
+                FROM custody.%I s JOIN unnest($3, $5) a (source_partition, offsets) USING (source_partition)
+                WHERE s.topic_id = $4 AND s.attempt IN (SELECT unnest($1)) AND a.offsets @> s.source_offset', p_stage),
+        (p_topic).topic_id, p_now, p_attempts, '{}', p_source_partitions, p_sources);
     RETURN v_written;
 END $$;
 

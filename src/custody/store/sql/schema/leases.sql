@@ -44,7 +44,7 @@ CREATE TABLE custody.returned (
 --   waiting  ready, due at run_at        parked  ready, behind an earlier message of its key
 --   leased   processing                  dead    dead; `held` while its key has to wait for the operator
 CREATE TABLE custody.cases (
-    group_id       int NOT NULL REFERENCES custody.groups ON DELETE CASCADE,
+    group_id       int NOT NULL,               -- deleted by remove_group: a foreign key would be checked for each row
     partition      int NOT NULL,
     "offset"       bigint NOT NULL,
     key            text,
@@ -62,7 +62,13 @@ CREATE TABLE custody.cases (
     dead_reason    text CHECK ((dead_reason IS NULL) = (state <> 'dead')),
     worker         text,
     updated_at     timestamptz NOT NULL,
-    PRIMARY KEY (group_id, partition, "offset")
+    -- A message that dies takes a copy of itself along, so that nobody looks for dead letters in the log.
+    published_at   timestamptz,
+    kind           "char",
+    payload        bytea,
+    headers        jsonb,
+    PRIMARY KEY (group_id, partition, "offset"),
+    CHECK ((payload IS NOT NULL) = (state = 'dead'))
 );
 CREATE INDEX cases_due ON custody.cases (group_id, partition, run_at) WHERE state = 'waiting';
 CREATE INDEX cases_open_by_key ON custody.cases (group_id, partition, key, "offset")

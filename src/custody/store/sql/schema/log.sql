@@ -58,14 +58,25 @@ CREATE TABLE custody.log (
     published_at timestamptz NOT NULL,
     key          text,
     kind         "char" NOT NULL,              -- of the payload: j is JSON, t text, b bytes
-    payload      bytea NOT NULL,
+    payload      bytea,
     headers      jsonb,
+    -- A batch: `offset` is that of its last message. What its messages do not have in common is in these columns.
+    n            int NOT NULL DEFAULT 1,       -- messages in the row
+    payloads     bytea,                        -- joined
+    ends         int[],                        -- where each payload ends
+    keys         text[],                       -- null: no message has one
+    kinds        text,                         -- a letter for each; null: all are of `kind`
+    headers_each jsonb[],                      -- null: no message has any
     -- What readers rely on. The functions check more: that headers are texts and that the payload is of its kind.
-    CONSTRAINT message_form CHECK (kind IN ('j', 't', 'b') AND jsonb_typeof(headers) = 'object'),
+    CONSTRAINT message_form CHECK (kind IN ('j', 't', 'b') AND jsonb_typeof(headers) = 'object'
+                                   AND (payload IS NOT NULL) = (n = 1) AND (ends IS NULL) = (n = 1)),
     -- A key is in indexes of the groups' state, whose entries have less than 2,704 bytes. A longer key would be
     -- accepted here and fail every claim of its partition.
     CONSTRAINT key_length CHECK (octet_length(key) <= 2000)
 ) PARTITION BY LIST (segment_id);
+ALTER TABLE custody.log
+    ALTER payloads SET STORAGE EXTERNAL, ALTER ends SET STORAGE EXTERNAL, ALTER keys SET STORAGE EXTERNAL,
+    ALTER kinds SET STORAGE EXTERNAL;
 
 -- Dead messages whose segment was dropped. They stay until an operator discards the dead letter.
 CREATE TABLE custody.kept_events (

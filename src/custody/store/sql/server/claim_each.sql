@@ -9,8 +9,8 @@ CREATE FUNCTION custody.claim_each(
     p_topic text, p_group text, p_partition int, p_max int[], p_visibility interval[], p_workers text[],
     p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL
 ) RETURNS TABLE (
-    caller int, lease jsonb, "offset" bigint, published_at timestamptz, key text, kind "char", payload bytea,
-    headers jsonb, attempt int, first_delivery timestamptz, last_error text
+    caller int, lease jsonb, "offset" bigint, published_at timestamptz, key text, kind text, payload bytea,
+    headers jsonb, attempt int, first_delivery timestamptz, last_error text, ends int[], keys text[]
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -33,7 +33,7 @@ BEGIN
     IF cardinality(p_max) = 1 OR v_group.matcher IS NOT NULL AND v_group.dead_letter = 'topic' THEN
         RETURN QUERY
         SELECT 1, c.* FROM custody.claim(p_topic, p_group, p_max[1], p_visibility[1], p_workers[1], p_partition, p_now,
-                                         p_bytes) c;
+                                         p_bytes, p_slices => true) c;
         RETURN;
     END IF;
     WHILE i <= cardinality(p_max) LOOP

@@ -103,23 +103,23 @@ DECLARE
     v_timeout  text := current_setting('lock_timeout');
     v_kept     bigint;
 BEGIN
-    EXECUTE format(
-        'INSERT INTO custody.kept_events
-         SELECT DISTINCT ON (e.partition, e."offset") $1, e.*
-         FROM custody.groups g
-         JOIN custody.segment_bounds b ON b.segment_id = %1$s
-         JOIN custody.cases c ON c.group_id = g.group_id AND c.partition = b.partition AND c."offset" >= b.first_offset
-             AND c."offset" < custody.segment_end($2, b.partition) AND c.state = ''dead''
-         CROSS JOIN LATERAL (SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers
-                             FROM custody.log_%1$s WHERE partition = c.partition AND "offset" = c."offset" LIMIT 1) e
-         WHERE g.topic_id = $1
-         ON CONFLICT DO NOTHING', (p_segment).segment_id) USING v_topic_id, p_segment;
+    INSERT INTO custody.kept_events
+    SELECT DISTINCT ON (c.partition, c."offset") v_topic_id, (p_segment).segment_id, c.partition, c."offset",
+           c.published_at, c.key, c.kind, c.payload, c.headers
+    FROM custody.groups g
+    JOIN custody.segment_bounds b ON b.segment_id = (p_segment).segment_id
+    JOIN custody.cases c ON c.group_id = g.group_id AND c.partition = b.partition AND c."offset" >= b.first_offset
+        AND c."offset" < custody.segment_end(p_segment, b.partition) AND c.state = 'dead'
+    WHERE g.topic_id = v_topic_id
+    ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     UPDATE custody.heads h SET first_offset = custody.segment_end(p_segment, h.partition) WHERE h.topic_id = v_topic_id;
     -- A long reader of the log holds its tables. It is better not to drop now than to make everybody queue behind this.
     PERFORM set_config('lock_timeout', '200ms', true);
     EXECUTE format('ALTER TABLE custody.log DETACH PARTITION custody.log_%s', (p_segment).segment_id);
-    EXECUTE format('DROP TABLE custody.log_%s', (p_segment).segment_id);
+    EXECUTE format('DROP TABLE custody.log_%1$s; DROP FUNCTION custody.slices_%1$s(int, bigint, bigint), '
+                   'custody.slices_%1$s(int, int8multirange), custody.keys_%1$s',
+                   (p_segment).segment_id);
     PERFORM set_config('lock_timeout', v_timeout, true);
     UPDATE custody.segments s SET dropped_at = coalesce(p_now, clock_timestamp())
     WHERE s.segment_id = (p_segment).segment_id;
