@@ -155,14 +155,21 @@ def sent_as(hint: Any) -> Sent | None:
     """The conversion of a parameter that has another type in a request."""
     if get_origin(hint) in (Union, UnionType):
         return next((found for one in get_args(hint) if (found := sent_as(one))), None)
-    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Sent)), None)
+    if get_origin(hint) is Annotated:
+        return _conversion(hint) or sent_as(hint.__origin__)
+    return None
+
+
+def _conversion(hint: Any) -> Sent | None:
+    """The conversion that an annotated type names itself."""
+    return next((one for one in hint.__metadata__ if isinstance(one, Sent)), None)
 
 
 def _sent(hint: Any) -> Any:
     """The type of a parameter in a request. Help is moved to the outermost type: inside a union it would be hidden."""
     if get_origin(hint) is Annotated:
         help = [Meta(description=str(one)) for one in hint.__metadata__ if isinstance(one, Help)]
-        other = sent_as(hint)
+        other = _conversion(hint)
         rest = [] if other else [one for one in hint.__metadata__ if not isinstance(one, Help)]
         inner = other.kind if other else _sent(hint.__origin__) if not rest else hint.__origin__
         if not rest and not help:

@@ -9,7 +9,8 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     GROUP BY o.topic_id ORDER BY o.name
 $$;
 
--- When messages of a partition were published. In the open segment, where most of them are, it is one look-up for all.
+-- When messages of a partition were published. In the open segment, where most of them are, it is one statement for
+-- all. The row that holds an offset is the first one from that offset on.
 CREATE FUNCTION custody.published_at(p_head custody.heads, p_offsets bigint[])
 RETURNS TABLE ("offset" bigint, published_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -17,8 +18,10 @@ DECLARE
     v_older bigint[] := ARRAY(SELECT o FROM unnest(p_offsets) o WHERE o < (p_head).segment_start);
 BEGIN
     RETURN QUERY EXECUTE format(
-        'SELECT "offset", published_at FROM custody.log_%s WHERE partition = $1 AND "offset" = ANY ($2)',
-        (p_head).segment_id) USING (p_head).partition, p_offsets;
+        'SELECT o, r.published_at FROM unnest($2) o,
+         LATERAL (SELECT l.published_at FROM custody.log_%s l WHERE l.partition = $1 AND l."offset" >= o
+                  ORDER BY l."offset" LIMIT 1) r
+         WHERE o >= $3', (p_head).segment_id) USING (p_head).partition, p_offsets, (p_head).segment_start;
     IF v_older <> '{}' THEN
         RETURN QUERY SELECT e."offset", e.published_at
                      FROM custody.events_in(p_head, custody.offsets_set(v_older)) e;
