@@ -20,7 +20,8 @@ NULL = b"\xff\xff\xff\xff"
 FIXED = struct.Struct("!hiiiiiqiqi").pack
 # (length, value) of the kind; the length of the payload
 KIND = struct.Struct("!ici").pack
-COPY = sql.SQL("COPY bare FROM STDIN (FORMAT BINARY)")
+COLUMNS = 'segment_id, partition, "offset", published_at, key, kind, payload, headers'
+COPY = sql.SQL(f"COPY bare ({COLUMNS}) FROM STDIN (FORMAT BINARY)")
 
 
 class BareCopy:

@@ -73,8 +73,8 @@ OTHERS = """
 GROWN = """
     SELECT ARRAY(SELECT relname::text FROM pg_class
                  WHERE relnamespace = 'custody'::regnamespace AND relname ~ '^(log|staged)_' AND relkind = 'r'),
-           ARRAY(SELECT proname::text FROM pg_proc
-                 WHERE pronamespace = 'custody'::regnamespace AND proname LIKE 'append\\_%'),
+           ARRAY(SELECT oid::regprocedure::text FROM pg_proc
+                 WHERE pronamespace = 'custody'::regnamespace AND proname ~ '_[0-9]+$'),
            ARRAY(SELECT n FROM unnest({}::text[]) n WHERE pg_relation_size(('custody.' || n)::regclass) > 80 * 1024)"""
 """Segments of the log and stages, functions of open segments, and tables with many rows that no other refers to."""
 
@@ -193,9 +193,10 @@ class Schema:
     def empty(self, connection: psycopg.Connection[Any]) -> None:
         row = connection.execute(self._grown, prepare=True).fetchone()
         assert row is not None
-        tables, appends, grown = row
+        tables, functions, grown = row
         statements = [sql.SQL("DROP TABLE {}").format(table(name)) for name in tables]
-        statements += [sql.SQL("DROP FUNCTION {}").format(table(name)) for name in appends]
+        if functions:
+            statements.append(sql.SQL("DROP FUNCTION {}").format(sql.SQL(", ").join(map(sql.SQL, functions))))
         if grown:
             statements.append(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(map(table, grown))))
         if statements:

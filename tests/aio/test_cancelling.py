@@ -19,6 +19,8 @@ from custody.store.async_connecting import BoundedAsyncConnection
 
 pytestmark = [pytest.mark.core, pytest.mark.req("X5", "X12")]
 WHO = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+LARGE = ["x" * 1000] * 2000
+"""Messages that are written by COPY in a transaction."""
 WAITS, ENDED = f"SELECT count(*) {WHO}", f"SELECT pg_terminate_backend(pid) {WHO}"
 
 
@@ -120,7 +122,7 @@ async def test_a_timeout_of_asyncio_ends_a_call(url: str) -> None:
         async with locked(url, "log"):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    await c.publish_many("orders", list(range(3000)))  # COPY in a transaction
+                    await c.publish_many("orders", LARGE)
         assert (await c.stats("orders", "stock")).lag == 0
 
 
@@ -202,7 +204,7 @@ async def test_the_loop_goes_on_while_the_database_is_slow(url: str) -> None:
         async with locked(url, "log") as lock:
             calls = [
                 c.publish("orders", 1, partition=0),
-                c.publish_many("orders", list(range(3000))),
+                c.publish_many("orders", LARGE),
                 c.claim("orders", "stock"),
                 c.stats("orders", "stock"),
                 c.read("orders", 0),
@@ -239,7 +241,7 @@ async def test_a_transaction_that_was_cancelled_too_late_is_rolled_back(
     async with custody.aio.connect(url, pool_size=1) as c:
         monkeypatch.setattr(BoundedAsyncConnection, "cancel_safe", lost)
         async with locked(url, "heads") as lock:
-            task = started(c.publish_many("orders", list(range(3000))))  # COPY follows the statement that waits
+            task = started(c.publish_many("orders", LARGE))  # COPY follows the statement that waits
             await lock.waited_for()
             task.cancel()
             await asyncio.sleep(0)

@@ -71,6 +71,7 @@ async def test_every_call_ends_and_the_pool_recovers(proxy: Proxy) -> None:
         calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
             lambda: c.publish("t", 1),
             lambda: c.publish_many("t", list(range(3000))),
+            lambda: c.publish_many("t", ["x" * 1000] * 2000),  # by COPY
             lambda: c.claim("t", "g"),
             lambda: c.stats("t", "g"),
             c.ping,

@@ -31,6 +31,7 @@ async def test_many_tasks_share_few_backends_and_none_gets_the_answer_of_another
                 assert (message.topic, message.payload, message.published_at.tzinfo) == (name, n, UTC)
                 assert (await lease.ack()).settled == 1
             assert len(await c.publish_many(name, list(range(3000)))) == 3000
+            assert len(await c.publish_many(name, ["x" * 1000] * 2000)) == 2000  # by COPY
 
         await asyncio.gather(*(life(f"t{n}") for n in range(8)))
 
