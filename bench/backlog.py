@@ -11,10 +11,22 @@ from bench.stage import Connection
 from custody import Custody, Outgoing
 
 
-def outgoing(count: int, *, keys: int = KEYS) -> list[Outgoing]:
+def outgoing(count: int, *, keys: int = KEYS, size: int = PAYLOAD_BYTES) -> list[Outgoing]:
     """Messages with payloads of their own, the keys at random from so many."""
     chosen = random.Random(1)
-    return [Outgoing(b"%0*d" % (PAYLOAD_BYTES, number), key=f"key-{chosen.randrange(keys)}") for number in range(count)]
+    return [Outgoing(b"%0*d" % (size, number), key=f"key-{chosen.randrange(keys)}") for number in range(count)]
+
+
+def publish(c: Custody, connection: Connection, topic: str, count: int) -> sql.Identifier:
+    """A topic of one partition with so many messages that were published by the thousand, so that it has batches."""
+    c.create_topic(topic)
+    table = log_table(connection, topic)
+    messages = outgoing(1000)
+    for _ in range(0, count, len(messages)):
+        c.publish_many(topic, messages)
+    connection.execute(sql.SQL("VACUUM (ANALYZE) {}").format(table))
+    connection.execute("CHECKPOINT")
+    return table
 
 
 def log_table(connection: Connection, topic: str) -> sql.Identifier:

@@ -10,7 +10,7 @@ from time import sleep
 from psycopg import sql
 
 import custody
-from bench.backlog import fill, log_table
+from bench.backlog import fill, log_table, outgoing
 from bench.report import Row, at_most
 from bench.sizes import PAYLOAD_BYTES
 from bench.stage import Connection, Stage, plain
@@ -20,6 +20,8 @@ WARM = 10
 MAX_ROWS = 0.01
 MAX_BYTES = 10
 MAX_ROWS_OF_ONE, MAX_BYTES_OF_ONE = 4, 900
+MAX_WAL, MAX_DISK = 190, 200
+COLUMNS = sql.SQL('segment_id, partition, "offset", published_at, key, kind, payload, headers')
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ def rows(stage: Stage) -> Iterator[Row]:
         for size in SIZES:
             yield from batch(stage, url, connection, size)
         yield from one(stage, url, connection)
+        yield from stored(stage, url, connection)
 
 
 def batch(stage: Stage, url: str, connection: Connection, size: int) -> Iterator[Row]:
@@ -86,6 +89,34 @@ def one(stage: Stage, url: str, connection: Connection) -> Iterator[Row]:
     )
 
 
+def stored(stage: Stage, url: str, connection: Connection) -> Iterator[Row]:
+    """The event itself, published by the thousand: what it takes in the WAL and, with indexes, on disk."""
+    rounds, messages = stage.sizes.footprint_rounds, outgoing(1000, size=150)
+    with custody.connect(url) as c:
+        c.create_topic("stored")
+        table = log_table(connection, "stored")
+        for _ in range(WARM):
+            c.publish_many("stored", messages)
+        start = wal(connection)
+        for _ in range(rounds):
+            c.publish_many("stored", messages)
+        written = wal(connection) - start
+    connection.execute(sql.SQL("VACUUM {}").format(table))
+    size = connection.execute("SELECT pg_total_relation_size(%s)", [table.as_string(connection)]).fetchall()[0][0]
+    yield Row(
+        what="WAL of an event of 150 bytes, batch 1,000",
+        measured=written / (rounds * len(messages)),
+        unit="B/msg",
+        target=at_most(MAX_WAL),
+    )
+    yield Row(
+        what="disk of an event of 150 bytes, batch 1,000",
+        measured=size / ((rounds + WARM) * len(messages)),
+        unit="B/msg",
+        target=at_most(MAX_DISK),
+    )
+
+
 def flow(url: str, connection: Connection, table: sql.Identifier, rounds: int) -> Written:
     def round_(c: custody.Custody, lease: custody.Lease | None) -> custody.Lease:
         c.publish("one", b"x" * PAYLOAD_BYTES, key="key")
@@ -106,11 +137,12 @@ def flow(url: str, connection: Connection, table: sql.Identifier, rounds: int) -
         lease.ack()
         written = wal(connection) - start
     after = counters(connection)
-    copies = sql.SQL('SELECT * FROM {} ORDER BY "offset" DESC LIMIT %s').format(table)
+    copies = sql.SQL('SELECT {} FROM {} ORDER BY "offset" DESC LIMIT %s').format(COLUMNS, table)
     events = connection.execute(copies, [rounds]).fetchall()
     start = wal(connection)
+    insert = sql.SQL("INSERT INTO bare ({}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)").format(COLUMNS)
     for event in reversed(events):
-        connection.execute("INSERT INTO bare VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", list(event))
+        connection.execute(insert, list(event))
     bare = wal(connection) - start
     return Written((after[0] - before[0]) / rounds, (after[1] - before[1]) / rounds, (written - bare) / rounds)
 
