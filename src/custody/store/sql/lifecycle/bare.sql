@@ -1,10 +1,14 @@
 -- Bare groups have a cursor and nothing else. Messages are done when the position behind them is committed.
 
 CREATE FUNCTION custody.position(p_group_id int, p_partition int) RETURNS custody.frontiers
-LANGUAGE sql STABLE AS $$
-    SELECT * FROM custody.frontiers WHERE group_id = p_group_id AND partition = p_partition
-    ORDER BY claim_no DESC LIMIT 1
-$$;
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_at custody.frontiers;
+BEGIN
+    SELECT f.* INTO v_at FROM custody.frontiers f
+    WHERE f.group_id = p_group_id AND f.partition = p_partition ORDER BY f.claim_no DESC LIMIT 1;
+    RETURN v_at;
+END $$;
 
 CREATE FUNCTION custody.require_bare(p_topic text, p_group custody.groups) RETURNS void
 LANGUAGE plpgsql AS $$

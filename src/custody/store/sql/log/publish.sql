@@ -122,8 +122,8 @@ END $$;
 
 -- Appends messages that lie together by partition: p_counts of them for each of p_partitions, which are in order. All
 -- other arrays are as long as the payloads, or empty if the messages have none of it. The payloads are an array, or
--- joined, with the place where each ends. Returns the first offset in each
--- partition. Clients call this: it checks neither the form of messages nor that keys are in their own partitions.
+-- joined, with the place where each ends. Returns the first offset in each partition. Clients call this: it checks
+-- neither the form of messages nor that keys are in their own partitions.
 CREATE FUNCTION custody.append(
     p_topic text, p_partitions int[], p_counts int[], p_keys text[], p_kinds "char"[], p_payloads bytea[],
     p_headers text[], p_expected bigint DEFAULT NULL, p_of int DEFAULT NULL, p_priorities boolean DEFAULT NULL,
