@@ -14,6 +14,7 @@ from tests.waiting import wait_for
 
 import custody
 from custody.errors import Busy, OffsetOutOfRange
+from custody.store.postgres import translate
 
 pytestmark = pytest.mark.core
 
@@ -232,3 +233,33 @@ def test_group_is_held_by_name(make: Make, one: Session, c: custody.Custody) -> 
     one.commit()
     assert not dropped
     assert held_by == f"group {GROUP}, partition 0, offset 0"
+
+
+@pytest.mark.req("V13")
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("SELECT * FROM custody.read('orders', 0)", None),
+        ("SELECT * FROM custody.events_between('orders', 0, 0, 3)", None),
+        ("SELECT custody.keys_of(h, '{[0,3)}') FROM custody.heads h", None),
+        ("SELECT (custody.tail(h)).* FROM custody.heads h", (3, None)),
+    ],
+)
+def test_who_reads_a_segment_that_is_dropped_is_told_to_try_again(
+    make: Make, one: Session, two: Session, query: str, answer: tuple[int, None] | None
+) -> None:
+    """The functions that read a segment go with its table."""
+    make("abc")
+    finish(one)
+    two.connection.execute(query)  # the session remembers plans
+    two.rollback()
+    two.isolation(psycopg.IsolationLevel.REPEATABLE_READ)
+    two.connection.execute("SELECT FROM custody.topics")  # has its snapshot
+    assert [dropped for _, dropped, _, _ in one.drop()] == [True]
+    one.commit()
+    if answer is not None:
+        assert two.connection.execute(query).fetchone() == answer
+        return
+    with pytest.raises(psycopg.Error) as gone:
+        two.connection.execute(query)
+    assert isinstance(translate(gone.value), Busy)

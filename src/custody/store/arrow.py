@@ -95,7 +95,7 @@ def _select_some(
     """Of each batch the messages that are wanted, as a batch: `ends` has their lengths, `taken` their numbers."""
     by_key = next(
         (
-            value if operator == "in" else [value]
+            list(dict.fromkeys(value)) if operator == "in" else [value]
             for column, operator, value in conditions
             if column == "key" and operator in ("=", "in")
         ),

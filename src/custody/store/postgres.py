@@ -6,6 +6,7 @@ Verbs are SQL functions; Python only calls them. No SQL text is built from value
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ _CHANGED = (
     pg_errors.UndefinedColumn,
     pg_errors.FeatureNotSupported,  # a prepared statement whose columns are others now
 )
+_DROPPED = re.compile(
+    r'(relation "custody\.log_\d+"|function custody\.(slices|keys)_\d+\(.*\)|type "?custody\.log_\d+"?) does not exist'
+    r"|cache lookup failed for function|could not open relation with OID"
+)
+"""A table of a segment, or a function that reads it, was there when the statement began."""
 
 
 @lru_cache(maxsize=512)
@@ -146,9 +152,9 @@ def translate(error: psycopg.Error) -> CustodyError:
         return InvalidArgument(_said(error)).showing("the database refuses the value")
     if refused_by_driver or isinstance(error, pg_errors.DataError):
         return InvalidArgument(_said(error))
+    if _DROPPED.search(_said(error)):
+        return Busy("a segment of the log was dropped while it was read", "Try again.")
     if isinstance(error, _CHANGED) and ("custody." in _said(error) or "cached plan" in _said(error)):
-        if isinstance(error, pg_errors.UndefinedTable) and "custody.log_" in str(error):
-            return Busy("a segment of the log was dropped while it was read", "Try again.")
         said = "the schema was migrated, or is not that of this code"
         return SchemaChanged(f"{said}: {_said(error)}", "Try again; then connect anew.").showing(said)
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):

@@ -131,8 +131,8 @@ BEGIN
                                                                coalesce(p_now, clock_timestamp()));
             END IF;
             v_candidates := coalesce(v_candidates, '{}');
-        EXCEPTION WHEN undefined_table THEN
-            v_candidates := '{}';       -- the segment that it read was dropped
+        EXCEPTION WHEN undefined_table OR undefined_function THEN
+            v_candidates := '{}';       -- the segment that it read was dropped, and the functions that read it
             v_reason := 'busy';
         END;
     END IF;

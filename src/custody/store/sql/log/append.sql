@@ -7,8 +7,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT 16
 $$;
 
--- Whether messages for one partition go into batches: if there are enough of them, and they are small, because a batch
--- is not compressed. Malformed ones do not: as rows, the constraints of the table refuse them.
+-- Whether messages for one partition go into batches: if there are enough of them, and they are small with their
+-- headers, because a batch is not compressed. Malformed ones do not: as rows, the constraints of the table refuse them.
 CREATE FUNCTION custody.fit_a_batch(
     p_count int, p_bytes bigint, p_keys text[], p_kinds "char"[], p_headers text[]
 ) RETURNS boolean
@@ -55,6 +55,7 @@ BEGIN
             v_until  int;
             v_each   int;
             v_kinds  text;
+            v_bytes  bigint;
         BEGIN
             SELECT e."offset" + 1, e.published_at INTO v_next, v_newest FROM custody.log_%1$s e
             WHERE e.partition = p_partition ORDER BY e."offset" DESC LIMIT 1;
@@ -74,13 +75,22 @@ BEGIN
                         p_headers[1]::jsonb);
                 RETURN v_next;
             END IF;
-            IF p_ends[v_count] <> octet_length(p_joined) THEN
-                PERFORM custody.refuse('invalid_argument', 'the last payload ends elsewhere than all together',
-                    'Give the place where each payload ends in p_joined.');
+            -- A batch that cannot be cut again would stop all who read the partition.
+            IF nullif(cardinality(p_keys), 0) <> v_count OR nullif(cardinality(p_headers), 0) <> v_count
+                OR cardinality(p_kinds) NOT IN (1, v_count)
+            THEN
+                PERFORM custody.refuse('invalid_argument', 'there are not as many keys, kinds or headers as payloads',
+                    'Give one for each payload, or no keys and no headers at all.');
+            ELSIF p_ends IS NOT NULL AND (p_ends[1] < 0 OR p_ends[v_count] IS DISTINCT FROM octet_length(p_joined)
+                                          OR p_ends <> ARRAY(SELECT e FROM unnest(p_ends) e ORDER BY e))
+            THEN
+                PERFORM custody.refuse('invalid_argument', 'the ends are not those of the payloads',
+                    'Give the place where each payload ends in p_joined, in order.');
             END IF;
-            IF v_count >= custody.batch_from() AND custody.fit_a_batch(
-                v_count, CASE WHEN p_ends IS NULL THEN pg_column_size(p_payloads) ELSE octet_length(p_joined) END,
-                p_keys, p_kinds, p_headers)
+            v_bytes := CASE WHEN p_ends IS NULL THEN pg_column_size(p_payloads) ELSE octet_length(p_joined) END
+                + coalesce(pg_column_size(p_headers), 0);
+            IF v_count >= custody.batch_from() AND array_position(p_payloads, NULL) IS NULL
+                AND custody.fit_a_batch(v_count, v_bytes, p_keys, p_kinds, p_headers)
             THEN
                 IF p_ends IS NULL THEN
                     SELECT j.joined, j.ends INTO p_joined, p_ends FROM custody.join_payloads(p_payloads) j;
@@ -99,7 +109,7 @@ BEGIN
                         v_kinds := NULL;
                     END IF;
                 END IF;
-                v_each := ceil(v_count / greatest(ceil(v_count / 1000.0), ceil(octet_length(p_joined) / 256000.0)));
+                v_each := ceil(v_count / greatest(ceil(v_count / 1000.0), ceil(v_bytes / 256000.0)));
                 IF v_each = v_count THEN
                     INSERT INTO custody.log_%1$s (segment_id, partition, "offset", published_at, kind, n, payloads,
                                                   ends, keys, kinds, headers_each)

@@ -162,6 +162,12 @@ BEGIN
                   CASE WHEN p_ends IS NOT NULL
                        THEN ARRAY(SELECT e - v_start FROM unnest(p_ends[v_from:v_until]) e) END;
             v_from := v_until + 1;
+            IF p_counts[v_n] < 1 OR v_n = cardinality(p_partitions)
+                AND v_until IS DISTINCT FROM coalesce(cardinality(p_ends), cardinality(p_payloads))
+            THEN
+                PERFORM custody.refuse('invalid_argument', 'the counts do not add up to the messages',
+                    'Say how many messages each partition gets.');
+            END IF;
         END IF;
         IF p_expected <> v_first THEN
             PERFORM custody.refuse_end(v_topic, v_head.partition, v_first, p_expected);
@@ -192,6 +198,11 @@ BEGIN
     PERFORM custody.require_read_committed();
     IF cardinality(p_partitions) <> cardinality(p_payloads) THEN
         PERFORM custody.refuse('invalid_argument', 'each payload needs a partition', 'Give arrays of one length.');
+    ELSIF cardinality(p_kinds) <> cardinality(p_payloads) OR nullif(cardinality(p_keys), 0) <> cardinality(p_payloads)
+        OR nullif(cardinality(p_headers), 0) <> cardinality(p_payloads)
+    THEN
+        PERFORM custody.refuse('invalid_argument', 'there are not as many keys, kinds or headers as payloads',
+            'Give arrays of one length.');
     END IF;
     IF p_producer IS NOT NULL THEN
         RETURN QUERY SELECT r.partition, r."offset", r.duplicate
