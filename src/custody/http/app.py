@@ -46,7 +46,7 @@ OPERATIONS: list[Operation] = [
 class Request:
     """What is known of a request before its body is read."""
 
-    __slots__ = ("caller", "headers", "request_id", "route", "worker")
+    __slots__ = ("caller", "headers", "lasting", "request_id", "route", "worker")
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         given = headers.get(b"x-request-id", b"")
@@ -55,14 +55,19 @@ class Request:
         self.caller: Caller = ANYBODY
         self.worker = "http"
         self.route = "-"
+        self.lasting = False
+        """Whether the answer says itself for how long it may be kept."""
 
 
 class Application:
     """The HTTP interface as an ASGI application. Its state is opened and closed with the server."""
 
     def __init__(self, state: ServerState) -> None:
+        from custody.dashboard import site  # it imports modules of this package
+
         self._state = state
         self._routes = Routes([*OPERATIONS, *_documents()])
+        self._serves, self._wants_page, self._dashboard = site.serves, site.wants_page, site.Dashboard(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -113,6 +118,10 @@ class Application:
     async def _answer(self, scope: Scope, receive: Receive, request: Request) -> Answer:
         if is_preflight(scope["method"], request.headers):
             return self._preflight(scope, request)
+        if self._serves(scope["path"]):
+            return await self._page(scope, receive, request)
+        if scope["path"] == "/" and self._wants_page(request.headers):
+            return Answer(b"", 303, ((b"location", b"/ui"),))
         found = self._routes.find(scope["method"], scope["path"])
         others = self._routes.at(scope["path"]) if found is None else [found[0]]
         refused = await self._refused(scope, request, open=bool(others) and all(other.open for other in others))
@@ -137,6 +146,12 @@ class Application:
             )
             span.answered(answered.status)
         return answered
+
+    async def _page(self, scope: Scope, receive: Receive, request: Request) -> Answer:
+        """A page of the dashboard, which has its own login, and pages for errors."""
+        answered = await self._dashboard.answer(scope, receive, request.headers, request.request_id)
+        request.route, request.caller, request.lasting = answered.route, answered.caller, answered.lasting
+        return answered.answer
 
     async def _refused(self, scope: Scope, request: Request, *, open: bool) -> Answer | None:
         """The answer to a caller that is refused; None if it may go on. An `open` operation needs no key."""
@@ -172,7 +187,7 @@ class Application:
     def _extra(self, request: Request) -> list[tuple[bytes, bytes]]:
         return [
             (b"x-request-id", request.request_id.encode()),
-            NOT_KEPT,
+            *(() if request.lasting else (NOT_KEPT,)),
             *shared(request.headers, self._state.settings),
         ]
 
