@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
 from custody import extras
 from custody.engine import Custody, Start
@@ -13,6 +13,7 @@ from custody.handlers import require_callable, require_handler, require_run
 from custody.model.policy import Duration, Policy
 from custody.model.routing import Binding
 from custody.spark import arguments
+from custody.spark.batch_handlers import ROWS, BatchHandler, Form
 from custody.spark.outside.sinks import Files, Function, Outside
 from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Handler")
 D = TypeVar("D", bound="Frame")
 W = TypeVar("W", bound="Writer")
+B = TypeVar("B", bound=Callable[[Any], object])
 
 
 ARGUMENTS = ("source", "group", "sink", "policy", "schema", "start", "bindings")
@@ -64,6 +66,7 @@ class Pipeline:
         self.bindings = arguments.bound_to(bindings)
         self.sinks, self.outside = arguments.sinks_of(sink)
         self.handler: Handler | None = None
+        self.batch_handler: BatchHandler | None = None
         self.transform: Frame | None = None
 
     def __repr__(self) -> str:
@@ -84,6 +87,28 @@ class Pipeline:
         require_handler(handler, generators=True, coroutines=False)
         self.handler = handler
         return handler
+
+    @overload
+    def batch(self, function: B, /) -> B: ...
+
+    @overload
+    def batch(self, function: None = None, /, *, form: Form = "arrow", rows: int = ROWS) -> Callable[[B], B]: ...
+
+    def batch(self, function: B | None = None, /, *, form: Form = "arrow", rows: int = ROWS) -> B | Callable[[B], B]:
+        """Decorates a handler of many messages: a RecordBatch of at most so many `rows` in, one or a Table out; with
+        `form="pandas"` DataFrames of pandas.
+
+        The rows have the schema's columns and Custody's own, and so do those of the result, of which each keeps the
+        `_partition` and `_offset` of its message. `fail` and `skip` mark rows. A call that raises is halved until the
+        rows that break it are alone.
+        """
+
+        def add(handler: B) -> B:
+            self._only_one()
+            self.batch_handler = BatchHandler(function=handler, form=form, rows=rows)
+            return handler
+
+        return add if function is None else add(function)
 
     def frame(self, transform: D) -> D:
         """Decorates a function from DataFrame to DataFrame: the schema's columns in, the payload's columns out.
@@ -117,30 +142,38 @@ class Pipeline:
 
         return add if function is None else add(function)
 
+    @property
+    def function(self) -> Callable[..., object] | None:
+        """What the pipeline runs, of whatever kind; None if it has not been given yet."""
+        batched = None if self.batch_handler is None else self.batch_handler.function
+        return self.handler or batched or self.transform
+
     def _only_one(self) -> None:
-        if self.handler is not None or self.transform is not None:
+        if self.function is not None:
             raise InvalidArgument(
-                f"{self!r} already has an `each` or a `frame`", "A pipeline has one of them: define another pipeline."
+                f"{self!r} already has an `each`, a `batch` or a `frame`",
+                "A pipeline has one of them: define another pipeline.",
             )
 
     def require_complete(self) -> None:
         """Refuses a pipeline without a handler or frame, or whose function cannot be sent to executors."""
-        if self.handler is None and self.transform is None:
+        if self.function is None:
             raise PipelineRefused(
-                f"{self!r} has neither `each` nor `frame`",
-                "Decorate a function with @pipeline.each or @pipeline.frame.",
+                f"{self!r} has none of `each`, `batch` and `frame`",
+                "Decorate a function with @pipeline.each, @pipeline.batch or @pipeline.frame.",
             )
         paths = [sink.path for sink in self.outside if isinstance(sink, Files)]
         if len({*paths}) < len(paths):
             raise PipelineRefused(f"{self!r} has two sinks with one directory", "Give each directory once.")
         if self.transform is not None and any(sink.schema is not None for sink in self.outside):
             raise PipelineRefused(
-                f"{self!r} has a frame, and a schema for a sink", "Leave the sink's schema out: it is for `each`."
+                f"{self!r} has a frame, and a schema for a sink",
+                "Leave the sink's schema out: it is for `each` and `batch`.",
             )
-        if self.handler is not None:
+        if self.transform is None:
             from custody.spark.tasks.each import require_portable
 
-            require_portable(self.handler)
+            require_portable(self.function)
 
     def run(
         self,

@@ -27,6 +27,7 @@ from custody.spark.outside.cached_rows import misfit
 from custody.spark.pipeline import Pipeline
 from custody.spark.running import opened, session_for
 from custody.spark.tasks import frame
+from custody.spark.tasks.calls import Calls
 from custody.spark.tasks.each import Handling
 from custody.spark.tasks.events import EVENTS
 from custody.spark.tasks.job import Job
@@ -104,18 +105,20 @@ def try_out(
                 keeps=bool(pipeline.outside),
             )
             run: Callable[[list[Message]], list[dict[str, Any]]]
-            if pipeline.handler is not None:
+            if pipeline.transform is None:
+                handled = _handled(job, pipeline) if pipeline.handler is not None else _batched(job, pipeline)
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
-                    rows = _events(shared, some).mapInArrow(_handled(job, pipeline), _RESULT)
+                    rows = _events(shared, some).mapInArrow(handled, _RESULT)
                     return _fitting(shared, [row.asDict() for row in rows.collect()], pipeline)
 
             else:
                 published = bool(pipeline.sinks or pipeline.outside)
-                frame_check.check(shared, pipeline.transform, schema, published=bool(pipeline.sinks))  # type: ignore[arg-type]
+                transform = pipeline.transform
+                frame_check.check(shared, transform, schema, published=bool(pipeline.sinks))
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
-                    result = pipeline.transform(frame.typed(_events(shared, some), schema))  # type: ignore[misc]
+                    result = transform(frame.typed(_events(shared, some), schema))
                     return _framed(frame.outputs(result, published=published), pipeline)
 
             watch = Watch(shared, trouble=logger.warning)
@@ -266,6 +269,33 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                 rows += [
                     {**where, "topic": names[sink] if sink else outside, "key": key, "payload": payload}
                     for sink, _, (key, _, payload, _), _ in outputs
+                ]
+            yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+    return run
+
+
+def _batched(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The same for a handler of batches."""
+    handler, outside = pipeline.batch_handler, _first(pipeline)
+    assert handler is not None
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        names, calls = {topic: name for name, topic in job.sinks.items()}, Calls(job, handler)
+        for batch in batches:
+            rows: list[dict[str, Any]] = []
+            where = batch.select(["_partition", "_offset"]).rename_columns(["partition", "offset"]).to_pylist()
+            found = calls.of(batch)
+            rows += [
+                {**where[row], "outcome": failure.outcome.kind, "error": failure.outcome.error}
+                for row, failure in found.failed.items()
+            ]
+            rows += [{**where[row], "outcome": "release"} for row in found.left]
+            for row, outputs in found.done.items():
+                rows.append({**where[row], "outcome": "ack"})
+                rows += [
+                    {**where[row], "topic": names[sink] if sink else outside, "key": key, "payload": payload}
+                    for sink, _, (key, _, payload, _) in outputs
                 ]
             yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 

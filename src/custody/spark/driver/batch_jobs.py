@@ -18,14 +18,16 @@ from custody.spark.driver.frame_check import check
 from custody.spark.driver.group_reader import references
 from custody.spark.driver.isolate import Isolation, Reference, Sliced
 from custody.spark.driver.task_plan import attempts, is_one_stage
-from custody.spark.driver.watching import Watch, limit_of_part
+from custody.spark.driver.watching import Watch
 from custody.spark.environment.shipping import runs_here
 from custody.spark.faults import NotTheRows, TaskFailed, TookTooLong, decisive, described, fault
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.pipeline import Pipeline
+from custody.spark.tasks import batch as batches
 from custody.spark.tasks import each, frame
 from custody.spark.tasks.events import EVENTS, reader
 from custody.spark.tasks.job import DATA, KEEPING, RESULT, Gathered, Job, gather
+from custody.spark.tasks.watchdog import limit_of_part
 from custody.verbs.pipelines import BatchReport, DriverVerbs
 
 
@@ -90,8 +92,8 @@ class BatchJobs:
 
         The number always comes with the rows: guessing the claim in flight could settle another one.
         """
-        if self.pipeline.handler is not None:
-            task = each.task(replace(self.job, careful=careful), self.pipeline.handler)
+        task = self._task(replace(self.job, careful=careful, unproven=unproven))
+        if task is not None:
             if self.job.keeps:
                 schemas = [parsed(sink.schema) for sink in self.pipeline.outside]
                 results = self.kept.handled(batch.mapInArrow(task, KEEPING), schemas)
@@ -123,6 +125,14 @@ class BatchJobs:
         work.exact = self.shape.narrow and not work.failed
         work.ran = sum(part.messages for part in self.drive.claimed(number))
         return number, work
+
+    def _task(self, job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None:
+        """For `mapInArrow`: runs the handler over referenced messages. None for a frame."""
+        if self.pipeline.handler is not None:
+            return each.task(job, self.pipeline.handler)
+        if self.pipeline.batch_handler is not None:
+            return batches.task(job, self.pipeline.batch_handler)
+        return None
 
     def _whole(self, batch: DataFrame, number: int) -> BatchReport:
         """The job over all messages of the claim."""

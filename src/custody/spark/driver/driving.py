@@ -171,8 +171,9 @@ class Driving:
     @property
     def _doing(self) -> str:
         """What a batch runs, as text for people."""
-        handler = self.pipeline.handler
-        return "the frame" if handler is None else f"the handler {getattr(handler, '__name__', 'of the pipeline')}"
+        if self.pipeline.transform is not None:
+            return "the frame"
+        return f"the handler {getattr(self.pipeline.function, '__name__', 'of the pipeline')}"
 
     def summary(self) -> PipelineSummary:
         totals = vars(self._settlement.totals)

@@ -32,14 +32,6 @@ _PERIOD = 0.5
 _TASKS = 100_000  # tasks of a stage that are searched for failed ones
 
 
-def limit_of_part(handler_timeout: float | None, messages: int) -> float | None:
-    """How long a job over a part of a batch may take. The shorter time for several messages only decides whether the
-    part is divided further: a message fails only after it had the whole time alone."""
-    if handler_timeout is None or messages <= 1:
-        return handler_timeout
-    return min(handler_timeout, max(handler_timeout / 10, 10.0))
-
-
 class Progress(NamedTuple):
     """Finished and running tasks of a batch."""
 

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType, GeneratorType
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -65,7 +66,7 @@ class To(Outgoing):
             )
 
 
-def require_portable(handler: Handler) -> None:
+def require_portable(handler: Callable[..., object]) -> None:
     """Refuses a handler that cannot be pickled for executors, before anything is claimed. Runs in the driver."""
     try:
         cloudpickle.dumps(handler)  # type: ignore[no-untyped-call]
@@ -78,6 +79,25 @@ def require_portable(handler: Handler) -> None:
 
 def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow`: references in, the task's report out."""
+    return run_task(job, partial(Attempt, job, handler))
+
+
+class Attempting(Protocol):
+    """One attempt of a task on its messages of a claim."""
+
+    def take(self, events: Events) -> None: ...
+
+    def finish(self) -> Iterator[pa.RecordBatch]: ...
+
+    def give_up(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+
+def run_task(
+    job: Job, begin: Callable[[int], Attempting]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: references in, the report of an attempt out, which `begin` makes for a claim."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader, attempt = Reader(job), None
@@ -85,7 +105,7 @@ def task(job: Job, handler: Handler) -> Callable[[Iterator[pa.RecordBatch]], Ite
             for references in batches:
                 for events in reader.read(references):
                     if attempt is None:
-                        attempt = Attempt(job, handler, events.claim)
+                        attempt = begin(events.claim)
                     attempt.take(events)
             if attempt is not None:
                 yield from attempt.finish()
@@ -172,15 +192,8 @@ class Attempt:
 
     def give_up(self) -> None:
         """The database failed, not a message: clears the last note, so that its message is not suspected."""
-        until = time.monotonic() + GIVING_UP
-        while self._notes is not None:
-            try:
-                self._notes.finished()
-                return
-            except CustodyError:  # wait for the database to restart; there is nothing else to do
-                if time.monotonic() > until:
-                    return
-                time.sleep(0.5)
+        if self._notes is not None:
+            cleared(self._notes.finished)
 
     def rest(self) -> None:
         """This attempt runs no more messages."""
@@ -327,6 +340,19 @@ class Notes:
 
     def finished(self) -> None:
         self._claim.note_suspect(self._attempt, 0, 0, 0)
+
+
+def cleared(clear: Callable[[], None]) -> None:
+    """Clears a note after the database has failed: tries it until the database is there again, for a while."""
+    until = time.monotonic() + GIVING_UP
+    while True:
+        try:
+            clear()
+            return
+        except CustodyError:  # wait for the database to restart; there is nothing else to do
+            if time.monotonic() > until:
+                return
+            time.sleep(0.5)
 
 
 def _require_result(returned: object) -> None:

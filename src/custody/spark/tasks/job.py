@@ -68,6 +68,8 @@ class Job:
     that its messages were not run."""
     only: int | None = None
     """For a frame: the claim that the driver expects. References of another one are refused."""
+    unproven: bool = False
+    """No message was done since the start of the pipeline, so the code may be wrong."""
     careful: bool = False
     """An earlier run of the claim lost a Python worker: tasks record what they run from the start."""
 

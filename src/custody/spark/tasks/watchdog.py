@@ -26,7 +26,8 @@ SLOW = 15.0
 _PERIOD = 0.5
 _NOTING = 5.0  # timeout of a note in seconds: the process is killed even if the database does not answer
 _SIZE = 1 << 16
-_RUN = struct.Struct("=dqi")  # since when (monotonic seconds; 0: nothing runs), offset, partition
+# since when (monotonic seconds; 0: nothing runs), offset, partition, and whether the message runs alone
+_RUN = struct.Struct("=dqi?")
 _JOB = struct.Struct("=dqqi")  # seconds until the process is killed (0: never), claim, group, length of the URL
 _URL = _RUN.size + _JOB.size
 
@@ -35,11 +36,20 @@ class _Seen(NamedTuple):
     since: float
     offset: int
     partition: int
+    alone: bool
 
 
 def margin(handler_timeout: float) -> float:
     """Seconds between the timeout and the kill, in which the handler is interrupted from within if that is possible."""
     return min(max(1.0, handler_timeout / 10), 10.0)
+
+
+def limit_of_part(handler_timeout: float | None, messages: int) -> float | None:
+    """How long a part of a batch may take. The shorter time for several messages only decides whether the part is
+    divided further: a message fails only after it had the whole time alone."""
+    if handler_timeout is None or messages <= 1:
+        return handler_timeout
+    return min(handler_timeout, max(handler_timeout / 10, 10.0))
 
 
 class Watchdog:
@@ -50,6 +60,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._worker = os.getpid()
         self._shared = mmap.mmap(-1, _SIZE)
+        self._job = (0, 0, 0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about Arrow's threads, which the child does not use
             child = os.fork()
@@ -67,18 +78,23 @@ class Watchdog:
         """Messages of this claim follow."""
         url = job.url.encode()
         assert _URL + len(url) <= _SIZE, "the URL of the database is too long"
-        limit = 0.0 if job.handler_timeout is None else job.handler_timeout + margin(job.handler_timeout)
+        self._job = (claim, job.group_id, len(url))
         self.idle()
-        _JOB.pack_into(self._shared, _RUN.size, limit, claim, job.group_id, len(url))
+        self.allow(job.handler_timeout)
         self._shared[_URL : _URL + len(url)] = url
 
-    def runs(self, partition: int, offset: int) -> None:
-        """The handler starts with this message."""
-        _RUN.pack_into(self._shared, 0, time.monotonic(), offset, partition)
+    def allow(self, handler_timeout: float | None) -> None:
+        """The next calls may take this long."""
+        limit = 0.0 if handler_timeout is None else handler_timeout + margin(handler_timeout)
+        _JOB.pack_into(self._shared, _RUN.size, limit, *self._job)
+
+    def runs(self, partition: int, offset: int, *, alone: bool = True) -> None:
+        """The handler starts with this message, or with several of which it is the first."""
+        _RUN.pack_into(self._shared, 0, time.monotonic(), offset, partition, alone)
 
     def idle(self) -> None:
         """No handler runs."""
-        _RUN.pack_into(self._shared, 0, 0.0, 0, 0)
+        _RUN.pack_into(self._shared, 0, 0.0, 0, 0, False)
 
 
 def _watch(worker: int, shared: mmap.mmap) -> None:
@@ -107,7 +123,7 @@ def _watch(worker: int, shared: mmap.mmap) -> None:
                 continue
             url = bytes(shared[_URL : _URL + length]).decode()
             noted = (TaskClaim(url, group_id, claim), seen)
-            _note(*noted, ran, stopped=stopped)
+            _note(*noted, ran, stopped=stopped and seen.alone)  # among several, nothing shows which one hangs
             if stopped and os.getppid() == worker:
                 os.kill(worker, signal.SIGKILL)
     finally:
