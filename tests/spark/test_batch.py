@@ -1,4 +1,4 @@
-"""Handlers of whole batches on a real Spark: outcomes for each row, order by key, and what breaks a call or a process."""
+"""Handlers of whole batches on a real Spark: an outcome for each row, order by key, what breaks a call or a process."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_frames_of_pandas_and_sinks_outside(c: custody.Custody, spark: SparkSess
 
 
 def test_wrong_code_pauses_the_group_after_few_calls(c: custody.Custody, spark: SparkSession, tmp_path: Path) -> None:
-    publish(c, 2000)
+    publish(c, 2000, keys=100)
 
     def handle(rows: pa.RecordBatch) -> object:
         with (tmp_path / "calls").open("a") as file:
@@ -134,9 +134,8 @@ def test_wrong_code_pauses_the_group_after_few_calls(c: custody.Custody, spark: 
     with pytest.raises(PipelineFailed, match="KeyError: 'amount'"):
         run(pipeline(handle), c, spark)
     assert (tmp_path / "calls").stat().st_size < 200
-    assert c.group("in", "g").paused
-    assert c.stats("in", "g").dead == 0
-    assert {letter.attempts for letter in c.dead("in", "g")} == set()
+    assert "KeyError" in str(c.group("in", "g").paused_reason)
+    assert not c.dead("in", "g")
 
 
 def test_a_trial_says_what_a_batch_handler_would_do(c: custody.Custody, spark: SparkSession) -> None:
@@ -159,7 +158,7 @@ def test_a_trial_says_what_a_batch_handler_would_do(c: custody.Custody, spark: S
 def test_a_pipeline_has_one_function() -> None:
     made = pipeline(lambda rows: rows)
     with pytest.raises(InvalidArgument, match="already has an `each`, a `batch`"):
-        made.each(lambda message: None)
+        made.each(lambda _: None)
 
 
 def hang() -> None:
