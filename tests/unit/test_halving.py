@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from custody.model.outcomes import Dead, Later, Outcome
@@ -124,6 +124,7 @@ def test_a_message_that_succeeds_far_from_the_failed_ones_shows_that_the_code_wo
     assert {*found.done} == {*range(900, 1000)}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from("  mx")), max_size=40),
     st.booleans(),
