@@ -16,10 +16,12 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import custody
 from custody.errors import InvalidArgument, PipelineFailed
 from custody.spark import Files, Pipeline, PipelineSummary, fail, skip
+from custody.spark.tasks.ddl import fields_of
 from custody.spark.tasks.each import HUNG, KILLED, TOO_LONG
 
 pytestmark = [pytest.mark.req("X8"), pytest.mark.timeout(300)]
@@ -153,6 +155,20 @@ def test_a_trial_says_what_a_batch_handler_would_do(c: custody.Custody, spark: S
     }  # fmt: skip
     assert trials[1].error == "ValueError: one"
     assert [output.payload for output in trials[3].outputs] == [{"n": 3}]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "sku string, add int",
+        "`odd ``name` bigint NOT NULL COMMENT 'so', b Boolean,c FLOAT, d double ,e decimal(12,2), f DECIMAL, g dec(5)",
+        "a array<struct<x:int,y:array<string>>>, m map<string,map<int,double>>, s struct<p: date, q timestamp_ntz>",
+        "t timestamp, b binary, i tinyint, j smallint, k byte, l long, r real, n numeric(3,1), date date, int int",
+    ],
+)
+def test_a_schema_is_read_without_spark_as_by_spark(schema: str, spark: SparkSession) -> None:
+    assert spark
+    assert fields_of(schema) == StructType.fromDDL(schema).jsonValue()
 
 
 def test_a_pipeline_has_one_function() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from custody.spark.outside.sinks import Writer
     from custody.spark.tasks.each import Handler
     from custody.spark.tasks.frame import Frame
+    from custody.spark.tested import Tested
     from custody.spark.trial import Trial
 
 H = TypeVar("H", bound="Handler")
@@ -217,6 +218,19 @@ class Pipeline:
             stop=stop or Event(),
         )
         return run([self], custody, settings, spark=spark, master=master)[0]
+
+    def test(
+        self, messages: Iterable[object], *, key: str | None = None, attempt: int = 1, last_error: str | None = None
+    ) -> Tested:
+        """Runs the handler on these messages, without Spark and without a database, for a test of yours.
+
+        A message is a payload, an `Outgoing` (with a key, headers) or a `Message`; payloads get this `key`. `attempt`
+        and `last_error` are those of a redelivery. Failures release the later messages of their key as in a pipeline.
+        """
+        with extras.named():
+            from custody.spark.tested import outcomes_of
+
+        return outcomes_of(self, messages, key=key, attempt=attempt, last_error=last_error)
 
     def try_out(
         self,

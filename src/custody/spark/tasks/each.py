@@ -145,7 +145,7 @@ class Attempt:
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
         runs, idle = self._watchdog.runs, self._watchdog.idle
-        for message, malformed in _messages(self._job, events, handling.decode):
+        for message, malformed in messages_of(self._job, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
             if (ordered and (partition, key) in stopped) or not self._holds(partition):
                 self._report.left(partition, offset)
@@ -369,7 +369,7 @@ def _require_result(returned: object) -> None:
 _TIMES: dict[int, datetime] = {}
 
 
-def _messages(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
+def messages_of(job: Job, events: Events, decode: Callable[[str, bytes], Any]) -> Iterator[tuple[Message, str | None]]:
     """The messages of a batch of columns, each with the error of its payload, if it has one."""
     columns, before, partition, topic = events.columns, events.before.tolist(), events.partition, job.topic
     priority = priority_of(partition) if job.priorities else None

@@ -1,0 +1,110 @@
+"""`Pipeline.test`: handlers run on messages of a test, without Spark and without a database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import custody
+from custody.errors import InvalidArgument, PipelineRefused
+from custody.spark import Files, Pipeline, To, fail, skip
+from custody.spark.tasks.ddl import fields_of
+
+pytestmark = pytest.mark.req("X8")
+
+ORDERED = custody.Policy(ordering="key", max_attempts=3)
+
+
+def pipeline(**settings: Any) -> Pipeline:
+    return Pipeline(**({"source": "in", "group": "g", "sink": ["out", "alerts"], "policy": ORDERED} | settings))
+
+
+def test_each_with_outcomes_outputs_and_the_order_of_a_key() -> None:
+    made = pipeline(schema="n int")
+
+    @made.each
+    def handle(message: custody.Message) -> object:
+        n = message.payload["n"]
+        if n == 1:
+            raise custody.Retry("again", after="1m")
+        if n == 3:
+            raise custody.Dead("never")
+        return [{"n": n}, To("large", topic="alerts", key="x", headers={"h": "1"})] if n == 4 else {"n": n}
+
+    tested = made.test([{"n": n} for n in range(5)], key="a")
+    assert tested.outcomes == ["ack", "nack", "release", "release", "release"]
+    assert (tested[1].error, tested[1].delay) == ("again", 60.0)
+    assert [(output.topic, output.key, output.payload) for output in tested.outputs] == [("out", "a", {"n": 0})]
+
+    other = made.test([custody.Outgoing({"n": 3}, key="a"), {"n": 4}, {"n": "x"}, "text"])
+    assert other.outcomes == ["dead", "ack", "dead", "dead"]
+    assert "does not fit the schema" in str(other.errors[2])
+    output = other[1].outputs[1]
+    assert (output.topic, output.key, output.payload, output.headers) == ("alerts", "x", "large", {"h": "1"})
+
+
+def test_batch_does_the_same_as_each() -> None:
+    made = pipeline(schema="n int")
+
+    @made.batch(rows=3)
+    def handle(rows: pa.RecordBatch) -> pa.RecordBatch:
+        n = rows.column("n")
+        if pc.any(pc.equal(n, 1)).as_py():
+            raise ValueError("one")
+        return skip(fail(rows, pc.equal(n, 6), "six", retry_after="1m"), pc.equal(n, 2), "two")
+
+    keyed = [custody.Outgoing({"n": n}, key=f"k{n % 2}") for n in range(8)]
+    tested = made.test([*keyed, {"n": "x"}])
+    assert tested.outcomes == ["ack", "nack", "skip", "release", "ack", "release", "nack", "release", "dead"]
+    assert (tested[1].error, tested[6].delay) == ("ValueError: one", 60.0)
+    assert [output.payload for output in tested.outputs] == [{"n": 0}, {"n": 4}]
+    assert len(tested) == 9
+    assert [one.message.offset for one in tested[2:4]] == [2, 3]
+
+
+def test_a_redelivery_has_its_attempt_and_headers() -> None:
+    made = pipeline()
+
+    @made.each
+    def handle(message: custody.Message) -> object:
+        return [message.attempt, message.headers["x-custody-last-error"], message.headers["a"]]
+
+    found = made.test([custody.Outgoing({}, headers={"a": "b"})], attempt=2, last_error="no answer")
+    assert [output.payload for output in found.outputs] == [2, "no answer", "b"]
+
+
+def test_a_message_from_elsewhere_and_a_sink_outside() -> None:
+    made = pipeline(sink=Files("/nowhere"), policy=None)
+    made.each(lambda message: message.payload)
+    first = made.test([{"n": 1}], key="a")[0].message
+    again = made.test([first, b"\xff"])
+    assert [(output.topic, output.key, output.payload) for output in again.outputs] == [(None, "a", {"n": 1})]
+    assert "bytes cannot be a row" in str(again.errors[1])
+
+
+def test_a_frame_is_refused() -> None:
+    made = pipeline()
+    made.frame(lambda messages: messages)
+    with pytest.raises(PipelineRefused, match=r"only Spark can run.*try_out"):
+        made.test([])
+
+
+def test_it_starts_no_java() -> None:
+    from pyspark import SparkContext
+
+    made = pipeline()
+    made.each(lambda _: None)
+    before = SparkContext._gateway
+    assert made.test([1, 2]).outcomes == ["ack", "ack"]
+    assert SparkContext._gateway is before
+
+
+@pytest.mark.parametrize(
+    "schema", ["n", "n int,", "n int m int", "n array<int", "n money", "n int; m int", "n decimal(1"]
+)
+def test_a_schema_that_cannot_be_read_is_refused(schema: str) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read at"):
+        fields_of(schema)
