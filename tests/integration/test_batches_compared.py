@@ -6,179 +6,33 @@ import itertools
 import json
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 from tests.conftest import Clock
 from tests.extent import size
+from tests.integration.random_log import KEYS, PARTITIONS, TOPIC, WRITERS, RandomLog, Stored
 
-from custody import Constant, Custody, Message, Outgoing, Policy
+from custody import Constant, Custody, Message, Policy
+from custody.coalesced.claims import Claim
+from custody.engine.server_verbs import ServerVerbs
 from custody.errors import LeaseLost
 from custody.model.codec import encode
+from custody.model.outcomes import Outcome
+from custody.model.slices import one_by_one
 from custody.spark.database import arrow
 from custody.spark.database.arrow import Read
 
 pytestmark = pytest.mark.core
 
-TOPIC, PARTITIONS = "orders", 2
-KEYS = ["", "a", "b", "c", "d", "é", "NULL", '{1,"2"}', "it's \\ all", "k" * 2000]
-HEADERS: list[dict[str, str]] = [{}, {"n": "1"}, {"quoted": '{"\\",'}, {"é": "null", "": ""}]
-COUNTS = [1, 1, 2, 3, 15, 16, 17, 30, 100, 333, 1001]
 
-
-@dataclass(frozen=True)
-class Stored:
-    partition: int
-    offset: int
-    published_at: datetime
-    key: str | None
-    kind: str
-    payload: bytes
-    headers: dict[str, str]
-
-
-def payload_of(dice: random.Random, kind: str, length: str) -> Any:
-    if length == "empty":
-        return {"j": None, "t": "", "b": b""}[kind]
-    if length == "huge" and dice.random() < 0.01:
-        return {"j": ["x" * 300_000], "t": "y" * 300_000, "b": b"\0" * 300_000}[kind]
-    some = dice.choice([0, 1, 3, 20, 200]) if length != "near" else dice.choice([900, 1000, 1100])
-    return {"j": {"n": some, "é": "z" * some}, "t": "é" * (some // 2), "b": dice.randbytes(some)}[kind]
-
-
-def some_messages(dice: random.Random) -> list[Outgoing]:
-    """Messages of one call: what they have in common is drawn first."""
-    keys: list[str | None] = dice.choice([[None], ["a"], KEYS, [*KEYS, None, None]])
-    headers: list[dict[str, str] | None] = dice.choice([[None], [{"n": "2"}], [*HEADERS, None, None]])
-    kinds = dice.choice(["j", "t", "b", "jtb"])
-    length = dice.choice(["empty", "mixed", "mixed", "near", "huge"])
-    spread = dice.random() < 0.5
-    to = dice.randrange(PARTITIONS)
-    return [
-        Outgoing(
-            payload_of(dice, dice.choice(kinds), length),
-            key=dice.choice(keys),
-            headers=dice.choice(headers),
-            partition=dice.randrange(PARTITIONS) if spread else to,
-            allow_split=True,
-        )
-        for _ in range(dice.choice(COUNTS))
-    ]
-
-
-@dataclass
-class Comparison:
-    c: Custody
-    db: psycopg.Connection[Any]
-    url: str
-    clock: Clock
-    dice: random.Random
-    log: list[list[Stored]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
-    first: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
-    groups: list[str] = field(default_factory=list)
-    """Of which nothing is left but dead letters."""
-    names: Iterator[int] = field(default_factory=itertools.count)
-
-    # writers
-
-    def stored(self, partition: int, message: Outgoing) -> Stored:
-        kind, payload = encode(message.payload)
-        offset = len(self.log[partition])
-        one = Stored(partition, offset, self.clock(), message.key, kind.decode(), payload, dict(message.headers or {}))
-        self.log[partition].append(one)
-        return one
-
-    def appended(self, messages: list[Outgoing], offsets: list[tuple[int, int]]) -> None:
-        for message, (partition, offset) in zip(messages, offsets, strict=True):
-            assert self.stored(partition, message).offset == offset
-
-    def publish(self) -> None:
-        messages = some_messages(self.dice)
-        receipts = self.c.publish_many(TOPIC, messages)
-        self.appended(messages, [(r.partition, r.offset) for r in receipts])
-
-    def publish_one_by_one(self) -> None:
-        for message in some_messages(self.dice)[:5]:
-            receipt = self.c.publish_many(TOPIC, [message])[0]
-            self.appended([message], [(receipt.partition, receipt.offset)])
-
-    def publish_expecting(self) -> None:
-        to = self.dice.randrange(PARTITIONS)
-        messages = [Outgoing(m.payload, headers=m.headers, partition=to) for m in some_messages(self.dice)]
-        receipts = self.c.publish_many(TOPIC, messages, expected_offset=len(self.log[to]))
-        self.appended(messages, [(r.partition, r.offset) for r in receipts])
-
-    def publish_again(self) -> None:
-        """A repeat, with more behind it."""
-        name = f"producer-{next(self.names)}"
-        epoch = self.c.init_producer(name).epoch
-        messages = some_messages(self.dice)
-        of: Callable[[list[Outgoing]], Any] = lambda some: [  # noqa: E731
-            (r.partition, r.offset, r.duplicate)
-            for r in self.c.publish_many(TOPIC, some, producer_id=name, epoch=epoch, sequence=0)
-        ]
-        sent = of(messages)
-        self.appended(messages, [one[:2] for one in sent])
-        if len(messages) <= 1000:
-            more = some_messages(self.dice)
-            again = of(messages + more)
-            assert again[: len(sent)] == [(p, o, True) for p, o, _ in sent]
-            self.appended(more, [one[:2] for one in again[len(sent) :]])
-
-    def publish_by_sql(self) -> None:
-        messages = some_messages(self.dice)
-        coded = [encode(m.payload) for m in messages]
-        rows = self.db.execute(
-            'SELECT partition, "offset" '
-            "FROM custody.publish(%s, %s, %s, %s, %s, %s, p_allow_split => true, p_now => %s)",
-            [
-                TOPIC,
-                [m.partition for m in messages],
-                [m.key for m in messages],
-                [kind.decode() for kind, _ in coded],
-                [payload for _, payload in coded],
-                [None if m.headers is None else json.dumps(m.headers) for m in messages],
-                self.clock(),
-            ],
-        ).fetchall()
-        self.appended(messages, rows)
-
-    def publish_delayed(self) -> None:
-        """All due at once, in the order in which they were given, before what is published then."""
-        messages = [
-            Outgoing(m.payload, key=m.key, headers=m.headers, partition=m.partition, allow_split=True, delay=5)
-            for m in some_messages(self.dice)
-        ][:900]
-        self.c.publish_delayed(TOPIC, messages)
-        self.clock.move(6)
-        for partition in range(PARTITIONS):
-            for message in messages:
-                if message.partition == partition:
-                    self.stored(partition, message)
-            after = Outgoing("after", partition=partition)
-            self.appended([after], [(partition, self.c.publish_many(TOPIC, [after])[0].offset)])
-
-    def publish_with_a_transaction(self) -> None:
-        messages = some_messages(self.dice)
-        with self.c.init_producer(f"producer-{next(self.names)}").transaction() as transaction:
-            for start in range(0, len(messages), 40):
-                transaction.publish_many(TOPIC, messages[start : start + 40])
-        for message in messages:
-            assert message.partition is not None
-            self.stored(message.partition, message)
-
-    def move(self) -> None:
-        self.clock.move(self.dice.choice([0.001, 1, 60]))
-
-    def seal(self) -> None:
-        self.db.execute("SELECT custody.seal_segment(%s)", [TOPIC])
-
-    # readers
+class Comparison(RandomLog):
+    """What readers find, beside the list."""
 
     def same(self, found: list[Message], wanted: list[Stored]) -> None:
         assert [
@@ -186,8 +40,8 @@ class Comparison:
         ] == [(w.partition, w.offset, w.published_at, w.key, w.kind.encode(), w.payload, w.headers) for w in wanted]
 
     @staticmethod
-    def own(headers: dict[str, str]) -> dict[str, str]:
-        return {name: value for name, value in headers.items() if not name.startswith("x-custody-")}
+    def own(headers: dict[str, str] | None) -> dict[str, str]:
+        return {name: value for name, value in (headers or {}).items() if not name.startswith("x-custody-")}
 
     def range(self, partition: int) -> tuple[int, int]:
         first, tail = self.first[partition], len(self.log[partition])
@@ -213,7 +67,7 @@ class Comparison:
         def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
             found = self.db.execute(query, values).fetchall()
             return [
-                (p, o, t, k, {"json": "j", "text": "t", "bytes": "b"}[kind], b, h or {})
+                (p, o, t, k, {"json": "j", "text": "t", "bytes": "b"}[kind], b, self.own(h))
                 for p, o, t, k, kind, b, h in found
             ]
 
@@ -312,7 +166,7 @@ class Comparison:
                 row["key"],
                 row["kind"],
                 row["payload"],
-                json.loads(row["headers"] or "{}"),
+                self.own(json.loads(row["headers"] or "{}")),
             )
             for batch in arrow.events(self.url, reads, **wanted)
             for row in batch.to_pylist()
@@ -324,6 +178,38 @@ class Comparison:
         ]
 
     # lifecycle
+
+    def claim_bytes(self) -> None:
+        """A claim of a server ends with the message that reaches so many bytes, in slices and one by one."""
+        group = f"g-{next(self.names)}"
+        self.c.create_group(TOPIC, group, Policy(ordering=self.dice.choice(["none", "key"])))
+        for n in range(6):
+            most, slices = self.dice.choice([1, 100, 3000, 100_000]), self.dice.random() < 0.7
+            lease, *rows = self.db.execute(
+                "SELECT * FROM custody.claim(%s, %s, %s, p_bytes => %s, p_slices => %s, "
+                "p_partition => %s, p_now => %s)",
+                [TOPIC, group, self.dice.choice([2, 50, 2000]), most, slices, n % PARTITIONS, self.clock()],
+            ).fetchall()
+            found = sorted(one for row in rows for one in one_by_one(*row[1:2], *row[3:7], *row[10:]))
+            wanted = [self.log[n % PARTITIONS][offset] for offset, *_ in found]
+            assert [(o, k, kind, data, self.own(h)) for o, k, kind, data, h in found] == [
+                (w.offset, w.key, w.kind, w.payload, w.headers) for w in wanted
+            ]
+            assert sum(len(w.payload) for w in wanted[:-1]) < most
+            if wanted and self.dice.random() < 0.5:
+                self.c.settle(UUID(lease[0]["lease_id"]), {w.offset: Outcome("ack") for w in wanted})
+        self.c.delete_group(TOPIC, group)
+
+    def claim_for_several(self) -> None:
+        group = f"g-{next(self.names)}"
+        self.c.create_group(TOPIC, group, Policy(ordering=self.dice.choice(["none", "key"])))
+        callers = [Claim(max_messages=self.dice.choice([1, 20, 300]), worker=f"w{n}") for n in range(4)]
+        seen: set[int] = set()
+        for lease in ServerVerbs(self.c).claim_each(TOPIC, group, 0, callers):
+            self.same(list(lease), [self.log[0][m.offset] for m in lease])
+            assert not seen & {m.offset for m in lease}
+            seen |= {m.offset for m in lease}
+        self.c.delete_group(TOPIC, group)
 
     def consume(self) -> None:
         """A group, perhaps a late one, takes everything, with failures. Each message comes as it is stored."""
@@ -402,20 +288,14 @@ class Comparison:
             self.forget(group)
 
 
-WRITERS = [
-    Comparison.publish,
-    Comparison.publish,
-    Comparison.publish_one_by_one,
-    Comparison.publish_expecting,
-    Comparison.publish_again,
-    Comparison.publish_by_sql,
-    Comparison.publish_delayed,
-    Comparison.publish_with_a_transaction,
-    Comparison.seal,
-    Comparison.move,
-    Comparison.move,
+READERS = [
+    Comparison.reads,
+    Comparison.views,
+    Comparison.times,
+    Comparison.arrow,
+    Comparison.claim_bytes,
+    Comparison.claim_for_several,
 ]
-READERS = [Comparison.reads, Comparison.views, Comparison.times, Comparison.arrow]
 
 
 @pytest.mark.parametrize("seed", range(size(2, 6)))

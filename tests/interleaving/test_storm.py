@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -45,16 +45,36 @@ class Storm:
     errors: list[str] = field(default_factory=list)
 
     def publish(self, dice: random.Random) -> None:
-        count = dice.choice([1, 3, 5, 8, 8, 8, 8, 70])
-        messages = [
-            custody.Outgoing(n, key=dice.choice(KEYS), partition=dice.randrange(2), allow_split=True)
-            for n in range(count)
-        ]
+        messages = [self.message(dice) for _ in range(dice.choice([1, 3, 5, 8, 8, 8, 8, 70]))]
         producer = self.producers[threading.get_ident()]
         publish: Callable[..., list[custody.Receipt]] = dice.choice([self.c.publish_many, producer.publish_many])
         for message, receipt in zip(messages, publish(TOPIC, messages), strict=True):
             with self.lock:
                 self.published[receipt.partition][receipt.offset] = message.key
+
+    @staticmethod
+    def message(dice: random.Random) -> custody.Outgoing:
+        """Says what it is, because it may share a row of the log with others."""
+        key, partition, number = dice.choice(KEYS), dice.randrange(2), dice.randrange(1000)
+        headers = {"n": str(number)} if number % 3 else None
+        return custody.Outgoing(
+            [key, partition, number], key=key, partition=partition, headers=headers, allow_split=True
+        )
+
+    @staticmethod
+    def check(messages: Iterable[custody.Message]) -> None:
+        for message in messages:
+            key, partition, number = message.payload
+            assert (message.key, message.partition) == (key, partition)
+            assert message.headers.get("n") == (str(number) if number % 3 else None)
+
+    def read(self, dice: random.Random) -> None:
+        """Beside those who drop segments: what is there comes without a gap."""
+        partition, count = dice.randrange(2), dice.choice([1, 20, 500])
+        tail = len(self.published[partition])
+        found = self.c.read(TOPIC, partition, offset=dice.randint(max(0, tail - 300), tail), max_messages=count)
+        self.check(found)
+        assert [m.offset for m in found] == list(range(found[0].offset, found[-1].offset + 1) if found else ())
 
     def claim(self, dice: random.Random) -> None:
         lease = self.c.claim(
@@ -64,6 +84,7 @@ class Storm:
             visibility_timeout=dice.choice(["20ms", "200ms", "1s"]),
         )
         if lease:
+            self.check(lease)
             with self.lock:
                 self.leases = [*self.leases[-100:], lease]
 
@@ -114,9 +135,9 @@ class Storm:
     def run(self, seed: int, rounds: int) -> None:
         dice = random.Random(seed)
         self.producers[threading.get_ident()] = self.c.init_producer(f"thread {seed}")
-        verbs: list[Callable[[random.Random], None]] = [self.publish, self.claim, self.settle, self.repair]
+        verbs: list[Callable[[random.Random], None]] = [self.publish, self.claim, self.settle, self.repair, self.read]
         for _ in range(rounds):
-            verb = dice.choices(verbs, [2, 8, 9, 2])[0]
+            verb = dice.choices(verbs, [2, 8, 9, 2, 1])[0]
             try:
                 verb(dice)
             except EXPECTED as told:

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Literal
 from uuid import UUID
 
+from msgspec import Raw
+
 from custody.model.entities import Message
 from custody.model.lifecycle import MessageState
 from custody.model.outcomes import OUTCOMES, Kind
@@ -260,6 +262,9 @@ class Model:
         for given in claimed:
             message = self.messages[given.offset]
             assert given.key == message.key, f"offset {given.offset} came with key {given.key!r}, not {message.key!r}"
+            said = None if given.payload == Raw(b"null") else given.payload  # as a server passes it on
+            assert said == message.key, f"offset {given.offset} of key {given.key!r} came with {given.payload!r}"
+            assert given.published_at == message.published_at, f"offset {given.offset}: {given.published_at}"
             assert message.state is MessageState.READY, f"offset {given.offset} was handed out, and is {message.state}"
             assert message.run_at <= now, f"offset {given.offset} was handed out before it was due"
             assert given.routing_key == message.routed, f"offset {given.offset} came with {given.routing_key!r}"

@@ -30,7 +30,8 @@ WHICH = st.builds(
 )
 
 VERBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "publish": {"keys": st.lists(KEY, min_size=4, max_size=20)},
+    # single messages, or a batch
+    "publish": {"keys": st.lists(KEY, min_size=4, max_size=12) | st.lists(KEY, min_size=16, max_size=24)},
     "claim": {"most": st.sampled_from((1, 2, 4, 8)), "visibility": VISIBILITY},
     "claim_many": {"most": st.sampled_from((10, 30, 60)), "visibility": VISIBILITY},
     "claim_each": {"most": st.lists(st.sampled_from((1, 1, 2, 5)), min_size=2, max_size=4), "visibility": VISIBILITY},

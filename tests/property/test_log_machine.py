@@ -27,7 +27,7 @@ _names = itertools.count()
 
 Batch = list[tuple[str | None, int]]
 """Key and payload of each message."""
-batches = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 9)), min_size=1, max_size=12)
+batches = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 9)), min_size=1, max_size=40)
 
 
 @dataclass
