@@ -222,3 +222,20 @@ def test_a_pipeline_can_be_given_another_id(database_url: str, dump: Callable[[]
         connection.execute("UPDATE custody.pipelines SET uid = gen_random_uuid()")
         (after,) = connection.execute("SELECT uid FROM custody.pipelines").fetchone() or (None,)
     assert before != after
+
+
+def test_batches_are_read_and_written_as_before(database_url: str, dump: Callable[[], Path], restore: Restore) -> None:
+    """Each segment has functions of its own, which come with its table."""
+    with custody.connect(database_url) as c, psycopg.connect(database_url, autocommit=True) as db:
+        c.create_topic("orders")
+        c.create_group("orders", "stock", Policy(max_attempts=1))
+        c.publish_many("orders", list(range(50)))
+        db.execute("SELECT custody.seal_segment('orders')")
+        c.publish_many("orders", list(range(50, 90)))
+        c.claim("orders", "stock", max_messages=7).nack(error="no")
+    with custody.connect(restore(dump())) as c:
+        c.publish_many("orders", list(range(90, 130)))
+        assert [m.payload for m in c.dead("orders", "stock")] == list(range(7))
+        c.redrive("orders", "stock")
+        assert sorted(rest(c)) == list(range(130))
+        c.delete_topic("orders")
