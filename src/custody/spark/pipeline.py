@@ -39,10 +39,10 @@ ARGUMENTS = ("source", "group", "sink", "policy", "schema", "start", "bindings")
 class Pipeline:
     """One streaming query over a group: every message ends done or dead, and its outputs are committed with it.
 
-    `sink` is the topic for results, or several (the first is the default), or `Files`. Sinks outside of the database
-    get the results of the first topic too. `schema` ("sku string, add int") gives typed fields; a message whose payload
-    does not fit is dead. If there is no such group, it is created with the policy and the bindings; if there is, the
-    given ones replace its own.
+    `sink` is the topic for results, or several (the first is the default), or `Files` or `Jdbc`. Sinks outside of the
+    database get the results of the first topic too. `schema` ("sku string, add int") gives typed fields; a message
+    whose payload does not fit is dead. If there is no such group, it is created with the policy and the bindings; if
+    there is, the given ones replace its own.
     """
 
     def __init__(
@@ -166,6 +166,9 @@ class Pipeline:
         paths = [sink.path for sink in self.outside if isinstance(sink, Files)]
         if len({*paths}) < len(paths):
             raise PipelineRefused(f"{self!r} has two sinks with one directory", "Give each directory once.")
+        names = [sink.name for sink in self.outside if sink.shows]
+        if len({*names}) < len(names):
+            raise PipelineRefused(f"{self!r} has two sinks with one name", "Give each table once.")
         if self.transform is not None and any(sink.schema is not None for sink in self.outside):
             raise PipelineRefused(
                 f"{self!r} has a frame, and a schema for a sink",

@@ -152,6 +152,8 @@ class Driving:
             self._only = found if drain is None else replace(found, due=None)
             self._give_up_at = None if drain is None else time.time() + drain
         job = self._job(drive)
+        for sink in self.pipeline.outside:
+            sink.begins(self._c.database_url)
         jobs = BatchJobs(
             pipeline=self.pipeline,
             spark=self._spark,

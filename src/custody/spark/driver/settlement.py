@@ -137,6 +137,7 @@ class Settlement:
                 self.max_per_batch = error.fitting
                 raise
             except Exception as error:
+                epoch.writes.abandon()
                 if self._stop.is_set() or self._ending.is_set():
                     raise InterruptedError("stopped before its commit") from None
                 known = ours(error)

@@ -18,6 +18,8 @@ from custody.handlers import require_finished
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from custody.verbs.pipelines import BatchReport
+
     Writer = Callable[[DataFrame, "Write"], None]
 
 STAGING = "_custody"
@@ -40,6 +42,18 @@ class Write:
     token: str
 
 
+class RowsRefused(Exception):
+    """A sink has found the messages whose rows it refuses, each with its reason, and those that it did not try."""
+
+    def __init__(self, report: BatchReport) -> None:
+        self.report = report
+        super().__init__(f"{len(report.failed)} messages have rows that the sink refuses")
+
+
+class SinkDown(ConnectionError):
+    """A sink cannot take anything now, whatever the rows are, but may do so later."""
+
+
 class Outside:
     """A sink outside of the database. `schema` is for the results of handlers; frames have one already."""
 
@@ -57,6 +71,12 @@ class Outside:
 
     def clear(self, spark: SparkSession, write: Write) -> None:
         """After the claim: removes what any driver has staged for it and for earlier claims."""
+
+    def begins(self, database: str) -> None:
+        """Before the first batch of a driver, with the address of Custody's database."""
+
+    def abandon(self, uid: str) -> None:
+        """After a failed batch of this pipeline: lets go of what is open. What is staged stays until `clear`."""
 
 
 class Function(Outside):

@@ -16,7 +16,7 @@ from custody.errors import PipelineRefused
 from custody.spark.faults import fault
 from custody.spark.outside.cached_rows import CachedRows
 from custody.spark.outside.refusals import Refusals, SinkTrouble, is_refusal, not_repeatable, stopped
-from custody.spark.outside.sinks import Outside, Write
+from custody.spark.outside.sinks import Outside, RowsRefused, SinkDown, Write
 from custody.spark.pipeline import Pipeline
 from custody.verbs.pipelines import BatchReport, DriverVerbs
 
@@ -54,6 +54,11 @@ class StagedWrites:
                 rows = kept.rows(place, work.kept, due)
                 try:
                     sink.stage(rows, write)
+                except RowsRefused as refused:
+                    work = _without(work, refused.report)
+                    break
+                except SinkDown as error:
+                    raise SinkTrouble(sink, number, error) from error
                 except Exception as error:
                     if fault(error) == "pipeline":
                         raise stopped(sink, number, error) from error
@@ -81,6 +86,11 @@ class StagedWrites:
         )
         return refusals.found(error)
 
+    def abandon(self) -> None:
+        """After a failed batch: lets go of what its sinks hold open."""
+        for sink in self.pipeline.outside:
+            sink.abandon(self._uid)
+
     def finish(self) -> None:
         """Makes committed writes visible and removes the others, of this driver and of those before it."""
         sinks = {sink.name: sink for sink in self.pipeline.outside if sink.shows}
@@ -100,11 +110,15 @@ class StagedWrites:
                 sink.clear(self.spark, write)
             self.drive.end_write(begun.claim)
 
-    def _write(self, claim: int, epoch: int, token: str | None = None) -> Write:
+    @property
+    def _uid(self) -> str:
         uid = self.drive.driver.uid
         assert uid is not None
+        return uid
+
+    def _write(self, claim: int, epoch: int, token: str | None = None) -> Write:
         token = token or secrets.token_hex(8)
-        return Write(pipeline=self.pipeline.name, uid=uid, claim=claim, epoch=epoch, token=token)
+        return Write(pipeline=self.pipeline.name, uid=self._uid, claim=claim, epoch=epoch, token=token)
 
 
 def _without(work: BatchReport, refused: BatchReport) -> BatchReport:
