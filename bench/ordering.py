@@ -94,13 +94,15 @@ def failing(c: Custody, topic: str, size: int, *, to_the_end: bool) -> Callable[
         last = c.topic(topic).tails[0] - 1
         done = 0
         start = perf_counter()
-        while lease := c.claim(topic, group, max_messages=size):
+        lease = c.claim(topic, group, max_messages=size)
+        while lease:
             said = outcomes(lease)
-            c.settle(lease.lease_id, said)
             done += sum(outcome.kind == "ack" for outcome in said.values())
             # the very last messages may be of a failing key
             if not to_the_end and lease.messages[-1].offset >= last - 20:
+                c.settle(lease.lease_id, said)
                 break
+            lease = lease.next(said)
         return done / (perf_counter() - start)
 
     return drain

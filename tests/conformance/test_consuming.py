@@ -384,3 +384,42 @@ def test_a_claim_settles_a_lease_or_its_id(orders: custody.Custody, fill: Fill) 
         orders.claim("orders", "stock", settle="x")  # type: ignore[arg-type]
     with refused("lease_lost"):
         orders.claim("orders", "stock", settle=orders.claim("orders", "stock", max_messages=1, partition=0).next())
+
+
+@pytest.mark.req("G5", "G14", "K2")
+def test_the_next_claim_can_settle_each_message_as_it_came_out(orders: custody.Custody, fill: Fill) -> None:
+    fill(8, keys=2)
+    lease = orders.claim("orders", "stock", max_messages=5)
+    assert [message.key for message in lease] == ["k0", "k1", "k0", "k1", "k0"]
+    following = lease.next({0: Outcome("ack"), 1: Outcome("nack", error="x", delay="1h"), 2: Outcome("ack")})
+    assert following.settled == Settled(settled=3, released=(3,)), "what follows a failed message leaves its lease"
+    assert following.lost is None
+    assert list(following) == [], "the keys of all that follows are blocked, or still in the lease"
+    assert lease.ack(lease.messages[4]).settled == 1
+    rest = following.next()
+    assert [message.offset for message in rest] == [6]
+    done = rest.next({6: Outcome("reject", error="never")})
+    assert (done.settled, done.reason) == (Settled(settled=1, dead=(6,)), "empty")
+    assert orders.stats("orders", "stock").waiting == 1
+    assert done.next({}).settled is None, "nothing was named"
+
+
+@pytest.mark.req("G5", "G14")
+def test_a_next_claim_reports_outcomes_that_were_lost(orders: custody.Custody, fill: Fill, clock: Clock) -> None:
+    fill(3, keys=3)
+    lease = orders.claim("orders", "stock", visibility_timeout="30s")
+    said = {0: Outcome("nack", error="x", delay="1h")}
+    following = lease.next(said)
+    again = orders.claim("orders", "stock", settle=lease, outcomes=said)
+    assert (again.settled, again.lost) == (Settled(settled=1, already=True), None)
+    assert ([message.offset for message in following], [message.offset for message in again]) == ([1], [2])
+    clock.move(31)
+    late = following.next({1: Outcome("ack")})
+    assert late.lost is not None
+    assert list(late.lost.lost) == [1]
+    assert [message.offset for message in late] == [1]
+
+
+def test_outcomes_of_a_claim_need_a_lease(orders: custody.Custody) -> None:
+    with refused("invalid_argument"):
+        orders.claim("orders", "stock", outcomes={0: Outcome("ack")})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self
@@ -11,16 +11,17 @@ from uuid import UUID
 
 from msgspec import UNSET
 
-from custody.errors import Withheld
-from custody.model.entities import DEFAULT_GROUP
+from custody.errors import LeaseLost, Withheld
+from custody.model.entities import DEFAULT_GROUP, Settled
 from custody.model.limits import MOST
+from custody.model.outcomes import Outcome
 from custody.model.policy import Duration
 from custody.remote.base import RemoteBase, group_path, require_topic, topic_path
 from custody.remote.listening import RemoteListener
 from custody.remote.settling import RemoteSettler
 from custody.remote.transport import ATTEMPT
 from custody.remote.values import require_partition
-from custody.verbs.claim import Again, Lease, id_of
+from custody.verbs.claim import Again, Lease, id_of, require_lease_of
 from custody.verbs.settle import lease_lost
 from custody.wire import fields
 from custody.wire.answers import WakeupOut
@@ -44,9 +45,10 @@ class RemoteConsuming(RemoteBase):
         visibility_timeout: Duration | None = None,
         partition: int | None = None,
         settle: Lease | UUID | None = None,
+        outcomes: Mapping[int, Outcome] | None = None,
     ) -> Lease:
         """As with a direct connection, but at most 10,000 messages at once. `settle` is part of the request, but acked
-        also if there is no such group.
+        also if there is no such group. `outcomes` are a request before it.
 
         If the answer is lost, the claim is repeated. What the first one leased comes back when that lease expires.
         """
@@ -54,12 +56,14 @@ class RemoteConsuming(RemoteBase):
         require_partition(partition)
         path = f"/messages/{require_topic(topic)}" + ("" if partition is None else f"/{partition}")
         settle_id = id_of(settle)
+        require_lease_of(outcomes, settle_id)
+        settled, lost = self._settled_before(settle_id, outcomes)
         query = ReceiveQuery(
             group=group,
             max=min(max_messages, MOST),
             visibility_timeout=fields.Timeout.of(visibility_timeout),
             create=group != DEFAULT_GROUP,  # over HTTP a receive creates it by default; this verb does not
-            ack=None if settle_id is None else str(settle_id),
+            ack=None if settle_id is None or outcomes is not None else str(settle_id),
         )
         again = partial(
             self.claim,
@@ -79,7 +83,19 @@ class RemoteConsuming(RemoteBase):
         except Withheld as error:
             nothing = LeaseOut(lease_id=None, deadline=None, messages=[], reason=error.code)
             lease = self._lease(nothing, again, error)
+        if outcomes is not None:
+            lease.settled, lease.lost = settled, lost
         return lease
+
+    def _settled_before(
+        self, lease_id: UUID | None, outcomes: Mapping[int, Outcome] | None
+    ) -> tuple[Settled | None, LeaseLost | None]:
+        if lease_id is None or outcomes is None:
+            return None, None
+        try:
+            return self._settler().settle(lease_id, outcomes), None
+        except LeaseLost as error:
+            return None, error
 
     def _lease(self, found: LeaseOut, again: Again, withheld: Withheld | None = None) -> Lease:
         return Lease(

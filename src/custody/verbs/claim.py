@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -20,7 +20,7 @@ from custody.model.policy import Duration, interval
 from custody.model.slices import one_by_one
 from custody.store.driver_connection import joined
 from custody.store.postgres import Database, Row
-from custody.verbs.settle import Settler, answer_of, for_each
+from custody.verbs.settle import Settler, answer_of, arguments_of, for_each
 
 Which = Message | Iterable[Message]
 """One message, or several. An empty list means none; no argument at all means every message of the lease."""
@@ -29,7 +29,7 @@ Which = Message | Iterable[Message]
 class Again(Protocol):
     """Repeats the claim of a lease, and settles that lease first if it is given."""
 
-    def __call__(self, *, settle: Lease | None) -> Lease: ...
+    def __call__(self, *, settle: Lease | None, outcomes: Mapping[int, Outcome] | None) -> Lease: ...
 
 
 class Lease:
@@ -139,14 +139,17 @@ class Lease:
             self._open.difference_update(offsets, settled.released)
         return settled
 
-    def next(self) -> Lease:
+    def next(self, outcomes: Mapping[int, Outcome] | None = None) -> Lease:
         """Acks what was not settled, and claims again as this lease was claimed: one transaction, one round trip.
 
-        `settled` and `lost` of the new lease are the answer to the acks. If the claim is refused, nothing is settled.
+        With `outcomes` it settles instead the messages that they name by offset, as `Custody.settle` does. `settled`
+        and `lost` of the new lease are the answer to that. If the claim is refused, nothing is settled.
         """
         if self._again is None:
             raise InvalidArgument("this lease cannot be claimed again", "Use `claim(…, settle=lease)`.")
-        return self._again(settle=self if self and self._open != set() else None)
+        if outcomes is not None:
+            return self._again(settle=self if outcomes else None, outcomes=outcomes or None)
+        return self._again(settle=self if self and self._open != set() else None, outcomes=None)
 
     def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.
@@ -176,8 +179,10 @@ def claim(
     visibility_timeout: Duration | None,
     partition: int | None,
     settle: Lease | UUID | None,
+    outcomes: Mapping[int, Outcome] | None,
 ) -> Lease:
     settle_id = id_of(settle)
+    require_lease_of(outcomes, settle_id)
     rows = db.call(
         "claim",
         topic=topic,
@@ -187,6 +192,7 @@ def claim(
         partition=partition,
         settle=settle_id,
         slices=True,
+        **(arguments_of(outcomes) if outcomes is not None else {}),
     )
     again = partial(
         claim,
@@ -211,6 +217,11 @@ def id_of(lease: Lease | UUID | None) -> UUID | None:
     if lease is not None and not isinstance(lease, UUID):
         raise InvalidArgument(f"settle is a lease or its id, not {type(lease).__name__}")
     return lease
+
+
+def require_lease_of(outcomes: Mapping[int, Outcome] | None, settle_id: UUID | None) -> None:
+    if outcomes is not None and settle_id is None:
+        raise InvalidArgument("outcomes need the lease that they settle", "Use `claim(…, settle=lease, outcomes=…)`.")
 
 
 def lease_of(

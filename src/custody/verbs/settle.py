@@ -94,17 +94,7 @@ class DirectSettler(Settler):
             return self._whole(lease_id, outcomes)
         if not outcomes:
             return Settled(settled=0)
-        others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
-        return self._settled(
-            "settle",
-            lease_id,
-            offsets=list(others),
-            outcomes=[outcome.kind for outcome in others.values()],
-            errors=[storable(outcome.error) for outcome in others.values()],
-            tracebacks=[storable(outcome.traceback) for outcome in others.values()],
-            delays=[seconds_or_none(outcome.delay) for outcome in others.values()],
-            acked=offset_set(offset for offset, outcome in outcomes.items() if outcome.kind == "ack"),
-        )
+        return self._settled("settle", lease_id, **arguments_of(outcomes))
 
     def extend(self, lease_id: UUID, timeout: Duration | None = None, offset: int | None = None) -> datetime:
         deadline, lost = self.db.call(
@@ -144,6 +134,19 @@ class DirectSettler(Settler):
         if lost is not None:
             raise lost
         return settled
+
+
+def arguments_of(outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
+    """The outcomes of messages as arguments of the SQL functions."""
+    others = {offset: outcome for offset, outcome in outcomes.items() if outcome.kind != "ack"}
+    return {
+        "offsets": list(others),
+        "outcomes": [outcome.kind for outcome in others.values()],
+        "errors": [storable(outcome.error) for outcome in others.values()],
+        "tracebacks": [storable(outcome.traceback) for outcome in others.values()],
+        "delays": [seconds_or_none(outcome.delay) for outcome in others.values()],
+        "acked": offset_set(offset for offset in outcomes if offset not in others),
+    }
 
 
 def answer_of(

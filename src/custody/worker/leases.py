@@ -16,13 +16,15 @@ from custody.verbs.claim import Lease
 @dataclass(eq=False)
 class HeldLease:
     """A lease and its unsettled messages. Until `expires`, by this process's own clock, it is certainly valid. `full`:
-    it had as many messages as were wanted, so there are probably more."""
+    it had as many messages as were wanted, so there are probably more. `behind`: messages that follow one of their key
+    which stopped it, so they leave the lease when that one is settled."""
 
     lease_id: UUID
     open: set[int]
     expires: float
     full: bool
     lost: bool = False
+    behind: set[int] = field(default_factory=set)
 
     def lose(self, offsets: Collection[int]) -> None:
         """Marks these offsets as lost; without offsets, all."""

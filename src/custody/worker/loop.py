@@ -58,6 +58,7 @@ class Verbs(Protocol):
         max_messages: int,
         visibility_timeout: Duration | None,
         settle: UUID | None = None,
+        outcomes: dict[int, Outcome] | None = None,
     ) -> Lease: ...
     def ack(self, lease_id: UUID) -> Settled: ...
     def settle(self, lease_id: UUID, outcomes: dict[int, Outcome] | Outcome) -> Settled: ...
@@ -159,7 +160,7 @@ class Worker(Bounded):
         self._call = HandlerRunner(self._handler, self._handler_timeout, self._group, self._payload, self._loop)
         self._settling = Settling(
             self._verbs.settle,
-            self._ack,
+            self._finish,
             self._counts,
             self.vitals,
             self._settling_pulse,
@@ -244,14 +245,16 @@ class Worker(Bounded):
         soon."""
         return self._ordered and self._took < QUICK
 
-    def _ack(self, lease: HeldLease) -> Settled:
-        """Acks a whole lease. If the worker has no other one and there are probably more messages, the next claim is
-        part of it. Called by the settling thread; nobody else claims as long as this lease is in hand."""
+    def _finish(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
+        """Settles all that is left of a lease. If the worker has no other one and there are probably more messages, the
+        next claim is part of it. Called by the settling thread; nobody else claims as long as this lease is in hand."""
         with self._guard:
             last = self._one_at_a_time() and lease.full and self._in_hand == len(lease.open)
             wanted = self._size()
+        acks = lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values())
+        alone = partial(self._verbs.ack, lease.lease_id) if acks else partial(self._verbs.settle, lease.lease_id, outcomes)
         if not last or self._stopping.is_set():
-            return self._verbs.ack(lease.lease_id)
+            return alone()
         sent = elapsed()
         try:
             following = self._verbs.claim(
@@ -260,11 +263,12 @@ class Worker(Bounded):
                 max_messages=wanted,
                 visibility_timeout=self._visibility,
                 settle=lease.lease_id,
+                outcomes=None if acks else outcomes,
             )
         except Transient:
             raise
         except CustodyError:  # the claim was refused, so nothing was settled; the loop's own claim reports it
-            return self._verbs.ack(lease.lease_id)
+            return alone()
         if following:
             self._take(following, sent, wanted)
         if following.lost is not None:
@@ -333,7 +337,7 @@ class Worker(Bounded):
     def _handle_tracks(self) -> None:
         """One handler thread: runs tracks until it is told to end, or was abandoned as stuck."""
         while (track := self._tracks.get()) is not None:
-            for message in track.messages:
+            for place, message in enumerate(track.messages):
                 if track.lease.lost:
                     break
                 if message.offset not in track.lease.open:
@@ -354,8 +358,11 @@ class Worker(Bounded):
                     self._runs.discard(run)
                     if outcome.kind != "release":
                         self._took = took if self._took == 0 else 0.9 * self._took + 0.1 * took
+                stopped = outcome.stops_key(self._on_dead)
+                if stopped:
+                    track.lease.behind.update([later.offset for later in track.messages[place + 1 :]])
                 self._settling.add(track.lease, message, outcome)
-                if outcome.stops_key(self._on_dead):
+                if stopped:
                     break
 
     def _keep(self) -> None:

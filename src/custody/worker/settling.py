@@ -31,7 +31,7 @@ class Settling:
     def __init__(
         self,
         settle: Callable[[UUID, dict[int, Outcome]], Settled],
-        ack: Callable[[HeldLease], Settled],
+        finish: Callable[[HeldLease, dict[int, Outcome]], Settled],
         counts: Counter[str],
         vitals: Vitals,
         pulse: Pulse,
@@ -39,7 +39,7 @@ class Settling:
         failed: Callable[[Exception], None],
     ) -> None:
         self._settle = settle
-        self._ack = ack
+        self._finish = finish
         self._counts = counts
         self._vitals, self._pulse = vitals, pulse
         self._settled = settled
@@ -114,8 +114,8 @@ class Settling:
                 self._counts[counted] += 1
 
     def _send(self, lease: HeldLease, outcomes: dict[int, Outcome]) -> Settled:
-        if lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values()):
-            return self._ack(lease)
+        if lease.open <= outcomes.keys() | lease.behind and not _all_released(outcomes):
+            return self._finish(lease, outcomes)
         return self._settle(lease.lease_id, outcomes)
 
     def _lost(self, lease: HeldLease, outcomes: dict[int, Outcome], error: LeaseLost) -> None:

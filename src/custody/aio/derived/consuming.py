@@ -32,10 +32,13 @@ class Consuming(SettleVerbs, Schedules, Topics):
         visibility_timeout: Duration | None = None,
         partition: int | None = None,
         settle: Lease | UUID | None = None,
+        outcomes: Mapping[int, Outcome] | None = None,
     ) -> Lease:
         """Leases up to `max_messages` of one partition. An empty lease is falsy and has a `reason`.
 
-        With `settle` it first acks what is left of that lease, in the same transaction; see `Lease.next`.
+        With `settle` it first acks what is left of that lease, in the same transaction. With `outcomes` it settles
+        instead the messages of that lease that they name by offset; it has to be a lease of the same group. See
+        `Lease.next`.
         """
         return Lease(
             await run(
@@ -46,6 +49,7 @@ class Consuming(SettleVerbs, Schedules, Topics):
                     visibility_timeout=visibility_timeout,
                     partition=partition,
                     settle=blocking(settle),
+                    outcomes=outcomes,
                 ),
                 undo=give_back,
             )

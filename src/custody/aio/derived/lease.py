@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from custody.aio.live import LiveLease, give_back
 from custody.bridge import run
 from custody.model.entities import Message, Settled
+from custody.model.outcomes import Outcome
 from custody.model.policy import Duration
 from custody.verbs.claim import Which
 
@@ -59,12 +61,13 @@ class Lease(LiveLease):
         """Skips messages that are not needed: they count as done, and the journal has the reason."""
         return await run(lambda: self._of.skip(*messages, reason=reason, connection=connection))
 
-    async def next(self) -> Lease:
+    async def next(self, outcomes: Mapping[int, Outcome] | None = None) -> Lease:
         """Acks what was not settled, and claims again as this lease was claimed: one transaction, one round trip.
 
-        `settled` and `lost` of the new lease are the answer to the acks. If the claim is refused, nothing is settled.
+        With `outcomes` it settles instead the messages that they name by offset, as `Custody.settle` does. `settled`
+        and `lost` of the new lease are the answer to that. If the claim is refused, nothing is settled.
         """
-        return Lease(await run(lambda: self._of.next(), undo=give_back))
+        return Lease(await run(lambda: self._of.next(outcomes), undo=give_back))
 
     async def extend(self, timeout: Duration | None = None, *, message: Message | None = None) -> datetime:
         """Sets the deadline to now plus the timeout, for the lease or for one of its messages.

@@ -59,14 +59,17 @@ END $$;
 -- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
 -- published before.
 -- With p_slices messages of a batch come as slices, in no order (see custody.slice).
--- With p_settle it first acks what is left of that lease, in the same transaction: the answer is in `settled` of the
--- first row. Who holds a lease does not wait for a cursor, because a rewind takes them in the other order.
+-- With p_settle it first acks what is left of that lease, or with p_outcomes settles its messages as custody.settle does,
+-- in the same transaction: the answer is in `settled` of the first row. Who holds a lease does not wait for a cursor,
+-- because a rewind takes them in the other order.
 -- The statements of a claim without exceptions read a few rows by their keys, so generic plans are right for them, and
 -- planning takes longer than running. What looks for exceptions has `plan_cache_mode = auto`.
 CREATE FUNCTION custody.claim(
     p_topic text, p_group text, p_max int DEFAULT 1, p_visibility interval DEFAULT NULL, p_worker text DEFAULT NULL,
     p_partition int DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_bytes bigint DEFAULT NULL,
-    p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL, p_slices boolean DEFAULT false
+    p_heads_held boolean DEFAULT false, p_settle uuid DEFAULT NULL, p_slices boolean DEFAULT false,
+    p_offsets bigint[] DEFAULT NULL, p_outcomes text[] DEFAULT NULL, p_errors text[] DEFAULT NULL,
+    p_delays double precision[] DEFAULT NULL, p_acked int8multirange DEFAULT '{}', p_tracebacks text[] DEFAULT NULL
 ) RETURNS TABLE (
     lease jsonb, "offset" bigint, published_at timestamptz, key text, kind text, payload bytea, headers jsonb,
     attempt int, first_delivery timestamptz, last_error text, ends int[], keys text[]
@@ -88,6 +91,7 @@ DECLARE
     v_stop       timestamptz := clock_timestamp() + interval '500 ms';
     v_passed     boolean := false;
     v_settled    jsonb;
+    v_before     record;
     v_detail     text;
 BEGIN
     PERFORM custody.require_read_committed();
@@ -97,24 +101,37 @@ BEGIN
     ELSIF p_visibility <= '0' THEN
         PERFORM custody.refuse('invalid_argument', 'the visibility timeout must be positive');
     END IF;
-    IF p_settle IS NOT NULL THEN
+    IF p_outcomes IS NOT NULL THEN
+        v_before := custody.settle_before(v_group, p_settle, p_offsets, p_outcomes, p_errors, p_delays, p_worker, p_now,
+                                          p_acked, p_tracebacks);
+        v_settled := to_jsonb(v_before.settled);
+        v_claim.died := v_before.died;
+        IF v_group.breaker_rate IS NOT NULL THEN
+            v_group := custody.lifecycle_group(p_topic, p_group);       -- the outcomes may have changed it
+        END IF;
+    ELSIF p_settle IS NOT NULL THEN
         v_settled := to_jsonb(custody.ack_lease(p_settle, p_worker, p_now));
         IF v_group.breaker_state <> 'closed' THEN
             v_group := custody.lifecycle_group(p_topic, p_group);       -- the acks may have closed it
         END IF;
     END IF;
     IF v_group.paused_at IS NOT NULL THEN
-        lease := custody.no_lease('paused', v_group.paused_reason, v_settled);
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    IF v_group.breaker_state <> 'closed' THEN
+        v_reason := 'paused';
+        v_detail := v_group.paused_reason;
+    ELSIF v_group.breaker_state <> 'closed' THEN
         p_max := custody.breaker_allows(v_group.group_id, p_max, coalesce(p_now, clock_timestamp()));
         IF p_max = 0 THEN
-            lease := custody.no_lease('breaker_open', v_group.breaker_reason, v_settled);
-            RETURN NEXT;
-            RETURN;
+            v_reason := 'breaker_open';
+            v_detail := v_group.breaker_reason;
         END IF;
+    END IF;
+    IF v_reason <> 'empty' THEN
+        IF v_claim.died IS NOT NULL THEN
+            PERFORM custody.copy_dead(v_group, v_claim.died, p_now);
+        END IF;
+        lease := custody.no_lease(v_reason, v_detail, v_settled);
+        RETURN NEXT;
+        RETURN;
     END IF;
     SELECT t.* INTO v_topic FROM custody.topics t WHERE t.topic_id = v_group.topic_id;
     IF p_partition IS NOT NULL THEN

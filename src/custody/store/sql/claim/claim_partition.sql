@@ -22,6 +22,7 @@ CREATE FUNCTION custody.claim_partition(
 LANGUAGE plpgsql AS $$
 DECLARE
     c_exclusive constant int := 10000;     -- with more in flight an ordered partition belongs to their holders
+    v_ahead     constant bigint := 2 * p_max::bigint + 16;     -- blocked messages do not count
     v_at        constant custody.frontiers := custody.position((p_group).group_id, head.partition);
     v_live      record;
     v_delayed   boolean;
@@ -70,18 +71,20 @@ BEGIN
     FROM custody.exceptions(v_at.group_id, v_at.partition, (p_group).ordering = 'key', v_live.held) e;
 
     -- Take: only fresh messages, if there are no others and no caps. If no key is blocked they are a range, and no key
-    -- is read; nor is the end of the log, if the last look at it was far enough ahead.
+    -- is read. Nor is the end of the log in any case, if the last look at it was far enough ahead.
     IF v_has.returned OR v_has.next_due IS NOT NULL OR v_has.hints
         OR (p_group).fairness IS NOT NULL OR (p_group).matcher IS NOT NULL OR (p_group).max_in_flight IS NOT NULL
         OR (p_group).max_parked IS NOT NULL OR v_has.messages >= (p_group).max_ack_holes
     THEN
-        v_seen := (custody.tail(head)).next_offset;
+        IF (p_group).fairness IS NOT NULL OR (p_group).matcher IS NOT NULL OR v_seen < v_at.frontier + v_ahead THEN
+            v_seen := (custody.tail(head)).next_offset;
+        END IF;
         v_has.tail := least(v_seen, p_until);
         v_taken := custody.take_in_turns(p_group, head, v_at, v_has, p_max, p_worker, p_now, least(p_now, p_due),
                                          p_look, p_stop);
         looked := v_taken.looked;
     ELSE
-        IF v_has.blocking OR v_seen < v_at.frontier + p_max THEN
+        IF v_seen < v_at.frontier + (CASE WHEN v_has.blocking THEN v_ahead ELSE p_max END) THEN
             v_seen := (custody.tail(head)).next_offset;
         END IF;
         v_has.tail := least(v_seen, p_until);

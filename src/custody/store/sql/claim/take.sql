@@ -193,7 +193,7 @@ CREATE FUNCTION custody.take_fresh(
     p_group custody.groups, p_head custody.heads, p_in_flight int8multirange, p_frontier bigint, p_until bigint,
     p_max int, p_now timestamptz, OUT taken int8multirange, OUT frontier bigint
 )
-LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_scan_limit constant bigint := p_frontier + greatest(10000, p_max);
     v_want    bigint := p_max;

@@ -22,7 +22,7 @@ CREATE FUNCTION custody.take_in_turns(
     OUT held int8multirange, OUT back custody.leases[], OUT due bigint[], OUT fresh int8multirange,
     OUT frontier bigint, OUT reason text, OUT looked bigint
 )
-LANGUAGE plpgsql SET plan_cache_mode = auto AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_ordered constant boolean := (p_group).ordering = 'key';
     v_waiting constant boolean := p_has.hints OR coalesce(p_has.next_due <= p_due, false);

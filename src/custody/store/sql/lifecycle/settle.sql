@@ -31,7 +31,7 @@ CREATE FUNCTION custody.settle(
     p_acked int8multirange DEFAULT '{}',
     p_copy boolean DEFAULT true, p_exact boolean DEFAULT false, p_tracebacks text[] DEFAULT NULL
 ) RETURNS custody.settled
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now     timestamptz;
     v_parts   custody.leases[];
@@ -90,7 +90,7 @@ BEGIN
     FROM unnest(p_offsets, p_outcomes) m (o, x) WHERE v_held @> o;
 
     SELECT '{}'::bigint[] AS parked, '{}'::text[] AS parked_keys, '{}'::int8multirange AS released,
-           '{}'::bigint[] AS leaving INTO v_follow;
+           '{}'::bigint[] AS leaving, NULL::bigint[] AS looked, NULL::text[] AS looked_keys INTO v_follow;
     IF v_group.ordering = 'key' AND v_held <> v_set.ack THEN
         v_follow := custody.followers(v_group, v_head, v_held, v_named, v_set.ack + v_set.skipped, v_set.failed,
                                       v_set.stops, v_set.released);
@@ -102,7 +102,8 @@ BEGIN
     END IF;
     IF NOT isempty(v_set.failed) THEN
         v_dead := custody.settle_failed(v_group, v_head, v_parts, v_set.failed, p_lease_id, p_offsets, p_outcomes,
-                                        p_errors, p_tracebacks, p_delays, p_worker, v_now);
+                                        p_errors, p_tracebacks, p_delays, p_worker, v_now, v_follow.looked,
+                                        v_follow.looked_keys);
         v_result.dead := v_result.dead || v_dead;
     END IF;
     IF NOT isempty(v_set.later) THEN
@@ -232,7 +233,7 @@ CREATE FUNCTION custody.settle_lease(
     p_worker text DEFAULT NULL, p_now timestamptz DEFAULT NULL, p_exact boolean DEFAULT false,
     p_traceback text DEFAULT NULL
 ) RETURNS custody.settled
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = auto AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_parts   custody.leases[];
     v_now     timestamptz;

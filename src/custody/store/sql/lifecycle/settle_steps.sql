@@ -1,11 +1,12 @@
 -- The steps of settle, one for each outcome. The rows of the lease are locked, so its messages belong to the caller.
 
 -- Order within a lease: which messages have to leave it because an earlier one of their key failed. Refuses to resolve
--- a message before an earlier one of its key.
+-- a message before an earlier one of its key. `looked` and `looked_keys` are messages whose keys it has read.
 CREATE FUNCTION custody.followers(
     p_group custody.groups, p_head custody.heads, p_held int8multirange, p_named int8multirange, p_acked int8multirange,
     p_failed int8multirange, p_stops int8multirange, p_released int8multirange,
-    OUT parked bigint[], OUT parked_keys text[], OUT released int8multirange, OUT leaving bigint[]
+    OUT parked bigint[], OUT parked_keys text[], OUT released int8multirange, OUT leaving bigint[],
+    OUT looked bigint[], OUT looked_keys text[]
 )
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,7 +33,8 @@ BEGIN
         v_few := p_named * p_held;
     END IF;
     IF v_few IS NOT NULL THEN
-        SELECT array_agg(DISTINCT k.key) INTO v_keys FROM custody.keys_of(p_head, v_few) k WHERE k.key IS NOT NULL;
+        SELECT array_agg(k."offset"), array_agg(k.key), array_agg(DISTINCT k.key) FILTER (WHERE k.key IS NOT NULL)
+        INTO looked, looked_keys, v_keys FROM custody.keys_of(p_head, v_few) k;
         IF v_keys IS NULL THEN
             RETURN;
         END IF;
@@ -95,18 +97,21 @@ END $$;
 CREATE FUNCTION custody.settle_failed(
     p_group custody.groups, p_head custody.heads, p_parts custody.leases[], p_set int8multirange, p_lease_id uuid,
     p_offsets bigint[], p_outcomes text[], p_errors text[], p_tracebacks text[], p_delays double precision[],
-    p_worker text, p_now timestamptz
+    p_worker text, p_now timestamptz, p_looked bigint[], p_looked_keys text[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_failures custody.failure[];
 BEGIN
+    IF NOT custody.offsets_set(p_looked) @> p_set THEN
+        SELECT array_agg(k."offset"), array_agg(k.key) INTO p_looked, p_looked_keys FROM custody.keys_of(p_head, p_set) k;
+    END IF;
     SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), custody.kept_error(m.e),
                          custody.kept_traceback(m.t), make_interval(secs => m.d),
                          CASE m.x WHEN 'dead' THEN 'terminal' WHEN 'reject' THEN 'rejected' END)::custody.failure)
     INTO v_failures
     FROM unnest(p_offsets, p_outcomes, p_errors, p_tracebacks, p_delays) m (o, x, e, t, d)
-    JOIN custody.keys_of(p_head, p_set) k ON k."offset" = m.o
+    JOIN unnest(p_looked, p_looked_keys) k (o, key) ON k.o = m.o AND p_set @> m.o
     JOIN unnest(p_parts) p ON p.held @> m.o;
     RETURN custody.charge(p_group, p_head, v_failures, 'max_retries_exceeded', NULL, p_worker, p_lease_id,
                           p_now);

@@ -79,7 +79,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The messages of a set of offsets, by offset. If it has gaps, they are read with it, because a batch should be read
+-- The messages of a set of offsets, by offset. Small gaps are read with it, because a batch should be read
 -- once. What is stored beside the table is read once for a slice: `||` makes a copy.
 CREATE FUNCTION custody.events_in(p_head custody.heads, p_set int8multirange) RETURNS SETOF custody.event
 LANGUAGE plpgsql STABLE AS $$
@@ -91,7 +91,9 @@ BEGIN
         RETURN;
     END IF;
     IF p_set <> int8multirange(range_merge(p_set)) THEN
-        SELECT range_agg(int8range(lower(r), upper(r) + 32)) INTO v_read FROM unnest(p_set) r;
+        SELECT range_agg(int8range(x.first, CASE WHEN x.next <= x.until + 32 THEN x.next ELSE x.until END)) INTO v_read
+        FROM (SELECT lower(r) AS first, upper(r) AS until, lead(lower(r)) OVER (ORDER BY r) AS next
+              FROM unnest(p_set) r) x;
         v_some := true;
     END IF;
     RETURN QUERY
