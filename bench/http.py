@@ -23,6 +23,8 @@ TARGET = 5
 """With 64 connections: so many times as much as without coalescing."""
 PUBLISHED, RECEIVED = 6_000, 1_600
 """With 64 connections, messages a second: published, and received and acknowledged."""
+FASTEST, REQUESTS = 400_000, 20_000
+"""More messages a second than a load receives, and more requests."""
 
 
 class Place(NamedTuple):
@@ -63,23 +65,26 @@ def load(place: Place, connections: int, seconds: float, **what: object) -> dict
 
 def rows(stage: Stage) -> Iterator[Row]:
     seconds = stage.sizes.http_seconds
-    with stage.database() as url:
-        with custody.connect(url) as c:
-            c.create_topic("bench")
-            c.create_group("bench", "bench", start="latest")
-        with serving(url) as together, serving(url, "--no-coalesce") as apart:
-            for connections in CONNECTIONS:
-                yield published(stage, together, apart, connections, seconds)
-            for batch in (100, 1000):
-                found = load(together, 4, seconds, kind="publish", batch=batch)
-                yield Row(
-                    what=f"HTTP publish, batch {batch:,}, 4 connections",
-                    measured=found["messages"],
-                    unit="msg/s",
-                    note=_times(found),
-                )
-            for connections, batch in ((1, 1), (16, 1), (64, 1), (4, 100), (4, 1000)):
-                yield received(together, connections, batch, seconds)
+    with (
+        stage.database() as url,
+        custody.connect(url) as c,
+        serving(url) as together,
+        serving(url, "--no-coalesce") as apart,
+    ):
+        c.create_topic("bench")
+        c.create_group("bench", "bench", start="latest")
+        for connections in CONNECTIONS:
+            yield published(stage, together, apart, connections, seconds)
+        for batch in (100, 1000):
+            found = load(together, 4, seconds, kind="publish", batch=batch)
+            yield Row(
+                what=f"HTTP publish, batch {batch:,}, 4 connections",
+                measured=found["messages"],
+                unit="msg/s",
+                note=_times(found),
+            )
+        for connections, batch in ((1, 1), (16, 1), (64, 1), (4, 100), (4, 1000)):
+            yield received(c, together, connections, batch, seconds)
 
 
 def published(stage: Stage, together: Place, apart: Place, connections: int, seconds: float) -> Row:
@@ -104,9 +109,11 @@ def published(stage: Stage, together: Place, apart: Place, connections: int, sec
     )
 
 
-def received(place: Place, connections: int, batch: int, seconds: float) -> Row:
+def received(c: custody.Custody, place: Place, connections: int, batch: int, seconds: float) -> Row:
     """Receive and ack, beside a receive that acks the one before."""
+    fill(c, connections, batch, seconds)
     apart = load(place, connections, seconds, kind="consume", batch=batch)
+    fill(c, connections, batch, seconds)
     fused = load(place, connections, seconds, kind="chain", batch=batch)
     return Row(
         what=f"HTTP receive + ack, {batch:,} a request, {connections} connection{'s' * (connections > 1)}",
@@ -118,6 +125,14 @@ def received(place: Place, connections: int, batch: int, seconds: float) -> Row:
         ratio=apart["messages"] / fused["messages"],
         note=f"{_times(apart)}; with the next receive: {_times(fused)}",
     )
+
+
+def fill(c: custody.Custody, connections: int, batch: int, seconds: float) -> None:
+    """Publishes as much as a load can receive: it must never wait for messages."""
+    wanted = int(min(FASTEST, REQUESTS * batch) * seconds) + connections * batch
+    found = c.stats("bench", "bench").depth
+    for _ in range(found, wanted, 1000):
+        c.publish_many("bench", ["x" * PAYLOAD_BYTES] * 1000)
 
 
 def _times(found: dict[str, float]) -> str:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Any
 
 import uvloop
 
@@ -59,14 +60,20 @@ def consuming(batch: int) -> Callable[[Connection], Awaitable[int]]:
 
     async def consume(connection: Connection) -> int:
         lease = json.loads(await connection.ask(request))
-        messages = lease["messages"]
-        if not messages:
-            return 0
+        messages = received(lease)
         named = {"receipt": messages[0]["receipt"]} if batch == 1 else {"lease_id": lease["lease_id"]}
         await connection.ask(post("/messages/ack", json.dumps(named).encode()))
         return len(messages)
 
     return consume
+
+
+def received(lease: dict[str, Any]) -> list[Any]:
+    """The messages of a lease. Without any the request has waited for one, which is not what is measured."""
+    messages: list[Any] = lease["messages"]
+    if not messages:
+        raise RuntimeError(f"the log was not long enough for this load: {lease}")
+    return messages
 
 
 def chained(batch: int) -> Callable[[Connection], Awaitable[int]]:
@@ -77,8 +84,8 @@ def chained(batch: int) -> Callable[[Connection], Awaitable[int]]:
     async def receive(connection: Connection) -> int:
         ack = last.get(connection)
         lease = json.loads(await connection.ask(get(path if ack is None else f"{path}&ack={ack}")))
-        if lease["messages"]:
-            last[connection] = lease["lease_id"]
+        received(lease)
+        last[connection] = lease["lease_id"]
         return lease["settled"]["settled"] if ack is not None and "settled" in lease else 0
 
     return receive

@@ -252,7 +252,9 @@ class Worker(Bounded):
             last = self._one_at_a_time() and lease.full and self._in_hand == len(lease.open)
             wanted = self._size()
         acks = lease.open == outcomes.keys() and all(outcome.kind == "ack" for outcome in outcomes.values())
-        alone = partial(self._verbs.ack, lease.lease_id) if acks else partial(self._verbs.settle, lease.lease_id, outcomes)
+        alone = (
+            partial(self._verbs.ack, lease.lease_id) if acks else partial(self._verbs.settle, lease.lease_id, outcomes)
+        )
         if not last or self._stopping.is_set():
             return alone()
         sent = elapsed()
