@@ -250,6 +250,18 @@ def test_a_claim_for_many_is_divided_into_a_lease_for_each(
     assert c.stats("orders", "g").in_flight == 2 + 3
 
 
+def test_leases_that_were_divided_can_be_extended_message_by_message(c: custody.Custody, verbs: ServerVerbs) -> None:
+    c.create_topic("orders")
+    c.create_group("orders", "g")
+    c.publish_many("orders", list(range(6)))
+    leases = verbs.claim_each("orders", "g", None, [Claim(max_messages=2)] * 3)
+    for lease in leases:
+        for message in lease:
+            lease.extend("5m", message=message)
+    assert c.in_flight("orders", "g") == {0: (6, 0.0)}
+    assert [lease.ack().settled for lease in leases] == [2, 2, 2]
+
+
 @pytest.mark.req("C5")
 def test_claims_for_many_go_on_in_the_next_partition(c: custody.Custody, verbs: ServerVerbs) -> None:
     c.create_topic("orders", partitions=3)

@@ -1,14 +1,12 @@
 -- Sets of offsets are multiranges: a thousand neighbours cost as much as one.
 
--- In PL/pgSQL, as whatever a claim calls: before PostgreSQL 18 an SQL function that is not inlined is planned again in
--- each transaction. Most sets are one range, for which no statement is run.
 CREATE FUNCTION custody.cardinality(p_set int8multirange) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_set = int8multirange(range_merge(p_set)) THEN
         RETURN coalesce(upper(p_set) - lower(p_set), 0);
     END IF;
-    RETURN (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(p_set) r);
+    RETURN coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(p_set) r;
 END $$;
 
 CREATE FUNCTION custody.offsets_set(p_offsets bigint[]) RETURNS int8multirange
@@ -23,12 +21,16 @@ $$;
 
 -- The first n offsets of a set.
 CREATE FUNCTION custody.first_offsets(p_set int8multirange, p_n bigint) RETURNS int8multirange
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(range_agg(int8range(lower(r), least(upper(r), lower(r) + p_n - before::bigint))),
-                    '{}'::int8multirange)
-    FROM (
-        SELECT r, sum(upper(r) - lower(r)) OVER (ORDER BY lower(r)) - (upper(r) - lower(r)) AS before
-        FROM unnest(p_set) r
-    ) x
-    WHERE before < p_n
-$$;
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_range int8range;
+BEGIN
+    FOR v_range IN SELECT unnest(p_set) LOOP
+        EXIT WHEN p_n <= 0;
+        p_n := p_n - (upper(v_range) - lower(v_range));
+        IF p_n <= 0 THEN
+            RETURN p_set * int8multirange(int8range(NULL, upper(v_range) + p_n));
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN p_n > 0 THEN p_set ELSE '{}' END;
+END $$;

@@ -59,9 +59,9 @@ END $$;
 -- With p_bytes a lease ends with the message that reaches so much payload. p_heads_held: the transaction has claimed or
 -- published before.
 -- With p_slices messages of a batch come as slices, in no order (see custody.slice).
--- With p_settle it first acks what is left of that lease, or with p_outcomes settles its messages as custody.settle does,
--- in the same transaction: the answer is in `settled` of the first row. Who holds a lease does not wait for a cursor,
--- because a rewind takes them in the other order.
+-- With p_settle it first acks what is left of that lease, in the same transaction; or with p_outcomes it settles its
+-- messages, as custody.settle does. The answer is in `settled` of the first row. Who holds a lease does not wait for a
+-- cursor, because a rewind takes them in the other order.
 -- The statements of a claim without exceptions read a few rows by their keys, so generic plans are right for them, and
 -- planning takes longer than running. What looks for exceptions has `plan_cache_mode = auto`.
 CREATE FUNCTION custody.claim(

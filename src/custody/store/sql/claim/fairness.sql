@@ -172,7 +172,7 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_partition constant int := (p_head).partition;
     v_enough  constant int := greatest(p_max, 64);
-    v_limit   bigint := least(p_until, p_frontier + greatest(100000, p_max));
+    v_limit   bigint := least(p_until, p_frontier + greatest(131072, p_max));
     v_room    bigint;                     -- how many messages may be parked; null: any number
     v_step    bigint := v_enough;
     v_until   bigint;

@@ -104,7 +104,8 @@ DECLARE
     v_failures custody.failure[];
 BEGIN
     IF NOT custody.offsets_set(p_looked) @> p_set THEN
-        SELECT array_agg(k."offset"), array_agg(k.key) INTO p_looked, p_looked_keys FROM custody.keys_of(p_head, p_set) k;
+        SELECT array_agg(k."offset"), array_agg(k.key) INTO p_looked, p_looked_keys
+        FROM custody.keys_of(p_head, p_set) k;
     END IF;
     SELECT array_agg(ROW(m.o, k.key, p.attempt, coalesce(p.first_delivery, p.claimed_at), custody.kept_error(m.e),
                          custody.kept_traceback(m.t), make_interval(secs => m.d),

@@ -105,11 +105,12 @@ CREATE FUNCTION custody.divide_lease(
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
+    -- Rows of the callers have the same number of a claim. Each caller has parts of its own for what is split later.
+    c_apart constant int := 100000;
     v_first constant int := p_callers[1];
     v_parts custody.leases[];
-    v_last  int;
 BEGIN
-    SELECT array_agg(l ORDER BY l.part), max(l.part) INTO v_parts, v_last
+    SELECT array_agg(l ORDER BY l.part) INTO v_parts
     FROM custody.leases l WHERE l.lease_id = p_ids[v_first];
     WITH share AS MATERIALIZED (
         SELECT c.n, range_agg(int8range(c.o, c.o + 1)) AS held, count(*)::int AS size
@@ -124,7 +125,7 @@ BEGIN
     ), divided AS (
         INSERT INTO custody.leases (group_id, partition, claim_no, part, lease_id, held, remaining, of_cases, attempt,
                                     size, deadline, claimed_at, worker, first_delivery, last_error)
-        SELECT p.group_id, p.partition, p.claim_no, v_last + row_number() OVER (ORDER BY s.n, p.part), p_ids[s.n],
+        SELECT p.group_id, p.partition, p.claim_no, (s.n - v_first) * c_apart + p.part, p_ids[s.n],
                p.held * s.held, custody.cardinality(p.held * s.held), p.of_cases, p.attempt, s.size,
                p.deadline - coalesce(p_visibility[v_first], p_default) + coalesce(p_visibility[s.n], p_default),
                p.claimed_at, p_workers[s.n], p.first_delivery, p.last_error
