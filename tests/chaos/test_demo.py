@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,3 +142,15 @@ def test_an_interrupted_demo_leaves_nothing(
         out, err = process.communicate(timeout=60)
         assert process.returncode == (130 if number is signal.SIGINT else 143), out + err
         assert "Traceback" not in err
+
+
+@pytest.mark.req("N6")
+def test_it_can_leave_the_dashboard_open(tmp_path: Path) -> None:
+    with demo(tmp_path, "--quick", "--serve") as (process, _):
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "The dashboard is at" in line)
+        url = line.split()[4].rstrip(";")
+        with urllib.request.urlopen(url) as page:
+            assert f"/ui/topics/{CHANGES}/groups/{STOCK}" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0

@@ -58,6 +58,8 @@ MAY = {
     "delayed_count": SEE,
     "next_due": SEE,
     "blocked_keys": SEE,
+    "offset_map": SEE,
+    "leases": SEE,
     "stats": SEE,
     "trace": SEE,
     "in_flight": SEE,

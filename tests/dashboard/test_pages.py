@@ -63,6 +63,19 @@ def test_a_blocked_key_has_its_reason(troubled: custody.Custody, http_: Http) ->
     assert "next try" in mail
 
 
+def test_a_partition_is_a_picture_with_ways_into_it(troubled: custody.Custody, http_: Http) -> None:
+    troubled.publish_many("orders", [custody.Outgoing(number) for number in range(1000)])
+    troubled.claim("orders", "billing", max_messages=300)
+    page = text(http_, GROUP)
+    assert 'class="m-dead"' in page
+    assert 'class="m-in_flight"' in page
+    assert f'href="{GROUP}?partition=0&amp;from=0&amp;until=6"' in page, "six messages a column lead to those six"
+    near = text(http_, GROUP + "?partition=0&from=0&until=6")
+    assert 'href="/ui/topics/orders/messages/0/0"' in near
+    assert f'hx-get="{GROUP}?partition=0&amp;from=0&amp;until=6"' in near, "an update shows the same"
+    assert "test" in near.partition("<h2>Leases</h2>")[2].partition("<h2>")[0]
+
+
 def test_dead_letters_with_filters(troubled: custody.Custody, http_: Http) -> None:
     assert "2 dead letters" in text(http_, GROUP + "/dead")
     assert "1 dead letter" in text(http_, GROUP + "/dead?key=A")

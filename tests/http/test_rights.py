@@ -80,6 +80,8 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("POST", GROUP + "/pause"): ADMIN,
     ("POST", GROUP + "/resume"): ADMIN,
     ("GET", GROUP + "/blocked"): CONSUME,
+    ("GET", GROUP + "/map"): CONSUME,
+    ("GET", GROUP + "/leases"): CONSUME,
     ("POST", GROUP + "/blocked/release"): ADMIN,
     ("POST", GROUP + "/blocked/skip"): ADMIN,
     ("POST", GROUP + "/retry"): ADMIN,

@@ -34,6 +34,7 @@ from custody.cli import (
     status,
     topics,
     transactions,
+    ui,
     upkeep,
     work,
 )
@@ -145,6 +146,7 @@ def registered() -> typer.Typer:
     app.command("consume")(consume.consume)
     app.command("work")(work.work)
     app.command("serve")(serve.serve)
+    app.command("ui")(ui.ui)
     app.add_typer(schedules.app, name="schedules")
     app.add_typer(apikeys.app, name="apikeys")
     app.add_typer(pipeline.app, name="pipeline")

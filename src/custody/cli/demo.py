@@ -14,6 +14,9 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="With plain workers, without Spark: about ten seconds.")
     ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="With --quick: show the dashboard of its data afterwards, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Run the stock example with failures, poison messages and a process killed with -9, and check the result.
 
@@ -24,13 +27,15 @@ def demo(
     from rich.console import Console
 
     session = session_of(ctx)
+    if serve and not quick:
+        raise typer.BadParameter("--serve needs --quick", param_hint="--serve")
     console = Console(
         stderr=session.json, quiet=session.json and session.quiet, no_color=not session.color, soft_wrap=True
     )
     if quick:
         from custody.demo.quick import run as run_quick
 
-        checks = run_quick(console)
+        checks = run_quick(console, serve=serve)
     else:
         from custody.demo.show import run as run_on_spark  # imports Spark
 

@@ -55,8 +55,11 @@ class Killed:
     messages: tuple[tuple[int, int], ...]
 
 
-def run(console: Console, plan: Plan = PLAN, *, home: Path | None = None) -> list[Check]:
-    """Runs the whole demo and returns its checks. Leaves nothing behind unless `home` is given."""
+def run(console: Console, plan: Plan = PLAN, *, home: Path | None = None, serve: bool = False) -> list[Check]:
+    """Runs the whole demo and returns its checks. Leaves nothing behind unless `home` is given.
+
+    With `serve` the dashboard shows its data afterwards, until Ctrl-C or SIGTERM.
+    """
     started = time.monotonic()
     status = console.status("Starting PostgreSQL …") if console.is_terminal else nullcontext()
     with status, stage(home) as on:
@@ -65,7 +68,17 @@ def run(console: Console, plan: Plan = PLAN, *, home: Path | None = None) -> lis
             console.print("PostgreSQL has started.")
         found = _show(console, on, plan)
         check.show(console, found, time.monotonic() - started)
+        if serve:
+            _serve(console, on.c)
         return found
+
+
+def _serve(console: Console, c: custody.Custody) -> None:
+    from custody.http import ServerSettings
+    from custody.http import serve as run_server
+
+    settings = ServerSettings(port=0, connections=4)
+    run_server(c, settings, ready=lambda url: console.print(f"\nThe dashboard is at {url}/ui; Ctrl-C ends the demo"))
 
 
 def publish(c: custody.Custody, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from custody.engine.base import Base
 from custody.engine.groups import GROUP
 from custody.errors import Busy, NotSkippable
 from custody.model.entities import BlockedKey, HistoryEntry, PartitionStats, Rewound, Stats
-from custody.model.insights import HandlingTime, OldTransaction, Server
+from custody.model.insights import Bin, HandlingTime, LeaseStatus, OffsetMap, OldTransaction, Server
 from custody.store import notify
 from custody.wire.answers import CountOut, InFlightOut, RewindOut
 from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Reason
@@ -139,6 +139,52 @@ class Operating(Base):
             breaker_reason=row["breaker_reason"],
             bound=row["bindings"] is not None,
         )
+
+    @verb("GET", GROUP + "/map", tag="groups", right="consume", answer=list[OffsetMap])
+    def offset_map(
+        self,
+        topic: str,
+        group: str,
+        *,
+        partition: Annotated[Partition | None, Help("Only this partition.")] = None,
+        from_offset: Annotated[Offset | None, Help("Only messages from this offset on.")] = None,
+        until_offset: Annotated[Offset | None, Help("Only messages before this offset.")] = None,
+    ) -> list[OffsetMap]:
+        """The state of messages by offset, for a picture: counted in at most 200 ranges of each partition.
+
+        It costs as much as the exceptions of the group, however long the log is.
+        """
+        rows = self._rows(
+            "offset_map",
+            topic=topic,
+            group=group,
+            partition=partition,
+            from_offset=from_offset,
+            until_offset=until_offset,
+        )
+        return [
+            OffsetMap(
+                **{name: row[name] for name in ("partition", "first_offset", "until_offset", "frontier", "width")},
+                bins=tuple(
+                    Bin(
+                        first_offset=row["first_offset"] + bin * row["width"],
+                        **{name: row[name][number] for name in ("in_flight", "waiting", "parked", "dead")},
+                    )
+                    for number, bin in enumerate(row["bins"] or ())
+                ),
+            )
+            for row in rows
+        ]
+
+    @verb("GET", GROUP + "/leases", tag="groups", right="consume", answer=list[LeaseStatus])
+    def leases(self, topic: str, group: str, *, limit: Page = 1000) -> list[LeaseStatus]:
+        """The live leases of a group: worker, messages and deadline, the next deadline first."""
+        self._db.call("lifecycle_group", topic=topic, group=group)
+        rows = self._db.select(
+            "in_flight", order=["deadline", "partition", "lease_id"], limit=limit, topic=topic, consumer_group=group
+        )
+        names = ("lease_id", "partition", "worker", "messages", "attempt", "claimed_at", "deadline")
+        return [LeaseStatus(**{name: row[name] for name in names}) for row in rows]
 
     @verb(
         "GET",

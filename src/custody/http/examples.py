@@ -21,7 +21,7 @@ from custody.model.entities import (
     Stats,
     Upkeep,
 )
-from custody.model.insights import Server, TopicFigures
+from custody.model.insights import Bin, LeaseStatus, OffsetMap, Server, TopicFigures
 from custody.model.plain import plain
 from custody.model.policy import Exponential, Policy
 from custody.model.status import GroupStatus, OutboxStatus, ScheduleStatus, Status, WorkerStatus
@@ -199,6 +199,18 @@ _EXAMPLES: tuple[Any, ...] = (
         worker="worker-1",
         since=_AT,
         parked=3,
+    ),
+    OffsetMap(
+        partition=0,
+        first_offset=0,
+        until_offset=1000,
+        frontier=800,
+        width=5,
+        bins=(Bin(first_offset=40, in_flight=0, waiting=1, parked=3, dead=0),),
+    ),
+    Bin(first_offset=40, in_flight=0, waiting=1, parked=3, dead=0),
+    LeaseStatus(
+        lease_id=_LEASE, partition=0, worker="worker-1", messages=10, attempt=1, claimed_at=_AT, deadline=_LATER
     ),
     ProducerOut(producer_id="order-service-1", epoch=1, last_sequence=41, last_receipt=_PLACED),
     BegunOut(_TRANSACTION, expires_at=_LATER),

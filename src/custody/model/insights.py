@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,47 @@ class HandlingTime:
     def recommended(self) -> float | None:
         """The recommended visibility timeout: three times the p99, at least 30 s."""
         return None if self.p99 is None else max(30.0, 3 * self.p99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bin:
+    """Messages of one range of offsets that are neither done nor waiting for their first delivery, by state."""
+
+    first_offset: int
+    in_flight: int
+    waiting: int
+    parked: int
+    dead: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffsetMap:
+    """The state of the messages of a partition by offset, from `first_offset` to before `until_offset`.
+
+    `bins` are ranges of `width` offsets. Every other message is done if it is below the `frontier`, and was never
+    delivered if it is not.
+    """
+
+    partition: int
+    first_offset: int
+    until_offset: int
+    frontier: int
+    width: int
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseStatus:
+    """A part of a live lease: who holds how many messages of a partition, since when and until when. A lease has a part
+    for fresh messages and one for retries, whose messages have attempts of their own (`attempt` is null)."""
+
+    lease_id: UUID
+    partition: int
+    worker: str | None
+    messages: int
+    attempt: int | None
+    claimed_at: datetime
+    deadline: datetime
 
 
 @dataclass(frozen=True, kw_only=True)

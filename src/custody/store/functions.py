@@ -37,7 +37,7 @@ FUNCTIONS = (
     "insights/views", "insights/doctor",
     "outbox/outbox", "outbox/outbox_claim", "outbox/outbox_operate", "outbox/outbox_topics",
     "server/coalesced", "server/claim_each", "server/apikeys",
-    "insights/figures",
+    "insights/figures", "insights/offset_map",
 )  # fmt: skip
 
 

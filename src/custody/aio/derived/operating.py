@@ -8,7 +8,7 @@ from typing import Annotated
 from custody.aio.base import Base
 from custody.bridge import run
 from custody.model.entities import BlockedKey, HistoryEntry, Rewound, Stats
-from custody.model.insights import HandlingTime
+from custody.model.insights import HandlingTime, LeaseStatus, OffsetMap
 from custody.wire.fields import DryRun, Help, Name, Offset, Page, Partition, Reason
 
 
@@ -68,6 +68,29 @@ class Operating(Base):
     async def stats(self, topic: str, group: str) -> Stats:
         """The figures of a group, in total and for each partition."""
         return await run(lambda: self._of.stats(topic, group))
+
+    async def offset_map(
+        self,
+        topic: str,
+        group: str,
+        *,
+        partition: Annotated[Partition | None, Help("Only this partition.")] = None,
+        from_offset: Annotated[Offset | None, Help("Only messages from this offset on.")] = None,
+        until_offset: Annotated[Offset | None, Help("Only messages before this offset.")] = None,
+    ) -> list[OffsetMap]:
+        """The state of messages by offset, for a picture: counted in at most 200 ranges of each partition.
+
+        It costs as much as the exceptions of the group, however long the log is.
+        """
+        return await run(
+            lambda: self._of.offset_map(
+                topic, group, partition=partition, from_offset=from_offset, until_offset=until_offset
+            )
+        )
+
+    async def leases(self, topic: str, group: str, *, limit: Page = 1000) -> list[LeaseStatus]:
+        """The live leases of a group: worker, messages and deadline, the next deadline first."""
+        return await run(lambda: self._of.leases(topic, group, limit=limit))
 
     async def trace(
         self,
