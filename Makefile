@@ -29,8 +29,8 @@ OLDEST := build/spark-$(OLDEST_SPARK)
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler test-oldest-spark check lint format docs bench \
-	coverage mutants audit outdated requirements interface tables async clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler test-browser test-oldest-spark check lint format docs bench \
+	coverage mutants audit outdated requirements interface tables async screenshots clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -53,10 +53,10 @@ demo: install ## Run the stock example
 	@$(BIN)/custody demo
 
 test: install ## Run the test suite on the embedded PostgreSQL
-	@$(PYTEST) -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not chaos and not slow and not long and not pooler and not browser' $(ARGS)
 
 test-chaos: install ## Run what kills or breaks processes, drivers, sinks and connections, or waits for real timeouts
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'chaos and not slow and not long and not pooler' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'chaos and not slow and not long and not pooler and not browser' $(ARGS)
 
 test-long: install ## Run the whole suite, volume and chaos runs included
 	@$(PYTEST) -q $(ARGS)
@@ -66,13 +66,16 @@ test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE
 		echo "Set CUSTODY_TEST_DATABASE=postgresql://… to the server to test on." >&2; \
 		exit 1; \
 	fi
-	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not chaos and not slow and not long' $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not chaos and not slow and not long and not browser' $(ARGS)
 
 test-pooler: install ## Run what is behind a connection pooler (needs PgBouncer)
-	@$(PYTEST) -q -m 'pooler and not slow and not long' tests/pooler $(ARGS)
+	@$(PYTEST) -q -m 'pooler and not slow and not long and not browser' tests/pooler $(ARGS)
+
+test-browser: install ## Run the tests of the dashboard in a browser (needs Chromium)
+	@$(PYTEST) -q -m 'browser and not slow and not long' tests/browser $(ARGS)
 
 test-oldest-spark: install $(OLDEST)/.installed ## Run the core of the tests on Spark with the oldest PySpark
-	@$(OLDEST)/bin/python -m pytest -q -m 'not chaos and not slow and not long' \
+	@$(OLDEST)/bin/python -m pytest -q -m 'not chaos and not slow and not long and not browser' \
 		tests/spark/test_checkpoint_files.py tests/spark/test_pipeline.py tests/spark/test_source.py tests/spark/test_sink.py $(ARGS)
 
 # Everything but PySpark is that of .venv.
@@ -122,6 +125,9 @@ interface: install ## Write what the code of this release calls, when the releas
 
 tables: install ## Write the tables of the docs anew that are made of the code
 	@$(BIN)/python scripts/tables.py
+
+screenshots: install ## Take the screenshots of docs/dashboard.md anew (needs Chromium)
+	@$(BIN)/python -m tests.browser.screenshots
 
 async: install ## Write src/custody/aio/derived anew from the blocking verbs
 	@$(BIN)/python scripts/async_surface.py

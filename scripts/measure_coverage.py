@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / ".cache/coverage"
 """Where the processes leave what they have measured: `data_file` of pyproject.toml."""
 PAGE = ROOT / "docs/coverage.md"
-SUITE = "not slow and not long and not pooler"
+SUITE = "not slow and not long and not pooler and not browser"
 
 PROSE = """\
 # Test coverage

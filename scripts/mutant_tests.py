@@ -231,7 +231,7 @@ def run(runner: Runner[Any], tests: Sequence[str]) -> int:
     return pytest.main(
         [
             *tests, "-qq", "--no-header", "--no-summary", "-p", "no:cacheprovider", "--timeout", str(LONGEST),
-            "-m", "not chaos and not slow and not long and not pooler",
+            "-m", "not chaos and not slow and not long and not pooler and not browser",
         ],
         plugins=[runner],
     )  # fmt: skip

@@ -30,7 +30,7 @@ TEMPLATE = "custody_template"
 _numbers = itertools.count()
 FIRST = ("spark", "docs", "chaos", "property", "cli", "worker", "http", "integration", "outbox")
 """Folders of files that take long: what is short comes last, so that no process is left alone with a long one."""
-OWN = ("spark", "chaos", "pooler")
+OWN = ("spark", "chaos", "pooler", "browser")
 """Folders whose tests leave processes behind that know a database by its name."""
 OF_SPARK = re.compile(r"\bspark: SparkSession\b")
 """In files with tests of the session that the tests of a process share."""

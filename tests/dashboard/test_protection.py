@@ -147,6 +147,14 @@ def test_who_may_consume_looks_and_who_may_administer_acts(
     assert http.get("/ui", headers=log_in(http, producer)).status == 403
 
 
+def test_no_value_becomes_a_header(http_: Http) -> None:
+    moved = http_.get("/ui/message?topic=a%0d%0aSet-Cookie:%20b=c&offset=1")
+    assert moved.headers["location"] == "/ui/topics/a%0D%0ASet-Cookie%3A%20b%3Dc/messages/0/1"
+    assert "set-cookie" not in moved.headers
+    assert submit(http_, "/ui/topics/a/groups/b/pause", [("a", "b")] * 20_001).status == 422
+    assert http_.get("/ui/topics/a%0d%0ab").status == 404
+
+
 def test_a_revoked_key_ends_its_sessions(
     troubled: custody.Custody, serve: Callable[..., Http], monkeypatch: pytest.MonkeyPatch
 ) -> None:

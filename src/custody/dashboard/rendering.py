@@ -41,8 +41,8 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "number": number, "span": span, "age": age, "moment": moment, "rate": rate, "size": size, "shown": shown,
-        "payload": payload, "short": short, "counted": counted, "clock": clock,
+        "number": number, "counted": counted, "rate": rate, "size": size, "span": span, "age": age,
+        "moment": moment, "precise": precise, "clock": clock, "shown": shown, "short": short, "payload": payload,
     }  # fmt: skip
     return made
 
@@ -77,6 +77,11 @@ def span(value: float | timedelta | None) -> str:
 def age(at: datetime | None) -> str:
     """The time since then."""
     return span(None if at is None else max(0.0, (datetime.now(UTC) - at).total_seconds()))
+
+
+def precise(at: datetime | None) -> str:
+    """A time in UTC with milliseconds."""
+    return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
 
 
 def moment(at: datetime | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -70,13 +71,15 @@ class Dashboard:
             answered.route, answered.lasting = "/ui/assets/{name}", True
             answered.answer = Answer(asset.body, 200, (*HEADERS, assets.LASTING), asset.content_type)
             return answered
-        query = _fields(scope["query_string"].decode("latin-1"))
-        here = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+        query_string = scope["query_string"].decode("latin-1")
+        here = path + (f"?{query_string}" if query_string else "")
         try:
-            reply = await self._reply(scope, receive, headers, query, answered)
+            reply = await self._reply(scope, receive, headers, _fields(query_string), answered)
+            # in a thread, because it takes some milliseconds with hundreds of groups
+            answered.answer = await asyncio.to_thread(_answer, reply, self._common(answered.caller, here))
         except Exception as error:
             reply = self._refused(error, headers, here, answered)
-        answered.answer = _answer(reply, self._common(answered.caller, here))
+            answered.answer = _answer(reply, self._common(answered.caller, here))
         return answered
 
     async def _reply(

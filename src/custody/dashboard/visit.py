@@ -56,10 +56,11 @@ class Visit:
     def _require(self, verb: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         known = _VERBS[verb.__name__]
         given = inspect.signature(verb).bind(None, *args, **kwargs).arguments
-        if known.right == "any":
-            return
         topic = given.get(known.on or known.parameter("topic"))
-        if known.everywhere or topic is None:
+        if known.right == "any":
+            if topic is not None and not self.may(verb, topic):
+                self.caller.require("consume", [topic])
+        elif known.everywhere or topic is None:
             self.caller.require_everywhere(known.right)
         else:
             self.caller.require(known.right, [topic])

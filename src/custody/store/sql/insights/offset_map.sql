@@ -1,6 +1,6 @@
--- The state of the messages of a group by offset, for a picture: counted in ranges of the same width, the bins. A message
--- that is in none of these counts is done if it is below the frontier, and was never delivered if it is not. The cost
--- grows with the exceptions, and not with the log.
+-- The state of the messages of a group by offset, for a picture: counted in ranges of the same width, the bins. What is
+-- in none of these counts is done if it is below the frontier, and was never delivered if it is not. The cost grows
+-- with the exceptions, and not with the log.
 CREATE FUNCTION custody.offset_map(
     p_topic text, p_group text, p_partition int DEFAULT NULL, p_from_offset bigint DEFAULT NULL,
     p_until_offset bigint DEFAULT NULL, p_bins int DEFAULT 200, p_now timestamptz DEFAULT NULL
