@@ -150,6 +150,17 @@ def test_a_rewind_is_previewed(troubled: custody.Custody, http_: Http) -> None:
     assert troubled.stats("orders", "billing").dead == 0
 
 
+def test_a_schedule_is_paused_resumed_and_run(c: custody.Custody, http_: Http) -> None:
+    c.create_topic("reports")
+    c.create_schedule("nightly", topic="reports", cron="0 3 * * *")
+    assert "nightly" in text(http_, "/ui/schedules")
+    for action, said in (("pause", "is paused"), ("resume", "goes on"), ("run", "was published")):
+        moved = submit(http_, f"/ui/schedules/nightly/{action}")
+        assert said in text(http_, moved.headers["location"])
+        assert c.schedule("nightly").state == ("paused" if action == "pause" else "active"), action
+    assert c.topic("reports").message_count == 1
+
+
 def test_unknown_pages_and_groups_are_pages_too(http_: Http) -> None:
     for path in ("/ui/nothing", "/ui/topics/none", "/ui/topics/none/groups/g"):
         answer = http_.get(path)

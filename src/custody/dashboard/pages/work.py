@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from custody.dashboard.pages.overview import visible
-from custody.dashboard.reply import Page
+from custody.dashboard.reply import Moved, Page
 from custody.dashboard.visit import Visit
 from custody.engine import Custody
+
+TICKED = {
+    "pause": "The schedule is paused.",
+    "resume": "The schedule goes on.",
+    "run": "A tick was published.",
+}
 
 
 async def workers(visit: Visit) -> Page:
@@ -16,7 +22,30 @@ async def workers(visit: Visit) -> Page:
 
 
 async def schedules(visit: Visit) -> Page:
-    return Page("schedules.html", {"schedules": await visit.ask(Custody.schedules)})
+    return Page(
+        "schedules.html",
+        {
+            "schedules": await visit.ask(Custody.schedules),
+            "may_act": visit.may(Custody.pause_schedule),
+            "said": TICKED.get(visit.text("did") or ""),
+        },
+    )
+
+
+async def pause_schedule(visit: Visit) -> Moved:
+    await visit.ask(Custody.pause_schedule, visit.params["name"], reason=visit.text("reason"))
+    return Moved(to="/ui/schedules?did=pause")
+
+
+async def resume_schedule(visit: Visit) -> Moved:
+    await visit.ask(Custody.resume_schedule, visit.params["name"])
+    return Moved(to="/ui/schedules?did=resume")
+
+
+async def run_schedule(visit: Visit) -> Moved:
+    """A tick now, beside those that are due."""
+    await visit.ask(Custody.run_schedule, visit.params["name"])
+    return Moved(to="/ui/schedules?did=run")
 
 
 async def outbox(visit: Visit) -> Page:
