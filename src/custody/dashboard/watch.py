@@ -1,4 +1,4 @@
-"""The status of all groups, read once for everybody who looks; and what it was before, as far as somebody looked."""
+"""The status of all groups, read once for everybody who looks; and what it was in the last hour."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from custody.errors import CustodyError
 from custody.model.status import WINDOW, Status
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ class Sample:
 
 
 class Watch:
-    """Used in the event loop of a server. Reads only while somebody looks: a server that nobody watches does nothing
-    more."""
+    """Used in the event loop of a server. For an hour after somebody has looked it goes on reading, at intervals; a
+    server that nobody watches does nothing more."""
 
     def __init__(self, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
         self._state, self._clock = state, clock
@@ -40,9 +42,27 @@ class Watch:
         self._read_at = float("-inf")
         self._recent: deque[Sample] = deque(maxlen=round(2 * WINDOW))
         self._hour: deque[Sample] = deque(maxlen=round(HOUR / STEP))
+        self._looked_at = float("-inf")
+        self._sampling: asyncio.Task[None] | None = None
 
     async def status(self) -> Status:
         """The status, at most a second old. All who ask at the same time share one call."""
+        self._looked_at = self._clock()
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.create_task(self._sample())
+        return await self._shared()
+
+    def close(self) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+
+    async def _sample(self) -> None:
+        while self._clock() - self._looked_at < HOUR:
+            await asyncio.sleep(STEP)
+            with suppress(CustodyError):  # the next look says so
+                await self._shared()
+
+    async def _shared(self) -> Status:
         stale = self._clock() - self._read_at > FRESH
         if self._reading is None or (self._reading.done() and (stale or self._reading.exception() is not None)):
             self._read_at = self._clock()

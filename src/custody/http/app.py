@@ -80,6 +80,7 @@ class Application:
         self._state.open()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        self._dashboard.close()
         await self._state.close()
         await send({"type": "lifespan.shutdown.complete"})
 
