@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import custody
 from custody.errors import InvalidArgument, PipelineFailed
-from custody.spark import Files, Pipeline, PipelineSummary, fail, skip
+from custody.spark import Files, Pipeline, PipelineSummary, expect, fail, skip
 from custody.spark.tasks.ddl import fields_of
 from custody.spark.tasks.each import HUNG, KILLED, TOO_LONG
 
@@ -155,6 +157,40 @@ def test_a_trial_says_what_a_batch_handler_would_do(c: custody.Custody, spark: S
     }  # fmt: skip
     assert trials[1].error == "ValueError: one"
     assert [output.payload for output in trials[3].outputs] == [{"n": 3}]
+
+
+def test_expectations_are_counted_in_batches_and_in_the_summary(c: custody.Custody, spark: SparkSession) -> None:
+    publish(c, 60, keys=60)
+    counted: Counter[str] = Counter()
+    conditions = {"below-50": 50, "below-40": 40}
+    framed = Pipeline(source="in", group="frame", sink="out", policy=ONCE, schema="n long")
+
+    @framed.frame
+    def frame(rows: DataFrame) -> DataFrame:
+        rows = rows.transform(expect("below-50", F.col("n") < 50))
+        twice = rows.withColumn("copy", F.explode(F.array(F.lit(1), F.lit(2))))
+        return twice.transform(expect("below-40", F.when(F.col("n") != 3, F.col("n")) < 40, on="warn"))
+
+    summary = run(framed, c, spark, on_batch=lambda batch: counted.update(batch.unmet))
+    assert (summary.done, summary.dead, summary.outputs) == (50, 10, 100)
+    assert summary.unmet == counted == {"below-40": 21, "below-50": 10}
+    assert {letter.last_error for letter in c.dead("in", "frame")} == {"expectation 'below-50' is not met"}
+
+    def each(message: custody.Message) -> None:
+        for name, limit in conditions.items():
+            expect(name, message.payload["n"] < limit, on="warn" if limit == 40 else "dead")
+
+    single = Pipeline(source="in", group="each", policy=ONCE)
+    single.each(each)
+    assert run(single, c, spark).unmet == {"below-40": 10, "below-50": 10}
+
+    def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for name, limit in conditions.items():
+            rows = expect(name, pc.less(rows["n"], limit), on="warn" if limit == 40 else "dead")(rows)
+        return rows
+
+    summary = run(pipeline(batch, policy=ONCE, group="batch"), c, spark)
+    assert (summary.unmet, summary.done) == ({"below-40": 20, "below-50": 10}, 50)
 
 
 @pytest.mark.parametrize(

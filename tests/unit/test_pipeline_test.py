@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import custody
 from custody.errors import InvalidArgument, PipelineRefused
-from custody.spark import Files, Pipeline, To, fail, skip
+from custody.spark import Files, Pipeline, To, expect, fail, skip
+from custody.spark.batch_handlers import Form
 from custody.spark.tasks.ddl import fields_of
 
 pytestmark = pytest.mark.req("X8")
@@ -63,6 +66,74 @@ def test_batch_does_the_same_as_each() -> None:
     assert [output.payload for output in tested.outputs] == [{"n": 0}, {"n": 4}]
     assert len(tested) == 9
     assert [one.message.offset for one in tested[2:4]] == [2, 3]
+
+
+def test_expectations_of_single_messages_are_counted() -> None:
+    made = pipeline()
+
+    @made.each
+    def handle(message: custody.Message) -> object:
+        expect("named", message.payload.get("name"), on="warn")
+        expect("positive", message.payload["n"] > 0)
+        expect("small", np.int64(message.payload["n"]) < 10, on="retry")
+        return message.payload
+
+    tested = made.test([{"n": 1, "name": "a"}, {"n": 2}, {"n": 0}, {"n": 11, "name": ""}])
+    assert tested.outcomes == ["ack", "ack", "dead", "nack"]
+    assert tested.errors[2:] == ["expectation 'positive' is not met", "expectation 'small' is not met"]
+    assert tested.unmet == {"named": 3, "positive": 1, "small": 1}
+    assert made.test([{"n": 1, "name": "a"}]).unmet == {}
+
+
+@pytest.mark.parametrize("form", ["arrow", "pandas"])
+def test_expectations_of_batches_are_counted_once_for_each_message(form: Form) -> None:
+    made = pipeline(schema="n int, name string")
+
+    @made.batch(form=form)
+    def handle(rows: Any) -> Any:
+        n = rows["n"]
+        if form == "pandas":
+            twice = pd.concat([rows, rows])
+            masks = {"named": twice["name"].notna(), "positive": twice["n"] > 0, "small": twice["n"] < 10}
+        else:
+            if pc.any(pc.equal(n, 5)).as_py():
+                raise ValueError("five")  # the halves are counted, and not the whole
+            twice = pa.Table.from_batches([rows, rows])
+            masks = {
+                "named": pc.is_valid(twice["name"]),
+                "positive": pc.greater(twice["n"], 0),
+                "small": pc.less(twice["n"], 10),
+            }
+        twice = expect("named", masks["named"], on="warn")(twice)
+        twice = expect("positive", masks["positive"])(twice)
+        return expect("small", masks["small"], on="retry")(twice)
+
+    messages = [{"n": 1, "name": "a"}, {"n": 2}, {"n": 0, "name": "b"}, {"n": 11}, {"name": "c"}, {"n": 5, "name": "d"}]
+    tested = made.test(messages)
+    assert tested.outcomes == ["ack", "ack", "dead", "nack", "dead", "ack" if form == "pandas" else "nack"]
+    assert tested.errors[2] == "expectation 'positive' is not met"
+    assert tested.unmet == {"named": 2, "positive": 2, "small": 2}
+    assert "_unmet" not in tested[0].outputs[0].payload
+
+
+def test_what_was_not_done_behind_its_key_is_not_counted() -> None:
+    made = pipeline(schema="n int")
+    made.batch(lambda rows: expect("positive", pc.greater(rows["n"], 0), on="retry")(rows))
+    tested = made.test([{"n": 0}, {"n": 0}], key="a")
+    assert (tested.outcomes, tested.unmet) == (["nack", "release"], {"positive": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("", True), "needs a name"),
+        (("x", True, "die"), "on cannot be 'die'"),
+        (("x", np.array([True, False])), "a mask has 2"),
+    ],
+)
+def test_a_wrong_expectation_is_refused(arguments: tuple[Any, ...], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        expect(*arguments)(pa.table({"_partition": [0]}))
 
 
 def test_a_redelivery_has_its_attempt_and_headers() -> None:

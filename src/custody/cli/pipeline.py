@@ -219,10 +219,12 @@ def summary_line(summary: PipelineSummary) -> str:
     """A summary as text: what was done, and what is left."""
     rate = summary.messages / max(0.001, summary.seconds)
     restarts = f", {counted(summary.restarts, 'restart')}" if summary.restarts else ""
+    unmet = ", ".join(f"{name} {count:,}" for name, count in summary.unmet.items())
     return (
         f"{summary.pipeline}: {counted(summary.messages, 'message')} in {_batches(summary.batches)}, "
         f"{render.span(summary.seconds)} ({rate:,.0f}/s){restarts}\n"
         f"  {summary.in_words(dead='of them dead')}; {counted(summary.outputs, 'message')} published\n"
+        f"{f'  expectations not met: {unmet}{chr(10)}' if unmet else ''}"
         f"  {_left(summary.left)}"
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from custody import extras
 
 if TYPE_CHECKING:
+    from custody.spark.expectations import expect
     from custody.spark.figures import Batch, PipelineSummary
     from custody.spark.outside.jdbc import Jdbc
     from custody.spark.outside.sinks import Files, Write
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from custody.spark.tasks.marks import fail, skip
 
 __all__ = [
-    "Batch", "Files", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "fail", "fail_when", "skip", "skip_when",
+    "Batch", "Files", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "expect", "fail", "fail_when", "skip",
+    "skip_when",
 ]  # fmt: skip
 
 _HOME = {
     "Batch": "figures", "Files": "outside.sinks", "Jdbc": "outside.jdbc", "Pipeline": "pipeline",
-    "PipelineSummary": "figures", "To": "tasks.each", "Write": "outside.sinks", "fail_when": "tasks.frame",
-    "skip_when": "tasks.frame", "fail": "tasks.marks", "skip": "tasks.marks",
+    "PipelineSummary": "figures", "To": "tasks.each", "Write": "outside.sinks", "expect": "expectations",
+    "fail_when": "tasks.frame", "skip_when": "tasks.frame", "fail": "tasks.marks", "skip": "tasks.marks",
 }  # fmt: skip
 
 

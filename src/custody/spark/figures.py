@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from custody.engine import Custody
 from custody.model.outcomes import Counts
@@ -17,6 +18,8 @@ class Batch:
     claim: int
     committed: Committed
     took: float
+    unmet: Mapping[str, int] = field(default_factory=dict)
+    """How many messages do not meet each expectation that some do not meet."""
 
     @property
     def rate(self) -> float:
@@ -50,6 +53,8 @@ class PipelineSummary(Counts):
     restarts: int
     seconds: float
     left: Outlook
+    unmet: Mapping[str, int] = field(default_factory=dict)
+    """How many messages did not meet each expectation; one that is retried counts each time."""
     error: str | None = None
     """The error with which it failed, if it did."""
 

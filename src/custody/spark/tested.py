@@ -6,6 +6,7 @@ a pipeline. What only Spark does is left out: frames, sinks outside, timeouts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from custody.model import codec
 from custody.model.entities import Message, Outgoing
 from custody.model.outcomes import Kind, Outcome, outcome_of
 from custody.model.policy import Policy, seconds_or_none
+from custody.spark import expectations
 from custody.spark.batch_handlers import BatchHandler
 from custody.spark.database.tasks import Attempts
 from custody.spark.pipeline import Pipeline
@@ -78,6 +80,8 @@ class Tested(Sequence[TestedMessage]):
     __test__ = False
 
     messages: tuple[TestedMessage, ...]
+    unmet: Mapping[str, int]
+    """How many messages do not meet each expectation that some do not meet."""
 
     @overload
     def __getitem__(self, number: int, /) -> TestedMessage: ...
@@ -111,8 +115,8 @@ class Found(NamedTuple):
     outputs: list[tuple[Sink | None, codec.Encoded]]
 
 
-Runner = Callable[[Job, Events], list[Found]]
-"""Runs the handler on all messages, in the order of the log."""
+Runner = Callable[[Job, Events], tuple[list[Found], Counter[str]]]
+"""Runs the handler on all messages, in the order of the log; also counts the expectations that are not met."""
 _RELEASED = Found(Outcome("release"), [])
 
 
@@ -138,8 +142,9 @@ def outcomes_of(
     )
     names = {sink: name for name, sink in job.sinks.items()}
     seen = [message for message, _ in messages_of(job, events, codec.decode)]
-    found = run(job, events)
-    return Tested(messages=tuple(_tested(message, one, names) for message, one in zip(seen, found, strict=True)))
+    found, unmet = run(job, events)
+    tested = tuple(_tested(message, one, names) for message, one in zip(seen, found, strict=True))
+    return Tested(messages=tested, unmet=dict(sorted(unmet.items())))
 
 
 def _runner(pipeline: Pipeline) -> Runner:
@@ -154,8 +159,9 @@ def _runner(pipeline: Pipeline) -> Runner:
     )
 
 
-def _each(handler: Handler, job: Job, events: Events) -> list[Found]:
+def _each(handler: Handler, job: Job, events: Events) -> tuple[list[Found], Counter[str]]:
     handling, on_dead = Handling(job, handler), cast("Literal['release', 'hold']", job.on_dead)
+    expectations.forget()
     stopped: set[str] = set()
     results: list[Found] = []
     for message, malformed in messages_of(job, events, handling.decode):
@@ -174,21 +180,23 @@ def _each(handler: Handler, job: Job, events: Events) -> list[Found]:
         results.append(Found(outcome, outputs))
         if outcome is not None and job.ordered and message.key is not None and outcome.stops_key(on_dead):
             stopped.add(message.key)
-    return results
+    return results, expectations.seen()
 
 
-def _batch(handler: BatchHandler, job: Job, events: Events) -> list[Found]:
+def _batch(handler: BatchHandler, job: Job, events: Events) -> tuple[list[Found], Counter[str]]:
     calls, columns = Calls(job, handler), frame_columns(events)
     results: list[Found] = []
+    unmet: Counter[str] = Counter()
     for first in range(0, columns.num_rows, handler.rows):
         rows = columns.slice(first, handler.rows)
         found = calls.of(rows)
+        unmet.update(found.unmet)
         for row in range(rows.num_rows):
             if row in found.done:
                 results.append(Found(None, [(sink, encoded) for sink, _, encoded in found.done[row]]))
             else:
                 results.append(Found(found.failed[row].outcome, []) if row in found.failed else _RELEASED)
-    return results
+    return results, unmet
 
 
 def _outgoing(one: object, key: str | None) -> Outgoing:

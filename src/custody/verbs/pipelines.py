@@ -5,6 +5,7 @@ A claim has a number, by which a repeated commit is recognised. The verbs of tas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -97,7 +98,7 @@ class BatchReport:
 
     `exact`: exactly the outputs of the `ran` messages that succeeded are staged, each task's in order. `kept`: how many
     rows each attempt has kept for sinks outside of the database. `causes`: the exception of a failed message and its
-    place, unless the handler itself decided on the failure.
+    place, unless the handler itself decided on the failure. `unmet`: how many messages do not meet an expectation.
     """
 
     failed: dict[tuple[int, int], Outcome] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class BatchReport:
     placed: list[StagedCount] = field(default_factory=list)
     kept: dict[int, int] = field(default_factory=dict)
     causes: dict[tuple[int, int], str] = field(default_factory=dict)
+    unmet: Counter[str] = field(default_factory=Counter)
     exact: bool = True
     ran: int = 0
 

@@ -185,6 +185,7 @@ class Driving:
             **{name: count for name, count in totals.items() if name != "repeated"},
             restarts=self._restarts,
             seconds=time.monotonic() - self._started,
+            unmet=dict(sorted(self._settlement.unmet.items())),
             error=None if self.error is None else str(self.error),
             left=outlook(self._c, self.pipeline.source, self.pipeline.group),
         )

@@ -174,6 +174,7 @@ class Isolation:
         self.work.causes |= found.causes
         self.work.placed += found.placed
         self.work.kept |= found.kept
+        self.work.unmet.update(found.unmet)
 
     def _require_guilt(self) -> None:
         """Before the first message fails, a job without messages must succeed. Otherwise no message is at fault."""

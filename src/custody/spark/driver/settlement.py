@@ -110,6 +110,7 @@ class Settlement:
         self._careful_until = 0
         """Until which batch tasks record what they run: a message that ended a Python process comes again."""
         self.totals = Committed()
+        self.unmet: Counter[str] = Counter()
 
     @property
     def exhausted(self) -> bool:
@@ -131,7 +132,8 @@ class Settlement:
                         self._require_sound(epoch.drive, number, work)
                     committed = self._commit(epoch, number, work, batch_id, isolate=refused)
                     took = time.monotonic() - started
-                    self._count(Batch(pipeline=self._name, claim=number, committed=committed, took=took))
+                    unmet = {} if committed.repeated else dict(sorted(work.unmet.items()))
+                    self._count(Batch(pipeline=self._name, claim=number, committed=committed, took=took, unmet=unmet))
                 return
             except BatchTooLarge as error:
                 self.max_per_batch = error.fitting
@@ -237,6 +239,7 @@ class Settlement:
         self._report.goes_well()
         before, added = vars(self.totals), vars(batch.committed)
         self.totals = Committed(**{name: before[name] + added[name] for name in before if name != "repeated"})
+        self.unmet.update(batch.unmet)
         self._settings.tell(self._settings.on_batch, batch)
 
 

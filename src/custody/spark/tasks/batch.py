@@ -42,6 +42,7 @@ class Attempt:
         self._report = Report()
         self._calls = Calls(job, handler, self._timed)
         self._ran = 0
+        self._unmet: Counter[str] = Counter()
         self._kept: list[tuple[int, int, str | None, str]] = []
         self._holds = Holding(job.claim(claim))
         self._blocks: Blocks | None = None
@@ -75,6 +76,7 @@ class Attempt:
     def _record(self, partition: int, offsets: list[int], found: Outcomes[Placing]) -> None:
         """Stages the outputs of the messages that are done, and reports the others."""
         self._ran += len(found.done)
+        self._unmet.update(found.unmet)
         for row in sorted(found.done):  # a row that was called early is in its place again
             for topic, place, encoded in found.done[row]:
                 if topic is not None:
@@ -105,6 +107,7 @@ class Attempt:
         """Stages the outputs, and returns the report of the outcomes and the rows for sinks outside."""
         self._report.placed(self._stage.write())
         self._report.ran(self._claim, self._ran)
+        self._report.unmet(self._unmet)
         if self._blocks is not None:
             self._blocks.finished()
         if self._job.keeps:

@@ -29,6 +29,7 @@ from custody.model.lanes import priority_of
 from custody.model.outcomes import Outcome, outcome_of
 from custody.model.placement import Layout
 from custody.model.policy import seconds_or_none
+from custody.spark import expectations
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
 from custody.spark.database.tasks import Holding, TaskClaim
 from custody.spark.tasks.events import Events, Reader
@@ -130,6 +131,7 @@ class Attempt:
         self._handling = Handling(job, handler)
         self._report = Report()
         self._ran = 0
+        expectations.forget()
         self._kept: list[tuple[int, int, str | None, str]] = []
         self._stopped: set[tuple[int, str | None]] = set()
         self._holds = Holding(job.claim(claim))
@@ -183,6 +185,7 @@ class Attempt:
         """Stages the outputs, and returns the report of the outcomes and the rows for sinks outside."""
         self._report.placed(self._stage.write())
         self._report.ran(self._claim, self._ran)
+        self._report.unmet(expectations.seen())
         if self._notes is not None:
             self._notes.finished()
         if self._job.keeps:

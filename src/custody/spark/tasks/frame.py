@@ -21,6 +21,7 @@ from custody.model import codec
 from custody.model.outcomes import Kind, Outcome
 from custody.model.policy import Duration, seconds_or_none
 from custody.spark.database.tasks import Stage
+from custody.spark.expectations import UNMET, On, reason
 from custody.spark.tasks.events import second_try
 from custody.spark.tasks.job import DATA, MADE_BY, Job, Report
 
@@ -64,6 +65,19 @@ def _marked(
     return mark
 
 
+def expecting(name: str, condition: Column, on: On) -> Callable[[DataFrame], DataFrame]:
+    """What `expect` returns for a Column: adds the name to the column `_unmet` of the rows that do not meet it."""
+    unmet = ~F.coalesce(condition.cast("boolean"), F.lit(False))
+
+    def mark(frame: DataFrame) -> DataFrame:
+        earlier = F.col(UNMET) if UNMET in frame.columns else F.lit(None).cast("array<string>")
+        names = F.concat(F.coalesce(earlier, F.array().cast("array<string>")), F.array(F.lit(name)))
+        noted = frame.withColumn(UNMET, F.when(unmet, names).otherwise(earlier))
+        return noted if on == "warn" else noted.transform(fail_when(unmet, reason(name), dead=on == "dead"))
+
+    return mark
+
+
 def typed(messages: DataFrame, schema: StructType | None) -> DataFrame:
     """The messages with a column for each field of the schema. Runs on the driver."""
     if schema is None:
@@ -90,6 +104,7 @@ def outputs(result: DataFrame, *, published: bool, keeps: bool = False) -> DataF
         "_key": F.lit(None).cast("string"),
         "_headers": F.lit(None).cast("map<string,string>"),
         _FAILURE: F.lit(None).cast("struct<outcome:string,error:string,delay:double>"),
+        UNMET: F.lit(None).cast("array<string>"),
     }
     if not published:
         kind, payload = F.lit("j"), F.lit(None).cast("binary")
@@ -134,6 +149,7 @@ def stager(job: Job, claim: int) -> Callable[[Iterator[pa.RecordBatch]], Iterato
                 for attempt in set(made_by):
                     report.kept(attempt, made[attempt])
             _stage(job, table, report, staged)
+            report.unmet(_unmet(table))
         report.placed(staged.write())
         report.ran(claim, 0)
         yield report.batch()
@@ -149,6 +165,13 @@ def _require_messages(table: pa.Table) -> None:
             "the frame made a row whose _partition or _offset is null, so it belongs to no message",
             "In mapInPandas, mapInArrow and applyInPandas, return both columns unchanged.",
         )
+
+
+def _unmet(table: pa.Table) -> Counter[str]:
+    """How many messages do not meet each expectation."""
+    some = table.select(["_partition", "_offset", UNMET]).filter(pc.is_valid(table.column(UNMET)))
+    found = {(row["_partition"], row["_offset"], name) for row in some.to_pylist() for name in row[UNMET]}
+    return Counter(name for _, _, name in found)
 
 
 def _stage(job: Job, table: pa.Table, report: Report, staged: Stage) -> None:

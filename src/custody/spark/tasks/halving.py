@@ -7,8 +7,10 @@ what a call does is a parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from custody.model.outcomes import Later, Outcome, outcome_of
@@ -34,11 +36,14 @@ class Answer(NamedTuple, Generic[T]):
 
     failed: Mapping[int, Failure]
     outputs: Mapping[int, list[T]]
+    unmet: Mapping[int, Collection[str]] = MappingProxyType({})
+    """The expectations that a row does not meet."""
 
     def numbered(self, rows: Sequence[int]) -> Answer[T]:
         """The same, if the call had only these rows of a batch."""
         failed = {rows[row]: failure for row, failure in self.failed.items()}
-        return Answer(failed, {rows[row]: outputs for row, outputs in self.outputs.items()})
+        outputs = {rows[row]: made for row, made in self.outputs.items()}
+        return Answer(failed, outputs, {rows[row]: names for row, names in self.unmet.items()})
 
 
 @dataclass
@@ -48,6 +53,8 @@ class Outcomes(Generic[T]):
     failed: dict[int, Failure] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
     done: dict[int, list[T]] = field(default_factory=dict)
+    unmet: Counter[str] = field(default_factory=Counter)
+    """How many rows that are failed or done do not meet an expectation."""
 
 
 @dataclass
@@ -163,6 +170,7 @@ class _Run(Generic[T]):
             if failure is None:
                 failure = answer.failed.get(row)
                 self._halving.note(failure)
+                self.found.unmet.update(answer.unmet.get(row, ()))
             if failure is None:
                 self.found.done[row] = answer.outputs.get(row, [])
                 continue

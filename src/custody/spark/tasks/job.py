@@ -16,7 +16,7 @@ from custody.verbs.settle import storable
 
 RESULT = (
     "what string, claim bigint, partition int, offset bigint, outcome string, error string, delay double, "
-    "attempt bigint, topic_id int, messages bigint, of int, cause string, traceback string"
+    "attempt bigint, topic_id int, messages bigint, of int, cause string, traceback string, name string"
 )
 KEEPING = f"{RESULT}, key string, payload string"
 """Columns of a report together with rows for sinks outside of the database."""
@@ -37,6 +37,7 @@ _ARROW = pa.schema(
         ("of", pa.int32()),
         ("cause", pa.string()),
         ("traceback", pa.string()),
+        ("name", pa.string()),
     ]
 )
 _KEEPING = pa.schema([*_ARROW, ("key", pa.string()), ("payload", pa.string())])
@@ -115,6 +116,10 @@ class Report:
         """Reports how many rows were made for sinks outside."""
         self._rows.append({"what": "kept", "attempt": attempt, "messages": rows})
 
+    def unmet(self, counts: Mapping[str, int]) -> None:
+        """Reports how many messages do not meet each expectation."""
+        self._rows += [{"what": "unmet", "name": name, "messages": count} for name, count in sorted(counts.items())]
+
     def broken(self, task: int) -> None:
         """Reports that the first attempt of this task has failed, and that this one has run no messages."""
         self._rows.append({"what": "broken", "partition": task})
@@ -160,6 +165,8 @@ def gather(table: pa.Table) -> Gathered:
             )
         elif row["what"] == "kept":
             work.kept[row["attempt"]] = work.kept.get(row["attempt"], 0) + row["messages"]
+        elif row["what"] == "unmet":
+            work.unmet[row["name"]] += row["messages"]
         else:
             kind: Kind = row["outcome"]
             if row["cause"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -11,6 +12,8 @@ import pyarrow.compute as pc
 from custody.model.outcomes import Kind
 from custody.model.policy import Duration, seconds_or_none
 from custody.spark.causes import WrongResult
+from custody.spark.expectations import UNMET, On
+from custody.spark.expectations import reason as reason_of
 
 OUTCOME: Final = "_outcome"
 _MARK = pa.struct([("outcome", pa.string()), ("error", pa.string()), ("delay", pa.float64())])
@@ -32,6 +35,29 @@ def fail(rows: Rows, mask: Any, reason: Any, *, dead: bool = False, retry_after:
 def skip(rows: Rows, mask: Any, reason: Any) -> Rows:
     """Marks the messages of these rows as not needed: they count as done and publish nothing."""
     return _marked(rows, mask, "skip", reason, None)
+
+
+def expecting_rows(name: str, mask: Any, on: On) -> Callable[[Rows], Rows]:
+    """What `expect` returns for a mask: adds the name to the column `_unmet` of the rows that do not meet it."""
+
+    def mark(rows: Rows) -> Rows:
+        table = table_of(rows, "the rows to mark are")
+        unmet = ~mask_of(mask, table.num_rows)
+        if not unmet.any():
+            return rows
+        names = unmet_of(table)
+        column = [[*had, name] if missed else had for had, missed in zip(names, unmet.tolist(), strict=True)]
+        rows = _with(rows, UNMET, column, pa.list_(pa.string()))
+        return rows if on == "warn" else fail(rows, unmet, reason_of(name), dead=on == "dead")
+
+    return mark
+
+
+def unmet_of(table: pa.Table) -> list[list[str]]:
+    """The expectations that each row does not meet."""
+    if UNMET not in table.column_names:
+        return [[]] * table.num_rows
+    return [[] if names is None else list(names) for names in table.column(UNMET).to_pylist()]
 
 
 def is_pandas(rows: object) -> bool:
@@ -110,10 +136,15 @@ def _marked(rows: Rows, mask: Any, kind: Kind, reason: Any, delay: float | None)
         if marks[row] is None:
             text = reason if isinstance(reason, str) else reason[row]
             marks[row] = {"outcome": kind, "error": None if text is None else str(text), "delay": delay}
+    return _with(rows, OUTCOME, marks, _MARK)
+
+
+def _with(rows: Rows, name: str, values: list[Any], kind: pa.DataType) -> Rows:
+    """The rows with this column, added or replaced."""
+    changed = cast("Any", rows)
     if is_pandas(rows):
-        return cast("Rows", cast("Any", rows).assign(**{OUTCOME: marks}))
-    column = pa.array(marks, _MARK)
-    arrow = cast("Any", rows)
-    if OUTCOME in table.column_names:
-        return cast("Rows", arrow.set_column(table.column_names.index(OUTCOME), OUTCOME, column))
-    return cast("Rows", arrow.append_column(OUTCOME, column))
+        return cast("Rows", changed.assign(**{name: values}))
+    names, column = changed.schema.names, pa.array(values, kind)
+    if name in names:
+        return cast("Rows", changed.set_column(names.index(name), name, column))
+    return cast("Rows", changed.append_column(name, column))

@@ -16,9 +16,10 @@ from custody.handlers import require_finished
 from custody.model import codec
 from custody.model.outcomes import Outcome
 from custody.spark.causes import WrongResult
+from custody.spark.expectations import UNMET
 from custody.spark.tasks.halving import Answer, Failure
 from custody.spark.tasks.job import Job
-from custody.spark.tasks.marks import OUTCOME, marks_of, table_of
+from custody.spark.tasks.marks import OUTCOME, marks_of, table_of, unmet_of
 from custody.verbs.pipelines import Sink
 
 Placing = tuple[Sink | None, int, codec.Encoded]
@@ -57,7 +58,11 @@ class Results:
         outputs: dict[int, list[Placing]] = defaultdict(list)
         if self._sinks or self._keeps:
             self._place(batch, table, rows, failed, outputs)
-        return Answer(failed, outputs)
+        unmet: dict[int, set[str]] = defaultdict(set)
+        if UNMET in table.column_names:
+            for row, names in zip(rows, unmet_of(table), strict=True):
+                unmet[row].update(names)
+        return Answer(failed, outputs, unmet)
 
     def _place(
         self,
