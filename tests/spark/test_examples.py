@@ -14,6 +14,7 @@ from custody.store import embedded
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "fraud_screening": ["1980 screened, 20 dead, 1980 published", "an amount of -1.0 is no payment"],
+    "fraud_scoring": ["1980 scored, 20 dead, 8 blocked", "expectation 'an amount above zero' is not met"],
     "enrichment": ["198 priced, 2 dead", "no price for gold", "an order of nothing"],
     "stock_pipeline": ["80 changes in order, 40 failures on the way, 0 SKUs not at zero"],
     "structured_streaming": ["/0: 100 views", "/1: 100 views", "/2: 100 views"],
