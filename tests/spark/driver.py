@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,7 +22,7 @@ from tests.spark.verdict import GROUP, ROW, SET, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
-from custody.spark import Files, Pipeline, fail_when
+from custody.spark import Files, Pipeline, fail, fail_when
 from custody.spark.session import session
 
 
@@ -69,6 +70,21 @@ def screened(messages: DataFrame) -> DataFrame:
     )
 
 
+def screened_together(rows: pa.RecordBatch) -> pa.Table:
+    """As `screen`, for a batch: those without luck break the call, the others are marked."""
+    table = rows.select(["_partition", "_offset", "_key", "seq", "_attempt"]).to_pylist()
+    hopeless = [chance(row["_key"], row["seq"], "dead") < 5 for row in table]
+    if any(
+        chance(row["_key"], row["seq"], row["_attempt"]) < 5 and not none
+        for row, none in zip(table, hopeless, strict=True)
+    ):
+        raise ValueError("no luck")
+    found = pa.Table.from_batches([rows.select(["_partition", "_offset", "seq"])])
+    found = found.append_column("partition", found["_partition"]).append_column("offset", found["_offset"])
+    parts = [found.append_column("part", pa.array([part] * found.num_rows)) for part in range(SET)]
+    return pa.concat_tables([fail(one, hopeless, "no good", dead=True) for one in parts])
+
+
 def main() -> int:
     here = {"spark.master": "local[2,4]", "spark.driver.memory": "1g"}
     small = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
@@ -93,9 +109,12 @@ def run(spark: SparkSession, orders: dict[str, Any]) -> int:
         steps.watch(steps.Steps(orders["steps"], do))
     framed, hold = orders["style"] == "frame", orders["hold"]
     files = [] if orders["files"] is None else [Files(orders["files"], schema=None if framed else ROW)]
-    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema="seq int" if framed else None)
+    schema = None if orders["style"] == "each" else "seq int"
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema=schema)
     if framed:
         pipeline.frame(screened)
+    elif orders["style"] == "batch":
+        pipeline.batch(screened_together)
     else:
         pipeline.each(screen)
     try:

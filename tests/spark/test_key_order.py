@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,7 @@ from tests.spark import verdict as verdicts
 from tests.spark.verdict import SET, SOURCE, Verdict, chance, passed_on, policy, prepare, publish, verdict
 
 import custody
-from custody.spark import Pipeline, fail_when
+from custody.spark import Pipeline, fail, fail_when
 
 pytestmark = [pytest.mark.req("K10", "S4"), pytest.mark.timeout(600)]
 
@@ -76,6 +77,39 @@ def published(db: psycopg.Connection, sink: str) -> dict[str, list[str]]:
     ):
         found.setdefault(key, []).append(payload)
     return found
+
+
+def batched(rows: pa.RecordBatch) -> pa.Table:
+    """The same for a batch: those that fail break the call."""
+    table = rows.select(["_key", "seq", "_attempt"]).to_pylist()
+    hopeless = [chance(row["_key"], row["seq"], "dead") < HOPELESS for row in table]
+    for row, none in zip(table, hopeless, strict=True):
+        if not none and chance(row["_key"], row["seq"], row["_attempt"]) < FAILING:
+            raise ValueError(f"no luck in attempt {row['_attempt']}")
+    found = pa.Table.from_batches([rows.select(["_partition", "_offset", "seq"])])
+    found = found.append_column("partition", found["_partition"]).append_column("offset", found["_offset"])
+    parts = [found.append_column("part", pa.array([part] * found.num_rows)) for part in range(SET)]
+    return pa.concat_tables([fail(one, hopeless, "hopeless", dead=True) for one in parts])
+
+
+@pytest.mark.req("X8")
+@pytest.mark.chaos
+@pytest.mark.parametrize("messages", [1000, pytest.param(30_000, marks=pytest.mark.long)])
+def test_each_and_batch_publish_the_same_in_order(
+    live: custody.Custody, db: psycopg.Connection, spark: SparkSession, messages: int
+) -> None:
+    live.create_topic(SOURCE, partitions=2)
+    publish(live, 0, messages, keys=100)
+    one_by_one = Pipeline(source=SOURCE, group="each", sink="from-each")
+    one_by_one.each(handled)
+    together = Pipeline(source=SOURCE, group="batch", sink="from-batch", schema="seq int")
+    together.batch(rows=150)(batched)
+    each, batch = (run(live, spark, pipeline, messages // 2) for pipeline in (one_by_one, together))
+    assert each.open == batch.open == 0
+    assert each.dead == batch.dead
+    assert each.done == batch.done
+    assert published(db, "from-each") == published(db, "from-batch")
+    assert batch.stages == 0
 
 
 @pytest.mark.parametrize("messages", [1000, pytest.param(30_000, marks=pytest.mark.long)])

@@ -118,6 +118,21 @@ def test_a_driver_killed_at_any_step_is_replaced(
     checked(live, kills=len(steps))
 
 
+@pytest.mark.req("X8")
+@pytest.mark.chaos
+def test_a_driver_of_a_batch_handler_is_replaced(
+    live: custody.Custody, db: psycopg.Connection, drivers: Drivers, tmp_path: Path
+) -> None:
+    for number, step in enumerate(("staged", "committed")):
+        publish(live, 1000 * number, 1000)
+        kill_at(drivers.take(), step, 1 + number, live, db, max_per_batch=400, style="batch")
+        verdict(live)
+    last = drivers.take()
+    last.run(live.database_url, style="batch", files=tmp_path / "table")
+    last.finishes()
+    checked(live, kills=2)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2))
