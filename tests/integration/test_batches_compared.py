@@ -18,7 +18,7 @@ from tests.conftest import Clock
 from tests.extent import size
 from tests.integration.random_log import KEYS, PARTITIONS, TOPIC, WRITERS, RandomLog, Stored
 
-from custody import Constant, Custody, Message, Policy
+from custody import Binding, Constant, Custody, Message, Policy
 from custody.coalesced.claims import Claim
 from custody.engine.server_verbs import ServerVerbs
 from custody.errors import LeaseLost
@@ -200,6 +200,27 @@ class Comparison(RandomLog):
                 self.c.settle(UUID(lease[0]["lease_id"]), {w.offset: Outcome("ack") for w in wanted})
         self.c.delete_group(TOPIC, group)
 
+    def claim_bound(self) -> None:
+        """A group that is bound to some messages gets these, however they lie in batches."""
+        group = f"g-{next(self.names)}"
+        self.c.create_group(TOPIC, group, bindings=[Binding(headers={"n": "1"}), Binding(headers={"quoted": '{"\\",'})])
+        wanted = [
+            one
+            for p in range(PARTITIONS)
+            for one in self.log[p][self.first[p] :]
+            if one.headers.get("n") == "1" or "quoted" in one.headers
+        ]
+        found: list[Message] = []
+        while True:
+            lease = self.c.claim(TOPIC, group, max_messages=self.dice.choice([3, 50, 2000]))
+            if lease:
+                found += lease
+                lease.ack()
+            elif lease.reason != "busy":
+                break
+        self.same(sorted(found, key=lambda m: (m.partition, m.offset)), wanted)
+        self.c.delete_group(TOPIC, group)
+
     def claim_for_several(self) -> None:
         group = f"g-{next(self.names)}"
         self.c.create_group(TOPIC, group, Policy(ordering=self.dice.choice(["none", "key"])))
@@ -294,6 +315,7 @@ READERS = [
     Comparison.times,
     Comparison.arrow,
     Comparison.claim_bytes,
+    Comparison.claim_bound,
     Comparison.claim_for_several,
 ]
 

@@ -181,16 +181,21 @@ BEGIN
                                               v_source.until_offset)
                 THEN 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
                          SELECT e."offset", e.key FROM unnest($1) r,
-                         LATERAL (SELECT l."offset", l.n, l.key, l.keys, l.headers, l.headers_each FROM %1$s
-                                  AND l."offset" >= lower(r) AND l."offset" <= coalesce((
-                                      SELECT l."offset" FROM %1$s AND l."offset" >= upper(r) - 1
-                                      ORDER BY l."offset" LIMIT 1), upper(r))
-                                  ORDER BY l."offset") l,
-                         LATERAL (SELECT l."offset" - l.n + u.i AS "offset", u.key, u.headers
-                                  FROM unnest(CASE WHEN l.n = 1 THEN ARRAY[l.key] ELSE l.keys END,
-                                              CASE WHEN l.n = 1 THEN ARRAY[l.headers] ELSE l.headers_each END,
-                                              array_fill(0, ARRAY[l.n])) WITH ORDINALITY u (key, headers, x, i)) e
-                         WHERE e."offset" >= lower(r) AND e."offset" < upper(r) AND (%2$s) LIMIT $2) m'
+                         LATERAL (SELECT b.*, greatest(lower(r) - b.first, 0)::int + 1 AS low,
+                                         least(upper(r) - b.first, b.n)::int AS high
+                                  FROM (SELECT l."offset" - l.n + 1 AS first, l.n, l.key, l.keys, l.headers,
+                                               l.headers_each
+                                        FROM %1$s AND l."offset" >= lower(r) AND l."offset" <= coalesce((
+                                            SELECT l."offset" FROM %1$s AND l."offset" >= upper(r) - 1
+                                            ORDER BY l."offset" LIMIT 1), upper(r))
+                                        ORDER BY l."offset") b) l,
+                         LATERAL (SELECT l.first + l.low - 2 + u.i AS "offset", u.key, u.headers
+                                  FROM unnest(CASE WHEN l.n = 1 THEN ARRAY[l.key] ELSE l.keys[l.low:l.high] END,
+                                              CASE WHEN l.n = 1 THEN ARRAY[l.headers]
+                                                   ELSE l.headers_each[l.low:l.high] END,
+                                              array_fill(0, ARRAY[l.high - l.low + 1]))
+                                       WITH ORDINALITY u (key, headers, x, i)) e
+                         WHERE %2$s LIMIT $2) m'
                 ELSE 'SELECT array_agg(m."offset") AS offsets, array_agg(m.key) AS keys FROM (
                           SELECT e."offset", e.key FROM unnest($1) r,
                           LATERAL (SELECT "offset", key, headers FROM %1$s AND "offset" >= lower(r)
