@@ -98,7 +98,7 @@ class Uncommitted(Database):
     """Leaves what it calls in a transaction, which is open until the end of this process or of the block."""
 
     def __init__(self, db: Database) -> None:
-        self.worker, self.clock = db.worker, db.clock
+        self.worker, self.clock, self._schema = db.worker, db.clock, db._schema
         self._connection = psycopg.connect(db.url)
 
     def call(self, function: str, /, *, on: Any = None, **arguments: Any) -> list[Any]:
