@@ -97,13 +97,15 @@ def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
     watch(crashes, monkeypatch.setattr)
     monkeypatch.setattr(Driving, "_batch", fails_of_it(Driving._batch))
     monkeypatch.setattr(DriverVerbs, "release", lambda _: 0)  # a killed driver gives nothing back
-    publish(live, 0, 60)
+    publish(live, 0, 1000)
     pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, Files(str(tmp_path / "table"), schema=ROW)])
     pipeline.each(passed_on)
-    summary = pipeline.run(live, spark=spark, drain="60s", max_per_batch=10, checkpoint=str(tmp_path / "checkpoint"))
+    summary = pipeline.run(live, spark=spark, drain="60s", max_per_batch=100, checkpoint=str(tmp_path / "checkpoint"))
     assert (crashes.left, summary.restarts) == ([], len(STEPS))
     found = verdict(live)
-    assert (len(found.done), found.dead, found.open) == (60, {}, 0)
+    assert (len(found.done), found.dead, found.open) == (1000, {}, 0)
+    (places,) = db.execute("SELECT last_value FROM custody.stage_places").fetchone() or (0,)
+    assert places > 20, "tasks have written no rows of the log"
     assert in_files(tmp_path / "table") == in_topic(db)
     assert not [path for path in (tmp_path / "table" / "_custody").rglob("*") if path.is_file()]
     assert db.execute("SELECT count(*) FROM custody.pipeline_writes").fetchone() == (0,)

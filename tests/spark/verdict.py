@@ -198,8 +198,11 @@ def _errors(db: psycopg.Connection[Any], group: str) -> dict[Place, str | None]:
 
 
 def _stages(db: psycopg.Connection[Any]) -> int:
-    """How many staging tables are there. Each is registered, and each that is registered is there."""
+    """How many staging tables are there. Each is registered, and each that is registered is there. What tasks have
+    written into the log and nobody has published is of one of them."""
     registered = {name for (name,) in db.execute("SELECT name FROM custody.stages")}
+    hidden = db.execute('SELECT DISTINCT "offset" >> 24 FROM custody.log WHERE partition < 0').fetchall()
+    assert set(hidden) <= set(db.execute("SELECT stage_id FROM custody.stages").fetchall())
     tables = {name for (name,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'custody'")}
     assert {name for name in tables if re.match(r"staged_", name)} == registered
     return len(registered)

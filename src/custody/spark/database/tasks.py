@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from custody.elapsed import elapsed, holds_until
+from custody.model.codec import Encoded
 from custody.store import staging
-from custody.store.log_copy import row_tail
 from custody.store.postgres import Row
+from custody.store.staged_batches import batches
 from custody.verbs.pipelines import Overdue, Ranges, Sink, StagedCount, ranges_of, stage_of
 
 
@@ -118,10 +119,10 @@ class Holding:
 
 @dataclass(slots=True)
 class _Place:
-    """A partition of a topic that an attempt writes to: how its rows begin, and their number."""
+    """The messages of an attempt for a partition of a topic, and the source of each."""
 
-    start: bytes
-    count: int = 0
+    messages: list[Encoded] = field(default_factory=list)
+    sources: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Stage:
@@ -131,17 +132,9 @@ class Stage:
         self._url, self._name = url, name
         # a random number for each attempt, because Spark's own numbers start again with every driver
         self.attempt = secrets.randbits(62)
-        self._rows: list[bytes] = []
         self._places: dict[tuple[int, int, int], _Place] = {}
 
-    def add(
-        self,
-        topic: Sink,
-        partition: int,
-        source: tuple[int, int],
-        message: tuple[str | None, bytes, bytes, bytes | None],
-        waits: bool = False,
-    ) -> None:
+    def add(self, topic: Sink, partition: int, source: tuple[int, int], message: Encoded, waits: bool = False) -> None:
         """Adds one message for a partition of a topic, made from that source offset.
 
         Delayed messages are counted separately, under the negative id, because they get no offset at the commit.
@@ -149,15 +142,21 @@ class Stage:
         named = (-topic[0] if waits else topic[0], partition, topic[1])
         place = self._places.get(named)
         if place is None:
-            place = self._places[named] = _Place(staging.row_start(self.attempt, named[0], partition))
-        self._rows.append(staging.stage_row(place.start, place.count, *source, row_tail(*message)))
-        place.count += 1
+            place = self._places[named] = _Place()
+        place.messages.append(message)
+        place.sources.append(source)
 
     def write(self) -> list[StagedCount]:
         """Writes all outputs in one transaction, and returns their counts by topic and partition."""
-        if self._rows:
-            staging.copy_staged(self._url, self._name, self._rows)
+        staged = staging.Staged()
+        for (topic, partition, _), place in self._places.items():
+            found = batches(place.messages, place.sources) if topic > 0 else None
+            if found is None:
+                staged.rows += staging.rows_of(self.attempt, topic, partition, place.sources, place.messages)
+            else:
+                staged.batches += [(topic, partition, batch) for batch in found]
+        staging.write(self._url, self._name, self.attempt, staged)
         return [
-            StagedCount(self.attempt, topic, partition, place.count, of)
+            StagedCount(self.attempt, topic, partition, len(place.messages), of)
             for (topic, partition, of), place in self._places.items()
         ]

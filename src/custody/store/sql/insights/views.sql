@@ -14,12 +14,14 @@ SELECT t.name AS topic, e.partition, e."offset", e.key, custody.payload_text(e.k
        e.published_at, CASE e.kind WHEN 'j' THEN 'json' WHEN 't' THEN 'text' ELSE 'bytes' END AS payload_kind,
        e.payload AS payload_bytes
 FROM (
-    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log WHERE n = 1
+    SELECT segment_id, partition, "offset", published_at, key, kind, payload, headers FROM custody.log
+    WHERE n = 1 AND partition >= 0   -- below 0 is what tasks of pipelines have staged
     UNION ALL
     SELECT b.segment_id, b.partition, b."offset" - b.n + m.i, b.published_at, m.key,
            coalesce(substr(b.kinds, m.i::int, 1)::"char", b.kind),
            substring(b.payloads FROM m.start - b.base + 1 FOR m.stop - m.start), b.headers_each[m.i]
-    FROM (SELECT l.*, l.ends[l.n] - octet_length(l.payloads) AS base FROM custody.log l WHERE l.n > 1) b,
+    FROM (SELECT l.*, l.ends[l.n] - octet_length(l.payloads) AS base FROM custody.log l
+          WHERE l.n > 1 AND l.partition >= 0) b,
          LATERAL unnest(b.base || b.ends, b.ends, b.keys) WITH ORDINALITY m (start, stop, key, i)
     WHERE m.i <= b.n
     UNION ALL

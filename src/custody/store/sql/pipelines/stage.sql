@@ -1,5 +1,6 @@
--- Staging. Tasks write their output into an unlogged table, each attempt under its own number. One transaction then
--- publishes the attempts that count. Output of other attempts is never read.
+-- Staging. Tasks write their output into an unlogged table, each attempt under its own number, or as finished rows into
+-- the log (staged_batches.sql). One transaction then publishes the attempts that count. Output of other attempts is
+-- never read.
 
 -- Creates the table if there is none, and drops those that somebody left a day ago.
 CREATE FUNCTION custody.open_stage(p_stage text, p_now timestamptz DEFAULT NULL) RETURNS text
@@ -24,21 +25,29 @@ BEGIN
         'CREATE UNLOGGED TABLE custody.%I (
              attempt bigint NOT NULL, topic_id int NOT NULL, partition int NOT NULL, n int NOT NULL,
              source_partition int NOT NULL, source_offset bigint NOT NULL,
-             key text, kind "char" NOT NULL, payload bytea NOT NULL, headers jsonb) WITH (autovacuum_enabled = off)',
-             p_stage);
+             key text, kind "char", payload bytea, headers jsonb,
+             -- Instead of a message, a row of the log: where it is, and the sources of its messages.
+             last_source bigint, segment_id int, place bigint, messages int, sources int[] STORAGE EXTERNAL,
+             CHECK (num_nulls(kind, payload) = num_nonnulls(place, sources) AND num_nulls(kind, payload) IN (0, 2)))
+         WITH (autovacuum_enabled = off)', p_stage);
     PERFORM custody.grant_as(p_stage, 'custody.suspects');
     RETURN p_stage;
 END $$;
 
--- Drops a stage. Returns false if somebody still writes into it: it is dropped another time.
+-- Drops a stage and what it has in the log. Returns false if somebody still writes into it: it is dropped another time.
 CREATE FUNCTION custody.drop_stage(p_stage text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 BEGIN
+    -- First the lock, so that nobody writes any more.
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = 'custody'::regnamespace AND relname = p_stage) THEN
+        EXECUTE format('LOCK TABLE custody.%I IN ACCESS EXCLUSIVE MODE', p_stage);
+    END IF;
+    PERFORM custody.remove_staged(p_stage);
     EXECUTE format('DROP TABLE IF EXISTS custody.%I', p_stage);
     DELETE FROM custody.stages WHERE name = p_stage;
     RETURN true;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-    RETURN false;
+EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+    RETURN false;       -- undefined_table: somebody else drops it, or a segment, at this moment
 END $$;
 
 -- Publishes the output of the named attempts: p_counts messages of each attempt for each partition of each topic
@@ -80,6 +89,11 @@ BEGIN
             SELECT d.staged, d.stored INTO v_staged, v_written
             FROM custody.stage_delayed(p_stage, p_attempts, v_topic, NOT p_exact, p_source_partitions, p_sources,
                                        p_now) d;
+        ELSIF EXISTS (SELECT FROM custody.stage_segments x
+                      WHERE x.stage = p_stage AND x.topic_id = v_topic.topic_id) THEN
+            SELECT b.staged, b.written INTO v_staged, v_written
+            FROM custody.publish_batches(p_stage, p_attempts, p_topics, p_partitions, v_topic, v_placed.of, p_exact,
+                                         p_source_partitions, p_sources, p_now) b;
         ELSIF p_exact THEN
             -- A statement of its own, so that it runs once: each call would give the partition another time.
             PERFORM custody.reserve(v_topic.name, w.partitions, w.counts, NULL, p_now, v_placed.of)
@@ -159,7 +173,7 @@ END $$;
 -- collected by the thousand and by the megabyte, because an array has a limit. The caller holds the heads.
 CREATE FUNCTION custody.put_staged(
     p_query text, p_topic_id int, p_now timestamptz, p_attempts bigint[], p_topics int[], p_partitions int[],
-    p_sources int8multirange[]
+    p_sources int8multirange[], p_tids tid[] DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -177,7 +191,7 @@ BEGIN
                WINDOW w AS (PARTITION BY x.partition ORDER BY x.first, x.second, x.third ROWS UNBOUNDED PRECEDING)) y
          GROUP BY y.partition, (y.place - 1) / 1000, (y.bytes / 1000000)::bigint
          ORDER BY y.partition, (y.place - 1) / 1000, (y.bytes / 1000000)::bigint', p_query)
-    USING p_attempts, p_topics, p_partitions, p_topic_id, p_sources
+    USING p_attempts, p_topics, p_partitions, p_topic_id, p_sources, p_tids
     LOOP
         IF v_head.partition IS DISTINCT FROM v_batch.partition THEN
             SELECT h.* INTO v_head FROM custody.heads h

@@ -107,8 +107,18 @@ CREATE TABLE custody.malformed (
 -- table has the name that is registered here.
 CREATE TABLE custody.stages (
     name      text PRIMARY KEY CHECK (name ~ '^staged_[a-z0-9_]{1,50}$'),
-    opened_at timestamptz NOT NULL
+    opened_at timestamptz NOT NULL,
+    stage_id  bigint GENERATED ALWAYS AS IDENTITY   -- the upper bits of the places of its rows in the log
 );
+
+-- The segments of the log into which tasks have written rows of a stage, and numbers for these rows.
+CREATE TABLE custody.stage_segments (
+    stage      text NOT NULL REFERENCES custody.stages ON DELETE CASCADE,
+    topic_id   int NOT NULL,
+    segment_id int NOT NULL,
+    PRIMARY KEY (stage, segment_id)
+);
+CREATE SEQUENCE custody.stage_places;
 
 -- Output to sinks outside the database that was begun and is not finished: see pipeline_writes.sql.
 CREATE TABLE custody.pipeline_writes (
