@@ -73,7 +73,7 @@ BEGIN
           nullif(p_headers, '{}')::jsonb[];
 END $$;
 
--- The messages of a staged row, with their sources.
+-- The messages of a staged row, with their sources. What is stored beside the table is read once: `||` makes a copy.
 CREATE FUNCTION custody.staged_messages(p_segment int, p_partition int, p_place bigint, p_sources int[])
 RETURNS TABLE (i bigint, source int, key text, kind "char", payload bytea, headers jsonb)
 LANGUAGE plpgsql STABLE AS $$
@@ -84,11 +84,44 @@ BEGIN
                     m.payload, CASE WHEN l.n = 1 THEN l.headers ELSE m.headers END
              FROM custody.log_%s l,
                   LATERAL unnest($3, CASE WHEN l.n = 1 THEN ARRAY[l.payload]
-                                          ELSE custody.split_payloads(substring(l.payloads FROM 1), l.ends) END,
+                                          ELSE custody.split_payloads(substring(l.payloads FROM 1),
+                                                                     l.ends || ''{}'') END,
                                  l.keys, string_to_array(l.kinds, NULL), l.headers_each)
                        WITH ORDINALITY m (source, payload, key, kind, headers, i)
              WHERE l.partition = $1 AND l."offset" = $2', p_segment)
         USING -1 - p_partition, p_place, p_sources;
+    END IF;
+END $$;
+
+-- The messages of a staged batch whose sources are in a set, as arguments of the function that appends to a segment.
+CREATE FUNCTION custody.cut_staged(
+    p_segment int, p_partition int, p_place bigint, p_sources int[], p_first bigint, p_set int8multirange,
+    OUT keys text[], OUT kinds "char"[], OUT headers text[], OUT joined bytea, OUT ends int[]
+)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF to_regclass('custody.log_' || p_segment) IS NOT NULL THEN
+        EXECUTE format(
+            'SELECT CASE WHEN l.keys IS NULL THEN ''{}'' ELSE m.keys END,
+                    CASE WHEN l.kinds IS NULL THEN ARRAY[l.kind] ELSE m.kinds END,
+                    CASE WHEN l.headers_each IS NULL THEN ''{}'' ELSE m.headers END, m.joined, m.ends
+             FROM custody.log_%s l,
+                  LATERAL (SELECT array_agg(x.key) AS keys, array_agg(x.kind::"char") AS kinds,
+                                  array_agg(x.headers::text) AS headers, string_agg(x.payload, '''') AS joined,
+                                  array_agg(x.stop) AS ends
+                           FROM (SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.i)::int AS stop
+                                 FROM (SELECT u.i, u.key, u.kind, u.headers,
+                                              substring(b.payloads FROM u.start + 1 FOR u.stop - u.start) AS payload
+                                       FROM (SELECT substring(l.payloads FROM 1) AS payloads OFFSET 0) b,
+                                            unnest(0 || l.ends, l.ends, $3, l.keys, string_to_array(l.kinds, NULL),
+                                                   l.headers_each)
+                                                WITH ORDINALITY u (start, stop, source, key, kind, headers, i)
+                                       WHERE $5 @> $4 + u.source
+                                       OFFSET 0) y
+                                 ORDER BY y.i) x) m
+             WHERE l.partition = $1 AND l."offset" = $2', p_segment)
+        INTO keys, kinds, headers, joined, ends
+        USING -1 - p_partition, p_place, p_sources, p_first, p_set;
     END IF;
 END $$;
 
@@ -141,15 +174,15 @@ BEGIN
     RETURN v_offsets[cardinality(v_offsets)] + 1 - v_tail.next_offset;
 END $$;
 
--- Staged rows of a partition that follow each other: whole ones that are moved as they are, or others, of which the
--- messages that count are sorted and appended.
+-- Staged rows of a partition that follow each other: whole ones, which are moved as they are; parts of rows, which are
+-- cut; or others, of which the messages that count are sorted and appended.
 CREATE TYPE custody.stage_run AS (
-    partition int, whole boolean, wanted bigint, segments int[], places bigint[], messages int[], tids tid[]
+    partition int, form text, wanted bigint, segments int[], places bigint[], messages int[], tids tid[]
 );
 
--- Publishes what is staged for a topic, as publish_staged does, if some of it are finished rows. A row is moved if all
--- its messages count, and if no other row has messages of sources between its own. What is to be done is found out
--- before the heads are locked.
+-- Publishes what is staged for a topic, as publish_staged does, if some of it are finished rows. A row is moved as it
+-- is, or cut if some of its messages do not count, unless other rows have messages of sources between its own. What is
+-- to be done is found out before the heads are locked.
 CREATE FUNCTION custody.publish_batches(
     p_stage text, p_attempts bigint[], p_topics int[], p_partitions int[], p_topic custody.topics, p_of int,
     p_exact boolean, p_source_partitions int[], p_sources int8multirange[], p_now timestamptz,
@@ -160,6 +193,8 @@ DECLARE
     v_runs    custody.stage_run[];
     v_run     custody.stage_run;
     v_head    custody.heads;
+    v_tid     tid;
+    v_cut     record;
     v_written bigint;
 BEGIN
     EXECUTE format(
@@ -168,23 +203,25 @@ BEGIN
     INTO staged USING (p_topic).topic_id, p_attempts;
     EXECUTE format(
         'WITH pieces AS (%s)
-         SELECT array_agg(ROW(r.partition, r.whole, r.wanted, r.segments, r.places, r.messages, r.tids)
+         SELECT array_agg(ROW(r.partition, r.form, r.wanted, r.segments, r.places, r.messages, r.tids)
                           ::custody.stage_run ORDER BY r.partition, r.number)
-         FROM (SELECT o.partition, o.whole, sum(o.wanted)::bigint AS wanted, min(o.number) AS number,
+         FROM (SELECT o.partition, o.form, sum(o.wanted)::bigint AS wanted, min(o.number) AS number,
                       array_agg(o.segment_id ORDER BY o.number) AS segments,
                       array_agg(o.place ORDER BY o.number) AS places,
                       array_agg(o.messages ORDER BY o.number) AS messages, array_agg(o.tid ORDER BY o.number) AS tids
-               FROM (SELECT w.*, w.number - row_number() OVER (PARTITION BY w.partition, w.whole ORDER BY w.number)
+               FROM (SELECT w.*, w.number - row_number() OVER (PARTITION BY w.partition, w.form ORDER BY w.number)
                                  AS run
                      FROM (SELECT p.*, row_number() OVER every AS number,
-                                  p.place IS NOT NULL AND p.wanted = p.messages
-                                  AND p.first >= coalesce(max(p.last) OVER (same ROWS BETWEEN UNBOUNDED PRECEDING
-                                                                            AND 1 PRECEDING), p.first)
-                                  AND p.last <= coalesce(lead(p.first) OVER same, p.last) AS whole
+                                  CASE WHEN p.place IS NULL
+                                            OR p.first < max(p.last) OVER (same ROWS BETWEEN UNBOUNDED PRECEDING
+                                                                           AND 1 PRECEDING)
+                                            OR p.last > lead(p.first) OVER same THEN ''mixed''
+                                       WHEN p.wanted = p.messages THEN ''whole''
+                                       ELSE ''part'' END AS form
                            FROM pieces p WHERE p.wanted > 0
                            WINDOW every AS (PARTITION BY p.partition ORDER BY p.major, p.first, p.attempt, p.n),
                                   same AS (PARTITION BY p.partition, p.major ORDER BY p.first, p.attempt, p.n)) w) o
-               GROUP BY o.partition, o.whole, o.run) r',
+               GROUP BY o.partition, o.form, o.run) r',
         CASE WHEN p_exact THEN format(
             'SELECT s.ctid AS tid, s.partition, s.attempt, s.n, s.segment_id, s.place,
                     coalesce(s.messages, 1) AS messages, coalesce(s.messages, 1) AS wanted, a.major,
@@ -215,12 +252,29 @@ BEGIN
     FROM (SELECT array_agg(y.partition) AS partitions, array_agg(y.wanted) AS counts
           FROM (SELECT r.partition, sum(r.wanted)::int AS wanted FROM unnest(v_runs) r GROUP BY r.partition) y) w;
     FOREACH v_run IN ARRAY v_runs LOOP
-        IF v_run.whole THEN
-            IF v_head.partition IS DISTINCT FROM v_run.partition THEN
-                SELECT h.* INTO v_head FROM custody.heads h
-                WHERE h.topic_id = (p_topic).topic_id AND h.partition = v_run.partition;
-            END IF;
+        IF v_head.partition IS DISTINCT FROM v_run.partition THEN
+            SELECT h.* INTO v_head FROM custody.heads h
+            WHERE h.topic_id = (p_topic).topic_id AND h.partition = v_run.partition;
+        END IF;
+        IF v_run.form = 'whole' THEN
             v_written := custody.move_staged(v_head, v_run.segments, v_run.places, v_run.messages, p_now);
+        ELSIF v_run.form = 'part' THEN
+            v_written := 0;
+            FOREACH v_tid IN ARRAY v_run.tids LOOP
+                EXECUTE format(
+                    'SELECT c.* FROM custody.%I s, unnest($2, $3) a (source_partition, offsets),
+                            custody.cut_staged(s.segment_id, s.partition, s.place, s.sources, s.source_offset,
+                                               a.offsets) c
+                     WHERE s.ctid = $1 AND a.source_partition = s.source_partition', p_stage)
+                INTO v_cut USING v_tid, p_source_partitions, p_sources;
+                IF v_cut.ends IS NOT NULL THEN
+                    EXECUTE format('SELECT custody.append_%s($1, $2, $3, $4, NULL, $5, NULL, $6, $7, $8)',
+                                   v_head.segment_id)
+                    USING v_head.topic_id, v_head.partition, v_cut.keys, v_cut.kinds, v_cut.headers, p_now,
+                          v_cut.joined, v_cut.ends;
+                    v_written := v_written + cardinality(v_cut.ends);
+                END IF;
+            END LOOP;
         ELSE
             v_written := custody.put_staged(
                 format(
