@@ -1,6 +1,6 @@
 -- Rows of the log that tasks write before the commit. A task that has enough small messages for a partition does not
 -- stage them one by one: it writes finished rows into the open segment of the topic, under a negative partition, which
--- no reader asks for. The commit changes the partition and the offset of such a row, and its bodies stay where they are.
+-- no reader asks for. The commit changes the partition and the offset of such a row. Its bodies stay where they are.
 
 -- Says that a stage has rows in the open segment of a topic, so that they are found if their attempt dies. Committed
 -- before there is any. `base`: places in the segment from there on belong to this stage alone.
@@ -125,8 +125,8 @@ BEGIN
     END IF;
 END $$;
 
--- Gives staged rows their offsets, in this order, and returns the number of messages. The caller holds the head. Rows in
--- a segment that was sealed meanwhile are copied into the open one.
+-- Gives staged rows their offsets, in this order, and returns the number of messages. The caller holds the head. Rows
+-- in a segment that was sealed meanwhile are copied into the open one.
 CREATE FUNCTION custody.move_staged(
     p_head custody.heads, p_segments int[], p_places bigint[], p_messages int[], p_now timestamptz
 ) RETURNS bigint
