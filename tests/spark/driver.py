@@ -22,7 +22,8 @@ from tests.spark.verdict import GROUP, ROW, SET, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
-from custody.spark import Files, Pipeline, fail, fail_when
+from custody.spark import Delta, Files, Iceberg, Jdbc, Pipeline, fail, fail_when
+from custody.spark.outside.sinks import Outside
 from custody.spark.session import session
 
 
@@ -103,14 +104,29 @@ def main() -> int:
     return code
 
 
+def tables(orders: dict[str, Any], schema: str | None) -> list[Outside]:
+    """The sinks outside that the orders name."""
+    files, table = orders["files"], orders["table"]
+    made: list[Outside] = [] if files is None else [Files(files, schema=schema)]
+    if table is not None:
+        kind, place = table
+        if kind == "jdbc":
+            made.append(Jdbc(place, "rows", schema=schema))
+        elif kind == "delta":
+            made.append(Delta(place, schema=schema))
+        else:
+            made.append(Iceberg("shop.rows", warehouse=place, schema=schema))
+    return made
+
+
 def run(spark: SparkSession, orders: dict[str, Any]) -> int:
     """One run of the pipeline."""
     if orders["steps"]:
         steps.watch(steps.Steps(orders["steps"], do))
     framed, hold = orders["style"] == "frame", orders["hold"]
-    files = [] if orders["files"] is None else [Files(orders["files"], schema=None if framed else ROW)]
+    outside = tables(orders, None if framed else ROW)
     schema = None if orders["style"] == "each" else "seq int"
-    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *files], schema=schema)
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *outside], schema=schema)
     if framed:
         pipeline.frame(screened)
     elif orders["style"] == "batch":

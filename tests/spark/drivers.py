@@ -68,6 +68,7 @@ class Driver:
         drain: str | None = "60s",
         checkpoint: Path | None = None,
         files: Path | None = None,
+        table: tuple[str, str] | None = None,
         max_per_batch: int = 1000,
         style: str = "each",
         hold: Mapping[str, str | None] | None = None,
@@ -77,7 +78,7 @@ class Driver:
         self.reaches("ready", timeout=90)
         self.said[:] = [one for one in self.said if one.get("at") != "end"]
         orders = {"url": url, "steps": steps, "drain": drain, "max_per_batch": max_per_batch}
-        orders |= {"style": style, "hold": hold, "more": more}
+        orders |= {"style": style, "hold": hold, "more": more, "table": table}
         paths = {"checkpoint": checkpoint, "files": files}
         self._tell(json.dumps({**orders, **{name: path and str(path) for name, path in paths.items()}}))
 

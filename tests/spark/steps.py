@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import psycopg
 
-from custody.spark import Files
+from custody.spark import Files, Jdbc
 from custody.spark.driver.batch_jobs import BatchJobs
 from custody.spark.driver.driving import Driving
 from custody.spark.outside.hadoop import Hadoop
+from custody.spark.outside.lake import Lake
 from custody.store.postgres import Database
 from custody.verbs.pipelines import BatchReport, Committed, DriverVerbs
 
@@ -44,10 +45,10 @@ class Steps:
 
 
 def watch(steps: Observer, patch: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files written
-    (before the commit), moved (the first of them) and shown."""
+    """Makes this process pass through the steps: logged, staged, uncommitted, committed, returned; with files or
+    rows of a table written (before the commit), moved (the first file) and shown."""
     run, commit, batch = BatchJobs.work, DriverVerbs.commit, Driving._batch
-    stage, move, show = Files.stage, Hadoop.move, Files.show
+    move = Hadoop.move
 
     def working(self: BatchJobs, *args: Any, **kwargs: Any) -> Any:
         done = run(self, *args, **kwargs)
@@ -71,25 +72,27 @@ def watch(steps: Observer, patch: Callable[[Any, str, Any], None] = setattr) -> 
         batch(self, *args)
         steps.reached("returned")
 
-    def staging(self: Files, *args: Any) -> None:
-        stage(self, *args)
-        steps.reached("written")
+    def then(method: Callable[..., None], step: str) -> Callable[..., None]:
+        def called(self: Any, *args: Any) -> None:
+            method(self, *args)
+            steps.reached(step)
+
+        return called
 
     def moving(self: Hadoop, *args: str) -> None:
         move(self, *args)
         steps.reached("moved")
 
-    def showing(self: Files, *args: Any) -> None:
-        show(self, *args)
-        steps.reached("shown")
-
     for owner, name, wrapped in (
         (BatchJobs, "work", working),
         (DriverVerbs, "commit", committing),
         (Driving, "_batch", running),
-        (Files, "stage", staging),
+        (Files, "stage", then(Files.stage, "written")),
+        (Jdbc, "stage", then(Jdbc.stage, "written")),
         (Hadoop, "move", moving),
-        (Files, "show", showing),
+        (Files, "show", then(Files.show, "shown")),
+        (Lake, "show", then(Lake.show, "shown")),
+        (Jdbc, "show", then(Jdbc.show, "shown")),
     ):
         patch(owner, name, wrapped)
 

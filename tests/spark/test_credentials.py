@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
 import custody
@@ -16,7 +17,7 @@ SECRET = "only-credentials-know-this"  # another than other files have: some loo
 DRIVER = f"""
 import os, sys, urllib.request
 import custody
-from custody.spark import Pipeline
+from custody.spark import Jdbc, Pipeline
 from custody.spark.session import session
 
 directory = sys.argv[1]
@@ -25,8 +26,9 @@ spark = session(
     config={{"spark.eventLog.enabled": "true", "spark.eventLog.dir": directory + "/events",
             "spark.eventLog.compress": "false", "spark.ui.enabled": "true", "spark.ui.port": "0"}},
 )
-pipeline = Pipeline(source="in", group="g", sink="out", schema="n int")
-pipeline.frame(lambda frame: frame)
+rows = Jdbc(os.environ["CUSTODY_DATABASE"], "rows")
+pipeline = Pipeline(source="in", group="g", sink=["out", rows], schema="n int")
+pipeline.frame(lambda frame: frame.select("_partition", "_offset", "_key", "n"))
 with custody.connect(os.environ["CUSTODY_DATABASE"]) as c:
     assert pipeline.run(c, spark=spark, available_now=True, checkpoint=directory + "/checkpoint").done == 5
 pages = spark.sparkContext.uiWebUrl
@@ -47,6 +49,8 @@ def test_a_password_appears_nowhere(database_url: str, tmp_path: Path) -> None:
         c.create_topic("in")
         c.create_topic("out")
         c.publish_many("in", [{"n": n} for n in range(5)])
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("CREATE TABLE rows (n int)")
     (tmp_path / "events").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path)],
@@ -59,6 +63,8 @@ def test_a_password_appears_nowhere(database_url: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "MicroBatchExecution" in done.stderr, "Spark says all that it has to say"
     assert SECRET not in done.stdout + done.stderr
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT count(*) FROM rows").fetchone() == (5,)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("events" in str(path) for path in files)
     assert any("offsets" in str(path) for path in files)

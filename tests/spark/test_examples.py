@@ -16,6 +16,7 @@ SAYS = {
     "fraud_screening": ["1980 screened, 20 dead, 1980 published", "an amount of -1.0 is no payment"],
     "fraud_scoring": ["1980 scored, 20 dead, 8 blocked", "expectation 'an amount above zero' is not met"],
     "enrichment": ["198 priced, 2 dead", "no price for gold", "an order of nothing"],
+    "iceberg_orders": ["99 written, 1 dead", "99 rows of 20 customers"],
     "stock_pipeline": ["80 changes in order, 40 failures on the way, 0 SKUs not at zero"],
     "structured_streaming": ["/0: 100 views", "/1: 100 views", "/2: 100 views"],
     "dead_letters": ["5 × a.example: mailbox full", "5 × b.example: mailbox full"],

@@ -157,6 +157,29 @@ def test_a_crash_around_the_commit_leaves_each_row_once(
 
 
 @pytest.mark.chaos
+def test_a_transaction_that_is_lost_after_the_commit_is_inserted_again(
+    c: custody.Custody, spark: SparkSession, bare_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was idle for too long, because the commit had to wait for a topic."""
+    name = psycopg.conninfo.conninfo_to_dict(bare_url)["dbname"]
+    publish(c, range(20))
+    with psycopg.connect(bare_url, autocommit=True) as db:
+        db.execute("CREATE TABLE rows (n int, name text)")
+        real = DriverVerbs.commit
+
+        def commit(*arguments: Any, **named: Any) -> Any:
+            committed = real(*arguments, **named)
+            ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s AND state = %s"
+            assert db.execute(ended, [name, "idle in transaction"]).fetchall() == [(True,)]
+            return committed
+
+        monkeypatch.setattr(DriverVerbs, "commit", commit)
+        summary = run(passing(Jdbc(bare_url, "rows")), c, spark, max_per_batch=10)
+        assert summary.restarts == 0
+        assert [n for (n,) in db.execute("SELECT n FROM rows ORDER BY n")] == [*range(20)]
+
+
+@pytest.mark.chaos
 def test_rows_of_messages_whose_lease_was_lost_are_not_there_twice(
     c: custody.Custody, db: psycopg.Connection, spark: SparkSession, url: str, execute: Execute
 ) -> None:

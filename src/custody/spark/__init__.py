@@ -10,6 +10,8 @@ from custody import extras
 if TYPE_CHECKING:
     from custody.spark.expectations import expect
     from custody.spark.figures import Batch, PipelineSummary
+    from custody.spark.outside.delta import Delta
+    from custody.spark.outside.iceberg import Iceberg
     from custody.spark.outside.jdbc import Jdbc
     from custody.spark.outside.sinks import Files, Write
     from custody.spark.pipeline import Pipeline
@@ -18,14 +20,15 @@ if TYPE_CHECKING:
     from custody.spark.tasks.marks import fail, skip
 
 __all__ = [
-    "Batch", "Files", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "expect", "fail", "fail_when", "skip",
-    "skip_when",
+    "Batch", "Delta", "Files", "Iceberg", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "expect", "fail",
+    "fail_when", "skip", "skip_when",
 ]  # fmt: skip
 
 _HOME = {
-    "Batch": "figures", "Files": "outside.sinks", "Jdbc": "outside.jdbc", "Pipeline": "pipeline",
-    "PipelineSummary": "figures", "To": "tasks.each", "Write": "outside.sinks", "expect": "expectations",
-    "fail_when": "tasks.frame", "skip_when": "tasks.frame", "fail": "tasks.marks", "skip": "tasks.marks",
+    "Batch": "figures", "Delta": "outside.delta", "Files": "outside.sinks", "Iceberg": "outside.iceberg",
+    "Jdbc": "outside.jdbc", "Pipeline": "pipeline", "PipelineSummary": "figures", "To": "tasks.each",
+    "Write": "outside.sinks", "expect": "expectations", "fail_when": "tasks.frame", "skip_when": "tasks.frame",
+    "fail": "tasks.marks", "skip": "tasks.marks",
 }  # fmt: skip
 
 

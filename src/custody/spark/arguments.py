@@ -58,7 +58,9 @@ def _require_sink(one: object, where: str) -> None:
         raise InvalidArgument(f"{where} is the class {one.__name__}", f"Give an instance: {one.__name__}(…).")
     if callable(one):
         raise InvalidArgument(f"{where} is a function", "Decorate it with @pipeline.write instead.")
-    raise InvalidArgument(f"{where} cannot be {one!r}", "A sink is the name of a topic, Files(…), or a list of those.")
+    raise InvalidArgument(
+        f"{where} cannot be {one!r}", "A sink is the name of a topic, Files(…), Jdbc(…), …, or a list of those."
+    )
 
 
 def policy_of(given: object) -> Policy | None:

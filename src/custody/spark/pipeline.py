@@ -39,10 +39,10 @@ ARGUMENTS = ("source", "group", "sink", "policy", "schema", "start", "bindings")
 class Pipeline:
     """One streaming query over a group: every message ends done or dead, and its outputs are committed with it.
 
-    `sink` is the topic for results, or several (the first is the default), or `Files` or `Jdbc`. Sinks outside of the
-    database get the results of the first topic too. `schema` ("sku string, add int") gives typed fields; a message
-    whose payload does not fit is dead. If there is no such group, it is created with the policy and the bindings; if
-    there is, the given ones replace its own.
+    `sink` is the topic for results, or several (the first is the default), or `Files`, `Jdbc`, `Delta` or `Iceberg`.
+    Sinks outside of the database get the results of the first topic too. `schema` ("sku string, add int") gives typed
+    fields; a message whose payload does not fit is dead. If there is no such group, it is created with the policy and
+    the bindings; if there is, the given ones replace its own.
     """
 
     def __init__(

@@ -8,19 +8,22 @@ so a repetition inserts nothing. Runs in the driver.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from custody import extras
 from custody.errors import DatabaseUnavailable, InvalidArgument, PipelineFailed
 from custody.model.outcomes import Outcome
-from custody.spark.outside.sinks import Outside, RowsRefused, SinkDown, Write
+from custody.spark.outside.sinks import Outside, RowsRefused, SinkDown, Write, already
 from custody.verbs.pipelines import BatchReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from custody.spark.outside.jdbc_table import JdbcTable
+
+logger = logging.getLogger(__name__)
 
 Mode = Literal["append", "upsert"]
 Place = tuple[int, int]
@@ -117,6 +120,7 @@ class Jdbc(Outside):
                 table.close()
 
     def show(self, _spark: SparkSession, write: Write) -> None:
+        from custody.spark.outside.jdbc_table import WrongRows
         from custody.spark.outside.packed_rows import unpacked
 
         held = self._open.pop(write.uid, None)
@@ -125,8 +129,8 @@ class Jdbc(Outside):
                 try:
                     held.table.commit()
                     return
-                except SinkDown:
-                    pass  # perhaps it was committed: the claim that it recorded tells
+                except (SinkDown, WrongRows, PipelineFailed):
+                    logger.debug("%s: claim %s is inserted again, unless it was committed", self.name, write.claim)
             table = self._connect()
             try:
                 if not table.record(write):
@@ -167,14 +171,6 @@ class Jdbc(Outside):
         held = self._open.pop(uid, None)
         if held is not None:
             held.table.close()
-
-
-def already(sink: str, write: Write) -> PipelineFailed:
-    return PipelineFailed(
-        f"{sink} has claim {write.claim} of the pipeline {write.uid} already, which Custody has not committed",
-        "A newer driver has written it, or Custody's database was restored from a backup: then compare the table with "
-        "the group, and remove what the table knows of this pipeline.",
-    )
 
 
 def _unavailable(name: str, down: SinkDown) -> DatabaseUnavailable:

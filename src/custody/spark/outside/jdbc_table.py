@@ -21,10 +21,7 @@ from sqlalchemy.exc import DBAPIError, SAWarning, SQLAlchemyError, StatementErro
 from sqlalchemy.schema import CreateTable
 
 from custody.errors import PipelineFailed
-from custody.spark.outside.sinks import SinkDown, Write
-
-OWN = ("_partition", "_offset", "_key")
-"""Columns of each row that a table may have, and need not."""
+from custody.spark.outside.sinks import OWN, SinkDown, Write
 
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
             "mariadb": "mariadb+pymysql"}  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from custody.errors import InvalidArgument
+from custody.errors import InvalidArgument, PipelineFailed
 from custody.handlers import require_finished
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 STAGING = "_custody"
 """A directory beside the files of a table. Readers skip it because of its underscore."""
 
+
+OWN = ("_partition", "_offset", "_key")
+"""Columns of each row that a table may have, and need not."""
 
 FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 """Formats that are plain files. A table format has its own log, so its files cannot just be moved into place."""
@@ -52,6 +55,15 @@ class RowsRefused(Exception):
 
 class SinkDown(ConnectionError):
     """A sink cannot take anything now, whatever the rows are, but may do so later."""
+
+
+def already(sink: str, write: Write) -> PipelineFailed:
+    """The error for a claim that a table has, and that Custody has not committed."""
+    return PipelineFailed(
+        f"{sink} has claim {write.claim} of the pipeline {write.uid} already, which Custody has not committed",
+        "A newer driver has written it, or Custody's database was restored from a backup: then compare the table with "
+        "the group, and remove what the table knows of this pipeline.",
+    )
 
 
 class Outside:
@@ -119,7 +131,7 @@ class Files(Outside):
         if str(format).lower() not in FORMATS:
             raise InvalidArgument(
                 f"{format!r} is not a format of plain files ({', '.join(FORMATS)})",
-                "Write to it with @pipeline.write, which gives you the rows as a DataFrame.",
+                "For tables there are Jdbc, Delta and Iceberg. Write anything else with @pipeline.write.",
             )
         if not isinstance(options or {}, Mapping):
             raise InvalidArgument(f"options cannot be {options!r}", "Give names and values: {'compression': 'zstd'}.")
