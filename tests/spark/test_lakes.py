@@ -102,26 +102,36 @@ def published(c: custody.Custody) -> list[int]:
     return sorted(m.payload["n"] for p in range(2) for m in c.read("out", p, max_messages=1000))
 
 
+CRASHES = [(DriverVerbs, "commit", True), (DriverVerbs, "commit", False), (Lake, "show", True), (Lake, "show", False)]
+"""Before the commit in Custody, after it, before the commit of the table, and after that."""
+
+
+@pytest.mark.parametrize(
+    ("place", "crashes"),
+    [
+        ("delta", CRASHES[1:2]),
+        pytest.param("delta", CRASHES, marks=pytest.mark.chaos),
+        pytest.param("iceberg", CRASHES, marks=pytest.mark.chaos),
+    ],
+    indirect=["place"],
+)
 def test_a_new_table_has_each_done_message_once_after_crashes_around_the_commit(
-    c: custody.Custody, spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+    c: custody.Custody,
+    spark: SparkSession,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    crashes: list[tuple[type, str, bool]],
 ) -> None:
-    """Before the commit in Custody, after it, before the commit of the table, and after that."""
-    crashes = [
-        (DriverVerbs, "commit", True),
-        (DriverVerbs, "commit", False),
-        (Lake, "show", True),
-        (Lake, "show", False),
-    ]
-    left = list(crashes)
+    left, batches = list(crashes), len(crashes) + 1
     for owner, name in ((DriverVerbs, "commit"), (Lake, "show")):
         monkeypatch.setattr(owner, name, crashing(getattr(owner, name), owner, name, left))
-    publish(c, range(50))
+    publish(c, range(10 * batches))
     pipeline = passing(place.sink())
     assert run(pipeline, c, spark, max_per_batch=10).failed == 0
     assert left == []
-    assert place.numbers() == published(c) == [*range(50)]
+    assert place.numbers() == published(c) == [*range(10 * batches)]
     assert place.rows().column_names == ["_partition", "_offset", "_key", "n", "name"]
-    assert place.commits() == 5
+    assert place.commits() == batches
     assert place.staged() == []
 
 
