@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 import custody
 from custody.demo.plan import Plan
 from custody.demo.quick import Killed, checks, run
+from custody.demo.stage import stage
 from custody.demo.warehouse import CHANGES, STOCK
 
 WITHOUT_SPARK = """
@@ -154,3 +155,19 @@ def test_it_can_leave_the_dashboard_open(tmp_path: Path) -> None:
             assert f"/ui/topics/{CHANGES}/groups/{STOCK}" in page.read().decode()
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+def test_a_demo_interrupted_while_postgresql_starts_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, servers = custody.connect, []
+
+    def interrupted(*, home: Path, worker: str) -> custody.Custody:
+        c = connect(home=home, worker=worker)
+        servers.append(int((home / "data/postmaster.pid").read_text().splitlines()[0]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return c
+
+    monkeypatch.setattr(custody, "connect", interrupted)
+    with pytest.raises(SystemExit), stage() as on:
+        on.c.topics()
+    assert len(servers) == 1
+    assert not Path(f"/proc/{servers[0]}").exists()

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -67,12 +66,15 @@ class Stage:
     directory: Path
     interruptions: Interruptions
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _opened: custody.Custody | None = None
 
-    @cached_property
+    @property
     def c(self) -> custody.Custody:
         """The database, which is started at the first use."""
-        with self.interruptions.shielded():
-            return custody.connect(home=self.directory / "home", worker="operator")
+        if self._opened is None:
+            with self.interruptions.shielded():  # kept before a signal that came meanwhile ends the demo
+                self._opened = custody.connect(home=self.directory / "home", worker="operator")
+        return self._opened
 
     def start(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts a process in a group of its own. Its stdin is a pipe that is closed when the demo has ended."""
@@ -97,8 +99,8 @@ class Stage:
         """Ends the processes and the server."""
         for process in self._started:
             kill(process)
-        if "c" in vars(self):
-            self.c.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 def end_with_the_demo() -> None:
