@@ -68,7 +68,6 @@ def refresh():
 @pytest.fixture(autouse=True)
 def _orders(live: Custody, tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
-    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "shops.py").write_text("import custody\nfirst, second = custody.App(), custody.App()\n")
     (tmp_path / "shop.py").write_text(APP)
     live.create_topic("orders", partitions=2)
@@ -131,9 +130,28 @@ def test_a_handler_that_is_not_there(quick: Run, handler: str, complaint: str) -
     assert complaint in quick("work", handler, "-t", "orders", "-g", "stock", code=2).err
 
 
-def test_what_the_module_itself_lacks_is_named(quick: Run) -> None:
-    failed = quick("work", "broken:handle", "-t", "orders", "-g", "stock", code=1)
-    assert "error: ModuleNotFoundError: No module named 'nothing_of_that_name'" in failed.err
+@pytest.mark.parametrize(
+    ("file", "given", "said", "remedy"),
+    [
+        ("import nothing_of_that_name\n", "broken:handle", "line 1: ModuleNotFoundError: No module named", "TRACEBACK"),
+        ("import os\n\nkey = os.environ['NO_KEY']\n", "broken.py", "line 3: KeyError: 'NO_KEY'", "TRACEBACK"),
+        ("import custody\napp = custody.App(\n", "broken.py", "line 2: SyntaxError: '(' was never closed", "TRACEBACK"),
+        ("import sys\nsys.exit(3)\n", "broken", "line 2: SystemExit: 3", "TRACEBACK"),
+        ("import custody\ncustody.Policy(max_attempts=0)\n", "broken.py", "line 2: InvalidPolicy: max_attempts", ""),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_with_its_line(
+    quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, given: str, said: str, remedy: str
+) -> None:
+    (tmp_path / "broken.py").write_text(file)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    failed = quick("work", given, *(["-t", "orders", "-g", "stock"] if ":" in given else []), code=1)
+    assert f"error: broken.py, {said}" in failed.err
+    assert remedy in failed.err
+    sys.modules.pop("broken", None)
+
+
+def test_a_group_that_is_not_there(quick: Run) -> None:
     assert quick("work", "handlers:Stock.apply", "-t", "orders", "-g", "x", "--json", code=1).error["code"] == (
         "group_not_found"
     )

@@ -15,6 +15,9 @@ def main() -> None:
     """The entry point of the command `custody`."""
     try:
         code: int | str = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while commands are imported; later ones are reported by `run`
+        print("interrupted", file=sys.stderr)
+        code = 130
     except ModuleNotFoundError as error:  # of typer, with which every other error is reported
         missing = extras.missing(error)
         if missing is None:

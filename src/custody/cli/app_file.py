@@ -12,7 +12,10 @@ from typing import Any
 
 import typer
 
+from custody import extras
 from custody.app import App
+from custody.cli.failed_import import explained
+from custody.errors import CustodyError, InvalidArgument
 from custody.model.entities import Message
 
 
@@ -58,7 +61,10 @@ def _file(file: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = module_from_spec(spec)  # also if it has the name of another module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _refused(file.absolute(), file.name, error) from error
     return module
 
 
@@ -67,10 +73,17 @@ def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module was found, but not something that it imports
-        raise typer.BadParameter(f"there is no module {name!r} in {Path.cwd()} or installed") from error
+    except (Exception, SystemExit) as error:
+        lacks = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lacks is not None and f"{name}.".startswith(f"{lacks}."):  # and not something that the module imports
+            raise typer.BadParameter(f"there is no module {name!r} in {Path.cwd()} or installed") from error
+        file = Path.cwd().joinpath(*name.split(".")).with_suffix(".py")
+        raise _refused(file, file.name if file.is_file() else name, error) from error
+
+
+def _refused(file: Path, name: str, error: BaseException) -> CustodyError:
+    """The error that importing the user's file has raised, with its line."""
+    return extras.missing(error) or InvalidArgument(*explained(str(file), name, error))
 
 
 def _app_of(place: str, module: ModuleType) -> App:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from custody import extras
-from custody.errors import CustodyError, PipelineRefused, did_you_mean
+from custody.cli.failed_import import explained
+from custody.errors import PipelineRefused, did_you_mean
 
 if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline
@@ -63,7 +63,7 @@ def load(file: Path, *, shared: bool = True) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        raise extras.missing(error) or _refused(file, error) from error
+        raise extras.missing(error) or PipelineRefused(*explained(str(file), file.name, error)) from error
     if not shared:
         _send_along(file)
     beside = [] if shared else _modules_in(file.parent, set(sys.modules) - before)
@@ -87,19 +87,6 @@ def _is_free(file: Path) -> bool:
         return getattr(sys.modules[file.stem], "__file__", None) == str(file)
     found = find_spec(file.stem)
     return found is None or found.origin == str(file)
-
-
-def _refused(file: Path, error: BaseException) -> PipelineRefused:
-    """The error that the file raised, with its line."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        line, text = error.lineno, error.msg
-    else:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        line, text = lines[-1] if lines else None, getattr(error, "message", None) or str(error)
-    where = file.name if line is None else f"{file.name}, line {line}"
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    remedy = error.remedy if isinstance(error, CustodyError) else "CUSTODY_TRACEBACK=1 shows the traceback."
-    return PipelineRefused(f"{where}: {what}", remedy)
 
 
 def _defined(module: ModuleType) -> Iterator[Pipeline]:
