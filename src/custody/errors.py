@@ -90,6 +90,10 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Self
 
 
+def _sentence(message: str) -> str:
+    return message if message.endswith(("?", "!", ".")) else f"{message}."
+
+
 class CustodyError(Exception):
     """Something went wrong in Custody."""
 
@@ -104,7 +108,7 @@ class CustodyError(Exception):
         self.remedy = remedy
         self.shown = self.message
         """The message for callers of a server, without the text of a database error."""
-        super().__init__(f"{self.message.rstrip('.')}. {remedy}" if remedy else self.message)
+        super().__init__(f"{_sentence(self.message)} {remedy}" if remedy else self.message)
 
     def showing(self, text: str) -> Self:
         """Sets the message for callers of a server."""

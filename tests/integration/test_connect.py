@@ -20,7 +20,7 @@ import custody
 from custody.errors import DatabaseUnavailable, InvalidArgument, IsolationLevel, SchemaInUse, SchemaNewer
 from custody.store import embedded
 from custody.store.connecting import BoundedConnection
-from custody.store.postgres import Database
+from custody.store.postgres import Database, translate
 
 PUBLISH = """
 import sys, custody
@@ -139,6 +139,25 @@ def test_a_database_that_is_not_there_is_named(server_url: str) -> None:
         custody.connect(url_of(server_url, "no_such_database"))
     with pytest.raises(DatabaseUnavailable, match="Check that it runs"):
         custody.connect("postgresql://127.0.0.1:1/custody")
+
+
+@pytest.mark.req("G20")
+def test_the_remedy_of_a_refused_connection_is_for_its_reason(server_url: str) -> None:
+    """The embedded server trusts its users, so the refusals of others are those of libpq, word for word."""
+    remedies = {
+        "connection is bad: connection to server on socket: No such file\n\tIs the server running?": "runs",
+        'connection failed: FATAL:  password authentication failed for user "shop"': "user and password",
+        "connection failed: fe_sendauth: no password supplied": "Give a password",
+        'connection failed: FATAL:  no pg_hba.conf entry for host "10.0.0.7"': "pg_hba.conf of the server",
+        "failed to resolve host 'db.example': [Errno -2] Name or service not known": "Check the host",
+    }
+    for reason, remedy in remedies.items():
+        error = translate(psycopg.OperationalError(reason))
+        assert remedy in error.remedy
+        assert "\n" not in str(error)
+        assert "?." not in str(error)
+    with pytest.raises(DatabaseUnavailable, match="createdb"):
+        custody.connect(url_of(server_url, "no_such_database"))
 
 
 @pytest.mark.chaos

@@ -47,6 +47,14 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _ERRORS = by_code()
+_REFUSED = {
+    "password authentication failed": "Check user and password of the URL.",
+    "no password supplied": "Give a password: in the URL, PGPASSWORD, or ~/.pgpass.",
+    "no pg_hba.conf entry": "Admit this user and address in pg_hba.conf of the server.",
+    "does not exist": "Check the name in the URL, or create it: createdb, createuser.",
+    "resolve host": "Check the host of the URL.",
+}.items()
+"""What to do if a server refuses a connection, by a part of its message. In another language it is the usual remedy."""
 _CHANGED = (
     pg_errors.UndefinedFunction,
     pg_errors.UndefinedTable,
@@ -176,19 +184,23 @@ def translate(error: psycopg.Error) -> CustodyError:
             "Set pool_mode = transaction (or session) for this database in the pooler.",
         )
     if isinstance(error, pg_errors.OperationalError | pg_errors.InterfaceError):
-        said = "the database cannot be reached"
-        remedy = "Check that it runs, and try again."
-        return DatabaseUnavailable(f"{said}: {_said(error)}", remedy).showing(said)
+        said, reason = "the database cannot be reached", _said(error)
+        remedy = next((mend for mark, mend in _REFUSED if mark in reason), "Check that it runs, and try again.")
+        return DatabaseUnavailable(f"{said}: {reason}", remedy).showing(said)
     if isinstance(error, pg_errors.InsufficientPrivilege):
         said = "the role of the database lacks a right"
-        remedy = "Connect as a role that has it, or give it with `custody grants` as the owner of the schema custody."
+        remedy = (
+            "Run `custody migrate` once as the owner of the database: it has no schema custody yet."
+            if "permission denied for database" in _said(error)
+            else "Connect as a role that has it, or give it with `custody grants` as the owner of the schema custody."
+        )
         return PermissionDenied(f"{said}: {_said(error)}", remedy).showing(said)
     return CustodyError(f"the database reported: {str(error).strip()}").showing("the database reported an error")
 
 
 def _said(error: psycopg.Error) -> str:
     """The server's message, without the context of our functions; otherwise the driver's."""
-    return error.diag.message_primary or str(error).strip()
+    return error.diag.message_primary or " ".join(str(error).split())
 
 
 def without_own_passwords(url: str) -> str:
