@@ -50,6 +50,27 @@ def test_the_snippets_of_a_document_run(
     run_document(document, bare_url, tmp_path, monkeypatch, lambda script: run_python(script, bare_url, tmp_path))
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("document", [d for d in WITH_SNIPPETS if not needs_spark(d)], ids=lambda path: path.name)
+def test_the_python_of_a_document_runs_twice_from_nothing(document: Path, base: Path) -> None:
+    """As a reader runs it: on the embedded database of a directory, which no other program keeps running."""
+    script = "\n".join(snippets(document, "python"))
+    if not script or LOCAL in script:
+        pytest.skip("nothing of it runs without a server")
+    (base / "snippets.py").write_text(script, encoding="utf-8")
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "snippets.py"],
+            cwd=base,
+            env={name: value for name, value in os.environ.items() if not name.startswith("CUSTODY_")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+
+
 def run_document(
     document: Path, database_url: str, directory: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[str], None]
 ) -> None:
