@@ -18,7 +18,16 @@ from msgspec import UNSET, UnsetType
 
 from custody.connection import connect
 from custody.engine import Custody
-from custody.errors import CustodyError, GroupNotFound, InvalidArgument, ScheduleNotFound, TopicNotFound, did_you_mean
+from custody.errors import (
+    CustodyError,
+    Forbidden,
+    GroupNotFound,
+    InvalidArgument,
+    PermissionDenied,
+    ScheduleNotFound,
+    TopicNotFound,
+    did_you_mean,
+)
 from custody.handlers import is_coroutine_function, payload_of, require_handler
 from custody.model.entities import NAME, Message
 from custody.model.outcomes import Skip
@@ -335,15 +344,30 @@ def _ensure(c: Custody, one: Subscription) -> Iterator[str]:
     """Creates the topic and the group, or brings them up to the settings of the code. Says what was missing."""
     try:
         c.topic(one.topic)
-        c.ensure_topic(one.topic, partitions=one.partitions)
+        with _allowed(f"changes topic {one.topic}"):
+            c.ensure_topic(one.topic, partitions=one.partitions)
     except TopicNotFound:
-        c.ensure_topic(one.topic, partitions=one.partitions, retention=one.retention)
+        with _allowed(f"creates topic {one.topic}"):
+            c.ensure_topic(one.topic, partitions=one.partitions, retention=one.retention)
         yield f"created topic {one.topic}"
     try:
         c.group(one.topic, one.group)
     except GroupNotFound:
         yield f"created group {one.group} of topic {one.topic}"
-    c.ensure_group(one.topic, one.group, one.policy, start=one.start, bindings=one.bindings)
+    with _allowed(f"creates or changes group {one.group} of topic {one.topic}"):
+        c.ensure_group(one.topic, one.group, one.policy, start=one.start, bindings=one.bindings)
+
+
+@contextmanager
+def _allowed(does: str) -> Iterator[None]:
+    """Says what the app does that its role of the database, or its API key, may not do."""
+    try:
+        yield
+    except (PermissionDenied, Forbidden) as error:
+        raise type(error)(
+            f"the app {does}, and may not: {error.message}",
+            "Run the app once with the rights of an operator, or do it by hand before it starts.",
+        ) from error
 
 
 def _require_name(what: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -19,6 +20,8 @@ from tests.waiting import wait_for
 
 import custody
 from custody import App, Policy
+from custody.cli import run
+from custody.errors import PermissionDenied
 from custody.outbox import Outbox
 from custody.spark.database import arrow
 from custody.store.roles import ROLES
@@ -100,8 +103,8 @@ def test_an_app_starts_where_its_topics_and_groups_are(granted: Granted, role: s
         seen.append(message.payload)
 
     if granted.owner.topic("out") and "shop" not in [one.name for one in granted.owner.groups("out")]:
-        with refused("permission_denied"):
-            app.start(granted("app"))  # it would have to create its group
+        with pytest.raises(PermissionDenied, match="the app creates or changes group shop of topic out, and may not"):
+            app.start(granted("app"))
         granted.owner.ensure_group("out", "shop", Policy(), start="latest")
     if role not in CONSUME:
         with refused("permission_denied"):
@@ -114,6 +117,15 @@ def test_an_app_starts_where_its_topics_and_groups_are(granted: Granted, role: s
     wait_for(lambda: role in seen, "the message is handled")
     running.stop()
     thread.join()
+
+
+def test_doctor_says_which_roles_it_is_for(granted: Granted, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json", "--database", as_role(granted.url, "app")]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert "in the role readonly" in checks["role"]["remedy"]
+    assert "extras" in checks  # it goes on
+    run(["doctor", "--json", "--database", as_role(granted.url, "readonly")])
+    assert "role" not in {check["name"] for check in json.loads(capsys.readouterr().out)["checks"]}
 
 
 @pytest.mark.parametrize("role", ROLES)

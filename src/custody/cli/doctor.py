@@ -12,7 +12,7 @@ from custody.address import is_remote
 from custody.cli import render
 from custody.cli.failures import FAILED
 from custody.cli.session import Session, counted, operator, session_of
-from custody.errors import CustodyError, SchemaMismatch, SchemaMissing, SchemaNewer, SchemaOlder
+from custody.errors import CustodyError, PermissionDenied, SchemaMismatch, SchemaMissing, SchemaNewer, SchemaOlder
 from custody.model.plain import plain
 from custody.spark.environment import java
 
@@ -42,11 +42,16 @@ def doctor(ctx: typer.Context) -> int | None:
     c = _opened(session, checks)
     if c is not None:
         with c:
-            server = c.server()
-            times = c.handling_times()
-        checks += _server_checks(server)
-        checks.append(_schema_check(session, server))
-        checks += [check for time in times for check in _visibility_checks(time)]
+            try:
+                server = c.server()
+                times = c.handling_times()
+            except PermissionDenied as error:
+                remedy = "Run doctor as the owner of the schema, or in the role readonly (`custody grants`)."
+                checks.append(Check(name="role", status="fail", message=error.message, remedy=remedy))
+            else:
+                checks += _server_checks(server)
+                checks.append(_schema_check(session, server))
+                checks += [check for time in times for check in _visibility_checks(time)]
     checks.append(Check(name="java", status="info", message=java.found()))
     checks.append(_extras_check())
     healthy = all(check.status != "fail" for check in checks)
