@@ -27,6 +27,8 @@ import llms  # noqa: E402
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
 """A link to a file of the repository that the site does not have."""
+NAMED = re.compile(r"^```(\w+) (\S+)$", re.MULTILINE)
+"""A block of code with the name of its file, which the site shows as its title."""
 PYTHON = {
     "custody": custody.__all__,
     "custody.aio": custody.aio.__all__,
@@ -63,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return OUTSIDE.sub(r"\1", markdown)
+    return NAMED.sub(r'```\1 title="\2"', OUTSIDE.sub(r"\1", markdown))
 
 
 def title(path: Path) -> str:
