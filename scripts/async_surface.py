@@ -61,6 +61,7 @@ PARTS = (
     ),
     Part("engine/ensuring.py", "Ensuring", "ensuring.py", f"{GROUPS} {TOPICS}"),
     Part("engine/dead_letters.py", "DeadLetters", "dead_letters.py", BASE),
+    Part("engine/key_states.py", "KeyStates", "key_states.py", BASE),
     Part("engine/operating.py", "Operating", "operating.py", BASE),
     Part(
         "engine/surveying.py",

@@ -313,7 +313,7 @@ def test_ctrl_c_on_a_terminal_finishes_the_batch_that_runs_and_gives_back_the_re
         ),
         (
             "from custody.spark import Pipeline\npipeline = Pipeline(source='orders', group='g')\n",
-            "<Pipeline orders/g → nothing> has none of `each`, `batch` and `frame`",
+            "<Pipeline orders/g → nothing> has none of `each`, `batch`, `keyed` and `frame`",
             "@pipeline.each",
         ),
         (

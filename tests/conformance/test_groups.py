@@ -117,6 +117,8 @@ def test_a_group_that_is_not_there_is_not_found(orders: custody.Custody, name: s
         lambda: orders.rewind("orders", name, to_offset=0),
         lambda: orders.blocked_keys("orders", name),
         lambda: orders.release_key("orders", name, "k"),
+        lambda: orders.key_states("orders", name),
+        lambda: orders.delete_key_states("orders", name, key="k"),
         lambda: orders.skip("orders", name, 0, 0),
         lambda: orders.next_due("orders", name),
         lambda: orders.fetch("orders", name),

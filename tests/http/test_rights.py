@@ -83,6 +83,8 @@ WANTED: dict[tuple[str, str], set[str]] = {
     ("GET", GROUP + "/map"): CONSUME,
     ("GET", GROUP + "/leases"): CONSUME,
     ("POST", GROUP + "/blocked/release"): ADMIN,
+    ("GET", GROUP + "/states"): CONSUME,
+    ("POST", GROUP + "/states/delete"): ADMIN,
     ("POST", GROUP + "/blocked/skip"): ADMIN,
     ("POST", GROUP + "/retry"): ADMIN,
     ("GET", GROUP + "/fetch"): CONSUME,

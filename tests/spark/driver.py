@@ -22,7 +22,7 @@ from tests.spark.verdict import GROUP, ROW, SET, SINK, SOURCE, chance, passed_on
 
 import custody
 from custody.errors import CustodyError
-from custody.spark import Delta, Files, Iceberg, Jdbc, Pipeline, fail, fail_when
+from custody.spark import Delta, Files, Iceberg, Jdbc, KeyState, Pipeline, fail, fail_when
 from custody.spark.outside.sinks import Outside
 from custody.spark.session import session
 
@@ -54,6 +54,12 @@ def screen(message: custody.Message) -> object:
     if luck < 5:
         raise ValueError(f"no luck in attempt {message.attempt}")
     return passed_on(message)
+
+
+def summing(message: custody.Message, state: KeyState[int]) -> object:
+    """The same, and the state is the sum of what was passed on. It is updated before the message may fail."""
+    state.update((state.get() or 0) + message.payload["seq"])
+    return screen(message)
 
 
 def screened(messages: DataFrame) -> DataFrame:
@@ -123,7 +129,7 @@ def run(spark: SparkSession, orders: dict[str, Any]) -> int:
     """One run of the pipeline."""
     if orders["steps"]:
         steps.watch(steps.Steps(orders["steps"], do))
-    framed, hold = orders["style"] == "frame", orders["hold"]
+    framed, keyed, hold = orders["style"] == "frame", orders["style"] == "keyed", orders["hold"]
     outside = tables(orders, None if framed else ROW)
     schema = None if orders["style"] == "each" else "seq int"
     pipeline = Pipeline(source=SOURCE, group=GROUP, sink=[SINK, *outside], schema=schema)
@@ -131,6 +137,8 @@ def run(spark: SparkSession, orders: dict[str, Any]) -> int:
         pipeline.frame(screened)
     elif orders["style"] == "batch":
         pipeline.batch(screened_together)
+    elif keyed:
+        pipeline.keyed(state=int)(summing)
     else:
         pipeline.each(screen)
     try:

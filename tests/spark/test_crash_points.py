@@ -21,12 +21,14 @@ from tests.spark.verdict import (
     ROW,
     SINK,
     SOURCE,
+    assert_states_are_sums,
     in_files,
     in_topic,
     passed_on,
     policy,
     prepare,
     publish,
+    summed,
     verdict,
 )
 from tests.waiting import wait_for
@@ -109,6 +111,25 @@ def test_a_driver_that_crashes_at_every_step_publishes_each_done_message_once(
     assert in_files(tmp_path / "table") == in_topic(db)
     assert not [path for path in (tmp_path / "table" / "_custody").rglob("*") if path.is_file()]
     assert db.execute("SELECT count(*) FROM custody.pipeline_writes").fetchone() == (0,)
+
+
+@pytest.mark.chaos
+@pytest.mark.req("X8")
+def test_a_driver_that_crashes_at_every_step_applies_each_done_message_once(
+    live: custody.Custody, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes = Crashes()
+    crashes.left = ["staged", "uncommitted", "committed", "returned"]
+    watch(crashes, monkeypatch.setattr)
+    monkeypatch.setattr(Driving, "_batch", fails_of_it(Driving._batch))
+    monkeypatch.setattr(DriverVerbs, "release", lambda _: 0)
+    publish(live, 0, 60)
+    pipeline = Pipeline(source=SOURCE, group=GROUP, sink=SINK)
+    pipeline.keyed(state=int)(summed)
+    summary = pipeline.run(live, spark=spark, drain="60s", max_per_batch=10, checkpoint=str(tmp_path / "checkpoint"))
+    assert (crashes.left, summary.restarts) == ([], 4)
+    assert len(verdict(live).done) == 60
+    assert_states_are_sums(live)
 
 
 def test_an_older_driver_is_fenced(live: custody.Custody, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ SAYS = {
     "iceberg_orders": ["99 written, 1 dead", "99 rows of 20 customers"],
     "stock_pipeline": ["80 changes in order, 40 failures on the way, 0 SKUs not at zero"],
     "structured_streaming": ["/0: 100 views", "/1: 100 views", "/2: 100 views"],
+    "sessions": ["120 clicks, 12 duplicates, 20 visits", "10 visitors have an open visit"],
     "dead_letters": ["5 × a.example: mailbox full", "5 × b.example: mailbox full"],
 }
 

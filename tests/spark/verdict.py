@@ -63,6 +63,25 @@ def passed_on(message: custody.Message) -> list[dict[str, Any]]:
     return [{**named, "part": part} for part in range(SET)]
 
 
+def summed(message: custody.Message, state: Any) -> list[dict[str, Any]]:
+    """The same outputs; the state is the sum of the key's messages. Runs in executors."""
+    state.update((state.get() or 0) + message.payload["seq"])
+    return passed_on(message)
+
+
+def assert_states_are_sums(c: custody.Custody) -> int:
+    """The state of each key is the sum of its done messages, which are added up here from the log. Returns how many."""
+    done, sums = verdict(c).done, Counter[str]()
+    with psycopg.connect(c.database_url, autocommit=True) as db:
+        query = 'SELECT partition, "offset", key, payload::jsonb FROM custody.events WHERE topic = %s'
+        for partition, offset, key, payload in db.execute(query, [SOURCE]):
+            if (partition, offset) in done:
+                sums[key] += payload["seq"]
+    stored = {one.key: one.state for one in c.key_states(SOURCE, GROUP, limit=100_000)}
+    assert stored == dict(sums)
+    return len(done)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What was found. Whatever must not be is an AssertionError by then."""

@@ -9,6 +9,7 @@ from custody.aio.derived.apikeys import ApiKeys
 from custody.aio.derived.consuming import Consuming
 from custody.aio.derived.dead_letters import DeadLetters
 from custody.aio.derived.ensuring import Ensuring
+from custody.aio.derived.key_states import KeyStates
 from custody.aio.derived.producers import Producers
 from custody.aio.derived.surveying import Surveying
 from custody.aio.working import work_in_thread
@@ -17,7 +18,7 @@ from custody.worker import WorkerSummary
 from custody.worker.handler_runner import Handler
 
 
-class Custody(Producers, Consuming, Ensuring, DeadLetters, Surveying, ApiKeys):
+class Custody(Producers, Consuming, Ensuring, DeadLetters, KeyStates, Surveying, ApiKeys):
     """An open Custody for one event loop. Safe for use by many tasks; close it, or use it as a context manager."""
 
     def __init__(self, of: engine.Custody, open_blocking: Callable[[], engine.Custody]) -> None:

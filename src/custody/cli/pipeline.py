@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from custody.cli import pipeline_states, render
+from custody.cli import key_states, pipeline_states, render
 from custody.cli.arguments import DURATION
 from custody.cli.logs import Format, Level, LogFormat, LogLevel, logged
 from custody.cli.monitor import LOOPBACK, STALLED, HealthPort, MetricsHost, MetricsPort, Ports, StalledAfter
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from custody.spark.pipeline import Pipeline
     from custody.spark.trial import Output, Trial
 
-app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try, pack, list, status.")
+app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark: run, try, pack, list, status, state.")
 app.command("list")(pipeline_states.list_)
 app.command()(pipeline_states.status)
+app.add_typer(key_states.app, name="state")
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A Python file that defines pipelines.")

@@ -10,6 +10,7 @@ from custody.engine.consuming import Consuming
 from custody.engine.dead_letters import DeadLetters
 from custody.engine.ensuring import Ensuring
 from custody.engine.granting import Granting
+from custody.engine.key_states import KeyStates
 from custody.engine.producers import Producers
 from custody.engine.surveying import Surveying
 from custody.model.start import Start
@@ -17,7 +18,7 @@ from custody.model.start import Start
 __all__ = ["Custody", "Start"]
 
 
-class Custody(Producers, Consuming, Ensuring, DeadLetters, Surveying, ApiKeys, Granting):
+class Custody(Producers, Consuming, Ensuring, DeadLetters, KeyStates, Surveying, ApiKeys, Granting):
     """An open Custody. Safe for use by many threads; close it, or use it as a context manager."""
 
     def __enter__(self) -> Self:

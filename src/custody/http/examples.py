@@ -19,6 +19,7 @@ from custody.model.entities import (
     Replayed,
     Segment,
     Stats,
+    StoredState,
     Upkeep,
 )
 from custody.model.insights import Bin, LeaseStatus, OffsetMap, Server, TopicFigures
@@ -188,6 +189,15 @@ _EXAMPLES: tuple[Any, ...] = (
     RedrivenOut(1, dry_run=False, messages=[PlaceOut(0, 42)]),
     RewindOut(dry_run=False, partitions=[RewoundOut(0, 0, 43)]),
     ChangedOut(changed=True),
+    StoredState(
+        key="SKU-123",
+        state={"pieces": 7},
+        partition=0,
+        offset=42,
+        claim=3,
+        updated_at=_AT,
+        expires_at=_LATER,
+    ),
     BlockedKey(
         partition=0,
         key="SKU-123",

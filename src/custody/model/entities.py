@@ -318,6 +318,21 @@ class BlockedKey:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredState:
+    """The state that a keyed pipeline keeps for a key; the message that made it, and the claim in which it was done.
+
+    From `expires_at` on it counts as absent."""
+
+    key: str
+    state: Any
+    partition: int
+    offset: int
+    claim: int
+    updated_at: datetime
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
     """One event in the history of a message in a group."""
 

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from custody.spark.tasks.each import To
     from custody.spark.tasks.frame import fail_when, skip_when
     from custody.spark.tasks.marks import fail, skip
+    from custody.spark.tasks.states import KeyState
 
 __all__ = [
-    "Batch", "Delta", "Files", "Iceberg", "Jdbc", "Pipeline", "PipelineSummary", "To", "Write", "expect", "fail",
-    "fail_when", "skip", "skip_when",
+    "Batch", "Delta", "Files", "Iceberg", "Jdbc", "KeyState", "Pipeline", "PipelineSummary", "To", "Write", "expect",
+    "fail", "fail_when", "skip", "skip_when",
 ]  # fmt: skip
 
 _HOME = {
     "Batch": "figures", "Delta": "outside.delta", "Files": "outside.sinks", "Iceberg": "outside.iceberg",
-    "Jdbc": "outside.jdbc", "Pipeline": "pipeline", "PipelineSummary": "figures", "To": "tasks.each",
-    "Write": "outside.sinks", "expect": "expectations", "fail_when": "tasks.frame", "skip_when": "tasks.frame",
-    "fail": "tasks.marks", "skip": "tasks.marks",
+    "Jdbc": "outside.jdbc", "KeyState": "tasks.states", "Pipeline": "pipeline", "PipelineSummary": "figures",
+    "To": "tasks.each", "Write": "outside.sinks", "expect": "expectations", "fail_when": "tasks.frame",
+    "skip_when": "tasks.frame", "fail": "tasks.marks", "skip": "tasks.marks",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-from custody.errors import InvalidArgument, InvalidPolicy, did_you_mean
+from custody.errors import InvalidArgument, InvalidPolicy, PipelineRefused, did_you_mean
 from custody.model.policy import Policy
 from custody.model.routing import Binding, bindings_of
 from custody.model.start import Start, require_start
@@ -70,6 +70,16 @@ def policy_of(given: object) -> Policy | None:
     raise InvalidPolicy(
         f"the policy must be a Policy, not a {type(given).__name__}", f"Write custody.Policy({example})."
     )
+
+
+def require_order(policy: Policy | None, pipeline: str) -> None:
+    """Refuses a keyed pipeline without order by key. Without a policy, the group has one already."""
+    if policy is not None and policy.ordering != "key":
+        raise PipelineRefused(
+            f"pipeline {pipeline} is keyed, and its policy has no order by key: the state of a key depends on the "
+            "order of its messages",
+            'Give it policy=custody.Policy(ordering="key").',
+        )
 
 
 def schema_of(given: object, what: str = "schema") -> str | None:

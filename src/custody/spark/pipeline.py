@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
@@ -14,8 +14,10 @@ from custody.model.policy import Duration, Policy
 from custody.model.routing import Binding
 from custody.spark import arguments
 from custody.spark.batch_handlers import ROWS, BatchHandler, Form
+from custody.spark.keyed import Ready
 from custody.spark.outside.sinks import Files, Function, Outside
 from custody.spark.settings import BATCH_TIME, GRACE, MAX_PER_BATCH, RunSettings
+from custody.spark.tasks.state_type import StateType, forget, state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
     from custody.spark.outside.sinks import Writer
     from custody.spark.tasks.each import Handler
     from custody.spark.tasks.frame import Frame
+    from custody.spark.tasks.states import KeyedHandler
     from custody.spark.tested import Tested
     from custody.spark.trial import Trial
 
 H = TypeVar("H", bound="Handler")
+K = TypeVar("K", bound="KeyedHandler")
+R = TypeVar("R", bound="Ready")
 D = TypeVar("D", bound="Frame")
 W = TypeVar("W", bound="Writer")
 B = TypeVar("B", bound=Callable[[Any], object])
@@ -69,6 +74,8 @@ class Pipeline:
         self.handler: Handler | None = None
         self.batch_handler: BatchHandler | None = None
         self.transform: Frame | None = None
+        self.state: StateType | None = None
+        """Of a keyed pipeline."""
 
     def __repr__(self) -> str:
         sinks = [*self.sinks, *(sink.name for sink in self.outside)]
@@ -111,6 +118,40 @@ class Pipeline:
 
         return add if function is None else add(function)
 
+    @overload
+    def keyed(self, handler: R, /) -> R: ...
+
+    @overload
+    def keyed(self, handler: None = None, /, *, state: Any, ttl: Duration | None = None) -> Callable[[K], K]: ...
+
+    def keyed(
+        self, handler: R | None = None, /, *, state: Any = None, ttl: Duration | None = None
+    ) -> R | Callable[[K], K]:
+        """Decorates a handler of one message and the state of its key: as `each`, and `state.update(…)` counts if the
+        message is done.
+
+        `state` is a dataclass, a Struct or a schema ("total double"). A state that was not updated for `ttl` counts as
+        absent. The group has to be ordered by key. `custody.spark.keyed` has handlers that are ready to use:
+        `pipeline.keyed(dedup(by="id", within="1d"))`.
+        """
+
+        def register(function: K, kept: StateType) -> K:
+            self._only_one()
+            require_callable(function, "the handler", ("message", "state"))
+            require_run(function, "the handler", generators=True)
+            self.handler, self.state = function, kept
+            return function
+
+        if handler is None:
+            kept = state_of(state, ttl)
+            return lambda function: register(function, kept)
+        given: object = handler
+        if not isinstance(given, Ready) or state is not None or ttl is not None:
+            raise InvalidArgument(
+                "keyed needs the type of the state", "Write @pipeline.keyed(state=…), with a dataclass or a Struct."
+            )
+        return register(handler, state_of(handler.state, handler.ttl))
+
     def frame(self, transform: D) -> D:
         """Decorates a function from DataFrame to DataFrame: the schema's columns in, the payload's columns out.
 
@@ -152,7 +193,7 @@ class Pipeline:
     def _only_one(self) -> None:
         if self.function is not None:
             raise InvalidArgument(
-                f"{self!r} already has an `each`, a `batch` or a `frame`",
+                f"{self!r} already has an `each`, a `batch`, a `keyed` or a `frame`",
                 "A pipeline has one of them: define another pipeline.",
             )
 
@@ -160,8 +201,8 @@ class Pipeline:
         """Refuses a pipeline without a handler or frame, or whose function cannot be sent to executors."""
         if self.function is None:
             raise PipelineRefused(
-                f"{self!r} has none of `each`, `batch` and `frame`",
-                "Decorate a function with @pipeline.each, @pipeline.batch or @pipeline.frame.",
+                f"{self!r} has none of `each`, `batch`, `keyed` and `frame`",
+                "Decorate a function with @pipeline.each, @pipeline.batch, @pipeline.keyed or @pipeline.frame.",
             )
         paths = [sink.path for sink in self.outside if isinstance(sink, Files)]
         if len({*paths}) < len(paths):
@@ -177,6 +218,9 @@ class Pipeline:
         if self.transform is None:
             from custody.spark.tasks.each import require_portable
 
+            if self.state is not None:
+                arguments.require_order(self.policy, self.name)
+                forget(self.state.kind)
             require_portable(self.function)
 
     def run(
@@ -223,17 +267,24 @@ class Pipeline:
         return run([self], custody, settings, spark=spark, master=master)[0]
 
     def test(
-        self, messages: Iterable[object], *, key: str | None = None, attempt: int = 1, last_error: str | None = None
+        self,
+        messages: Iterable[object],
+        *,
+        key: str | None = None,
+        attempt: int = 1,
+        last_error: str | None = None,
+        states: Mapping[str, Any] | None = None,
     ) -> Tested:
         """Runs the handler on these messages, without Spark and without a database, for a test of yours.
 
         A message is a payload, an `Outgoing` (with a key, headers) or a `Message`; payloads get this `key`. `attempt`
         and `last_error` are those of a redelivery. Failures release the later messages of their key as in a pipeline.
+        `states` are what a keyed handler finds stored, by key; `Tested.states` is what it leaves.
         """
         with extras.named():
             from custody.spark.tested import outcomes_of
 
-        return outcomes_of(self, messages, key=key, attempt=attempt, last_error=last_error)
+        return outcomes_of(self, messages, key=key, attempt=attempt, last_error=last_error, states=states or {})
 
     def try_out(
         self,

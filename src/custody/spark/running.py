@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 import custody as api
 from custody.engine import Custody
 from custody.errors import GroupNotFound, InvalidArgument, Transient
+from custody.model.policy import Policy
+from custody.spark.arguments import require_order
 from custody.spark.causes import PAUSED
 from custody.spark.driver.batch_jobs import shape_of
 from custody.spark.driver.driving import ENDING, Driving
@@ -154,6 +156,8 @@ def prepare(pipeline: Pipeline, c: Custody) -> None:
     try:
         group = c.group(pipeline.source, pipeline.group)
     except GroupNotFound:
+        if pipeline.state is not None:
+            require_order(pipeline.policy or Policy(), pipeline.name)
         c.create_group(
             pipeline.source, pipeline.group, pipeline.policy, start=pipeline.start, bindings=pipeline.bindings
         )

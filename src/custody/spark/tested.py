@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from custody.errors import PipelineRefused
+from custody.errors import InvalidArgument, PipelineRefused
 from custody.model import codec
 from custody.model.entities import Message, Outgoing
 from custody.model.outcomes import Kind, Outcome, outcome_of
@@ -31,6 +31,7 @@ from custody.spark.tasks.ddl import fields_of
 from custody.spark.tasks.each import Handler, Handling, messages_of
 from custody.spark.tasks.events import Events, frame_columns
 from custody.spark.tasks.job import Job
+from custody.spark.tasks.states import Given, KeyedHandler, States
 from custody.verbs.pipelines import Sink
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,6 +83,8 @@ class Tested(Sequence[TestedMessage]):
     messages: tuple[TestedMessage, ...]
     unmet: Mapping[str, int]
     """How many messages do not meet each expectation that some do not meet."""
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """What a keyed handler leaves, by key."""
 
     @overload
     def __getitem__(self, number: int, /) -> TestedMessage: ...
@@ -121,11 +124,26 @@ _RELEASED = Found(Outcome("release"), [])
 
 
 def outcomes_of(
-    pipeline: Pipeline, messages: Iterable[object], *, key: str | None, attempt: int, last_error: str | None
+    pipeline: Pipeline,
+    messages: Iterable[object],
+    *,
+    key: str | None,
+    attempt: int,
+    last_error: str | None,
+    states: Mapping[str, Any],
 ) -> Tested:
     """See `Pipeline.test`."""
     pipeline.require_complete()
-    run = _runner(pipeline)
+    kind = pipeline.state
+    if kind is not None and isinstance(kind.kind, str):
+        kind = kind.parsed(fields_of(kind.kind))
+    codec_of_states = None if kind is None else kind.codec()
+    if codec_of_states is None and states:
+        raise InvalidArgument(f"{pipeline!r} keeps no states", "Leave states out: they are for keyed.")
+    given = Given(
+        {} if codec_of_states is None else {key: codec_of_states.encode(key, one) for key, one in states.items()}
+    )
+    run = _runner(pipeline, given)
     events = _events([codec.encode_message(_outgoing(one, key)) for one in messages], attempt, last_error)
     policy = pipeline.policy or Policy()
     job = Job(
@@ -139,18 +157,24 @@ def outcomes_of(
         sinks={name: Sink(number, _PARTITIONS) for number, name in enumerate(pipeline.sinks, 1)},
         schema=None if pipeline.schema is None else fields_of(pipeline.schema),
         keeps=bool(pipeline.outside),
+        state=kind,
     )
     names = {sink: name for name, sink in job.sinks.items()}
     seen = [message for message, _ in messages_of(job, events, codec.decode)]
     found, unmet = run(job, events)
-    tested = tuple(_tested(message, one, names) for message, one in zip(seen, found, strict=True))
-    return Tested(messages=tested, unmet=dict(sorted(unmet.items())))
+    return Tested(
+        messages=tuple(_tested(message, one, names) for message, one in zip(seen, found, strict=True)),
+        unmet=dict(sorted(unmet.items())),
+        states={}
+        if codec_of_states is None
+        else {key: codec_of_states.decode(key, one) for key, one in given.left().items()},
+    )
 
 
-def _runner(pipeline: Pipeline) -> Runner:
+def _runner(pipeline: Pipeline, given: Given) -> Runner:
     """Runs a handler of this kind: a line for each kind."""
     if pipeline.handler is not None:
-        return partial(_each, pipeline.handler)
+        return partial(_each, pipeline.handler, given)
     if pipeline.batch_handler is not None:
         return partial(_batch, pipeline.batch_handler)
     raise PipelineRefused(
@@ -159,8 +183,10 @@ def _runner(pipeline: Pipeline) -> Runner:
     )
 
 
-def _each(handler: Handler, job: Job, events: Events) -> tuple[list[Found], Counter[str]]:
-    handling, on_dead = Handling(job, handler), cast("Literal['release', 'hold']", job.on_dead)
+def _each(handler: Handler, given: Given, job: Job, events: Events) -> tuple[list[Found], Counter[str]]:
+    states = None if job.state is None else States(job.state, given, cast("KeyedHandler", handler))
+    handling = Handling(job, handler if states is None else states.handle)
+    on_dead = cast("Literal['release', 'hold']", job.on_dead)
     expectations.forget()
     stopped: set[str] = set()
     results: list[Found] = []
@@ -174,9 +200,13 @@ def _each(handler: Handler, job: Job, events: Events) -> tuple[list[Found], Coun
             outcome = Outcome("dead", error=malformed)
         else:
             try:
+                if states is not None:
+                    states.load(message.partition, [message.key])
                 outputs = [(sink, encoded) for sink, _, encoded, _ in handling.outputs(message)]
             except Exception as error:
                 outcome = outcome_of(error)
+        if states is not None and outcome is None:
+            states.done(message)
         results.append(Found(outcome, outputs))
         if outcome is not None and job.ordered and message.key is not None and outcome.stops_key(on_dead):
             stopped.add(message.key)

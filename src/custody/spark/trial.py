@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +20,7 @@ from custody.model.lanes import priority_of
 from custody.model.outcomes import Kind, outcome_of
 from custody.model.policy import Policy, seconds_or_none
 from custody.spark.driver import frame_check
-from custody.spark.driver.batch_jobs import parsed
+from custody.spark.driver.batch_jobs import parsed, parsed_state
 from custody.spark.driver.watching import Watch
 from custody.spark.faults import described, fault
 from custody.spark.outside.cached_rows import misfit
@@ -32,6 +32,7 @@ from custody.spark.tasks.each import Handling
 from custody.spark.tasks.events import EVENTS
 from custody.spark.tasks.job import Job
 from custody.spark.tasks.schema import decoder
+from custody.spark.tasks.states import Given, KeyedHandler, States
 from custody.spark.tasks.watchdog import margin
 from custody.verbs.pipelines import Sink
 
@@ -86,6 +87,7 @@ def try_out(
             return []
         with session_for(spark, master) as shared:
             schema, timeout = parsed(pipeline.schema), _timeout(pipeline, c)
+            states = _states(pipeline, c, messages)
             job = Job(
                 url=c.database_url,
                 topic=pipeline.source,
@@ -103,10 +105,11 @@ def try_out(
                 priorities=c.topic(pipeline.source).priorities,
                 schema=None if schema is None else schema.jsonValue(),
                 keeps=bool(pipeline.outside),
+                state=parsed_state(pipeline.state),
             )
             run: Callable[[list[Message]], list[dict[str, Any]]]
             if pipeline.transform is None:
-                handled = _handled(job, pipeline) if pipeline.handler is not None else _batched(job, pipeline)
+                handled = _handled(job, pipeline, states) if pipeline.handler is not None else _batched(job, pipeline)
 
                 def run(some: list[Message]) -> list[dict[str, Any]]:
                     rows = _events(shared, some).mapInArrow(handled, _RESULT)
@@ -138,6 +141,17 @@ def _timeout(pipeline: Pipeline, c: Custody) -> float | None:
         with suppress(GroupNotFound):
             policy = c.group(pipeline.source, pipeline.group).policy
     return seconds_or_none((policy or Policy()).handler_timeout)
+
+
+def _states(pipeline: Pipeline, c: Custody, messages: list[Message]) -> dict[str, bytes]:
+    """The stored states of the keys of these messages, if the pipeline is keyed."""
+    found: dict[str, bytes] = {}
+    keys = {message.key for message in messages if message.key is not None} if pipeline.state is not None else set()
+    with suppress(GroupNotFound):
+        for key in keys:
+            stored = c.key_states(pipeline.source, pipeline.group, key=key)
+            found.update((one.key, msgspec.json.encode(one.state)) for one in stored)
+    return found
 
 
 def _next(pipeline: Pipeline, c: Custody, limit: int) -> list[Message]:
@@ -229,19 +243,24 @@ def _events(spark: SparkSession, messages: list[Message]) -> DataFrame:
     return spark.createDataFrame(rows, EVENTS).coalesce(1)
 
 
-def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _handled(
+    job: Job, pipeline: Pipeline, stored: dict[str, bytes]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Converts messages to outcomes and outputs, for `mapInArrow`. Runs in an executor."""
     handler, topic, outside = pipeline.handler, job.topic, _first(pipeline)
     assert handler is not None
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        handling = Handling(job, handler)
+        states = None if job.state is None else States(job.state, Given(stored), cast("KeyedHandler", handler))
+        handling = Handling(job, handler if states is None else states.handle)
         try:
-            yield from handled(batches, handling)
+            yield from handled(batches, handling, states)
         finally:
             handling.rest()
 
-    def handled(batches: Iterator[pa.RecordBatch], handling: Handling) -> Iterator[pa.RecordBatch]:
+    def handled(
+        batches: Iterator[pa.RecordBatch], handling: Handling, states: States | None
+    ) -> Iterator[pa.RecordBatch]:
         names = {topic: name for name, topic in job.sinks.items()}
         for batch in batches:
             rows = []
@@ -260,7 +279,11 @@ def _handled(job: Job, pipeline: Pipeline) -> Callable[[Iterator[pa.RecordBatch]
                         priority=priority_of(event["_partition"]) if job.priorities else None,
                         topic_uid=job.topic_uid,
                     )
+                    if states is not None:
+                        states.load(message.partition, [message.key])
                     outputs = handling.outputs(message)
+                    if states is not None:
+                        states.done(message)
                 except BaseException as error:  # also an exit, a cancelled coroutine, a panic of Rust code
                     outcome = outcome_of(error)
                     rows.append({**where, "outcome": outcome.kind, "error": outcome.error})

@@ -14,7 +14,9 @@ OLDEST = 1
 """The oldest release that works beside this one: its code with this schema, and this code with its schema."""
 
 # In this order: a table refers to earlier ones.
-SCHEMA = ("ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "api_keys", "schedules")
+SCHEMA = (
+    "ledger", "log", "producers", "groups", "leases", "journal", "pipelines", "key_states", "api_keys", "schedules",
+)  # fmt: skip
 OUTBOX = "outbox"
 """The part of the schema, and the prefix of the migrations, that a standalone outbox has too."""
 
@@ -29,7 +31,7 @@ FUNCTIONS = (
     "claim/claim_partition", "claim/claim", "claim/leased",
     "lifecycle/lease_record", "lifecycle/settle_steps", "lifecycle/settle", "lifecycle/settle_before",
     "lifecycle/redrive", "lifecycle/replay", "lifecycle/rewind", "lifecycle/blocked",
-    "pipelines/stage", "pipelines/staged_batches", "pipelines/pipelines", "pipelines/commit",
+    "pipelines/stage", "pipelines/staged_batches", "pipelines/pipelines", "pipelines/key_states", "pipelines/commit",
     "pipelines/pipeline_writes",
     "log/transactions",
     "upkeep/segments", "upkeep/drop_unresolved", "upkeep/upkeep", "upkeep/journal",

@@ -53,6 +53,7 @@ PLACES = {
     "relay/loop": "run",
     "spark/database/arrow": "run",
     "spark/database/sinks": "run",
+    "spark/database/states": "run",
     "spark/database/tasks": "run",
     "store/arrow": "run",
     "verbs/claim": "consume",

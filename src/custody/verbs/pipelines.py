@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from custody.model.outcomes import Counts, Outcome
 from custody.model.placement import Layout
 from custody.model.policy import seconds_or_none
@@ -92,6 +94,16 @@ class StagedCount(NamedTuple):
     of: int
 
 
+class StagedStates(NamedTuple):
+    """The number of states of keys that a task attempt of a keyed pipeline staged; `changes`: how often an operator had
+    removed states when it read them; `ttl`: for how many seconds they are kept."""
+
+    attempt: int
+    states: int
+    changes: int
+    ttl: float | None
+
+
 @dataclass(kw_only=True)
 class BatchReport:
     """The report of the tasks of a batch: `failed` messages, messages `left` without a run, and staged messages.
@@ -99,6 +111,7 @@ class BatchReport:
     `exact`: exactly the outputs of the `ran` messages that succeeded are staged, each task's in order. `kept`: how many
     rows each attempt has kept for sinks outside of the database. `causes`: the exception of a failed message and its
     place, unless the handler itself decided on the failure. `unmet`: how many messages do not meet an expectation.
+    `states`: what the attempts of a keyed pipeline staged.
     """
 
     failed: dict[tuple[int, int], Outcome] = field(default_factory=dict)
@@ -107,6 +120,7 @@ class BatchReport:
     kept: dict[int, int] = field(default_factory=dict)
     causes: dict[tuple[int, int], str] = field(default_factory=dict)
     unmet: Counter[str] = field(default_factory=Counter)
+    states: list[StagedStates] = field(default_factory=list)
     exact: bool = True
     ran: int = 0
 
@@ -265,6 +279,7 @@ class DriverVerbs:
             placed_of=[placed.of for placed in work.placed],
             exact=work.exact,
             ran=work.ran,
+            states=_states(work),
             query=query_id,
             batch=batch_id,
         )[0]
@@ -301,6 +316,14 @@ class DriverVerbs:
     def drop_stage(self, number: int) -> None:
         """Drops the stage table of a claim, unless a task still writes to it: then it is dropped later."""
         self._db.call("drop_stage", stage=stage_of(self.driver.group_id, number))
+
+    def drop_states(self, number: int) -> None:
+        """The same for the table with the states of keys."""
+        self._db.call("drop_stage", stage=f"{stage_of(self.driver.group_id, number)}_states")
+
+    def require_keyed(self) -> None:
+        """Refuses a group whose keys can have no state."""
+        self._db.call("require_keyed", topic=self.driver.topic, group=self.driver.group)
 
 
 def start(
@@ -357,6 +380,20 @@ def _outcomes(work: BatchReport) -> dict[str, Any]:
         "left_partitions": list(work.left),
         "left": [offset_set(offsets) for offsets in work.left.values()],
     }
+
+
+def _states(work: BatchReport) -> str | None:
+    """The staged states, as JSON for an SQL function; None if the pipeline is not keyed."""
+    if not work.states:
+        return None
+    return msgspec.json.encode(
+        {
+            "attempts": [staged.attempt for staged in work.states],
+            "counts": [staged.states for staged in work.states],
+            "changes": [staged.changes for staged in work.states],
+            "ttl": work.states[0].ttl,
+        }
+    ).decode()
 
 
 def ranges_of(multirange: Iterable[Any]) -> Ranges:

@@ -1,5 +1,5 @@
 """Upkeep: seals and drops segments by the retention of their topics, drops parts of the journal by its own, and removes
-the rest of transactions that timed out. Each step is a transaction."""
+the rest of transactions that timed out and the states of keys that have expired. Each step is a transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAUSE = 0.05
 
 def maintain(db: Database, topic: str | None) -> list[Upkeep]:
     """Does all upkeep that is due, of one topic or of all, and of the journal; and removes the rest of transactions
-    that timed out. Returns what was done, and what could not be done."""
+    that timed out, and states of keys that have expired. Returns what was done, and what could not be done."""
     topics = [topic] if topic is not None else [name for (name,) in db.call("maintained_topics")]
     done: list[Upkeep] = []
     for name in topics:
@@ -34,6 +34,8 @@ def maintain(db: Database, topic: str | None) -> list[Upkeep]:
                 raise
     done += _steps(lambda: db.call_dicts("maintain_journal"))
     while db.call("clear_transactions")[0][0]:
+        pass
+    while db.call("clear_key_states")[0][0]:
         pass
     return done
 

@@ -27,11 +27,12 @@ from custody.spark.tasks import batch as batches
 from custody.spark.tasks import each, frame
 from custody.spark.tasks.events import EVENTS, reader
 from custody.spark.tasks.job import DATA, KEEPING, RESULT, Gathered, Job, gather
+from custody.spark.tasks.state_type import StateType
 from custody.spark.tasks.watchdog import limit_of_part
 from custody.verbs.pipelines import BatchReport, DriverVerbs
 
 
-def parsed(schema: str | None) -> StructType | None:
+def parsed(schema: str | None, what: str = "schema") -> StructType | None:
     """The schema of a pipeline, parsed; this needs a session."""
     if schema is None:
         return None
@@ -39,15 +40,24 @@ def parsed(schema: str | None) -> StructType | None:
         fields = cast("StructType", StructType.fromDDL(schema))
     except PySparkException as error:
         raise InvalidArgument(
-            f"the schema {schema!r} is invalid: {described(error)}",
+            f"the {what} {schema!r} is invalid: {described(error)}",
             "Write the fields as in SQL: 'sku string, add int'.",
         ) from error
     taken = [field.name for field in fields if field.name.startswith("_")]
     if taken:
         raise InvalidArgument(
-            f"the schema has a field {taken[0]!r}", "Rename it: names with a leading underscore are Custody's."
+            f"the {what} has a field {taken[0]!r}", "Rename it: names with a leading underscore are Custody's."
         )
     return fields
+
+
+def parsed_state(kind: StateType | None) -> StateType | None:
+    """The type of a pipeline's states; a text is parsed, which needs a session."""
+    if kind is None or not isinstance(kind.kind, str):
+        return kind
+    fields = parsed(kind.kind, "schema of the state")
+    assert fields is not None
+    return kind.parsed(fields.jsonValue())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +67,7 @@ class Shape:
     schema: StructType | None
     narrow: bool
     """Whether the frame keeps rows in their tasks and in order."""
+    state: StateType | None
 
 
 def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
@@ -65,7 +76,7 @@ def shape_of(pipeline: Pipeline, spark: SparkSession) -> Shape:
     narrow = pipeline.transform is not None and check(
         spark, pipeline.transform, schema, published=bool(pipeline.sinks), keeps=bool(pipeline.outside)
     )
-    return Shape(schema=schema, narrow=narrow)
+    return Shape(schema=schema, narrow=narrow, state=parsed_state(pipeline.state))
 
 
 @dataclass(kw_only=True)

@@ -146,6 +146,8 @@ class Driving:
             self.pipeline.source, self.pipeline.group, visibility_timeout=self._visibility, after=self._last_epoch
         )
         self._last_epoch = drive.driver.epoch
+        if self.pipeline.state is not None:
+            drive.require_keyed()
         self._report.drives(drive)
         if self._settings.one_pass and self._only is None:
             drain = self._settings.drain_seconds
@@ -206,6 +208,7 @@ class Driving:
             topic_uid=source.uid,
             priorities=source.priorities,
             keeps=bool(self.pipeline.outside),
+            state=self._shape.state,
         )
 
     def _query(self) -> BaseException | None:

@@ -219,6 +219,8 @@ class Settlement:
         self._c.hint(epoch.job.sinks)
         with suppress(CustodyError):  # only a cleanup
             epoch.drive.drop_stage(number)
+            if work.states:
+                epoch.drive.drop_states(number)
         return committed
 
     def _overflow(self, job: Job, work: BatchReport) -> Overflow | None:

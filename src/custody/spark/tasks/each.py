@@ -31,10 +31,12 @@ from custody.model.placement import Layout
 from custody.model.policy import seconds_or_none
 from custody.spark import expectations
 from custody.spark.causes import MALFORMED, WrongResult, cause_of
+from custody.spark.database.states import ClaimStates
 from custody.spark.database.tasks import Holding, TaskClaim
 from custody.spark.tasks.events import Events, Reader
 from custody.spark.tasks.job import Job, Report, rows_batch
 from custody.spark.tasks.schema import decoder, plain
+from custody.spark.tasks.states import KeyedHandler, States
 from custody.spark.tasks.watchdog import Watchdog, margin
 from custody.verbs import delays
 from custody.verbs.claim import redelivery_headers
@@ -48,7 +50,7 @@ KILLED = "the handler ended its Python process (an exit, a crash, or out of memo
 TOO_LONG = "the handler took longer than its handler_timeout"
 HUNG = f"{TOO_LONG} and could not be interrupted: its Python process was killed"
 
-Handler = Callable[[Message], object]
+Handler = Callable[[Message], object] | KeyedHandler
 Placing = tuple[Sink | None, int, codec.Encoded, bool]
 """A topic (None: only sinks outside), its partition, the row, and whether it is delayed."""
 
@@ -128,6 +130,11 @@ class Attempt:
         context = TaskContext.get()
         self._job, self._claim = job, claim
         self._stage = job.claim(claim).stage()
+        self._states: States | None = None
+        if job.state is not None:
+            store = ClaimStates(job.claim(claim), self._stage.attempt, job.state.ttl)
+            self._states = States(job.state, store, cast("KeyedHandler", handler))
+            handler = self._states.handle
         self._handling = Handling(job, handler)
         self._report = Report()
         self._ran = 0
@@ -146,7 +153,9 @@ class Attempt:
         handling, stopped, ordered = self._handling, self._stopped, self._job.ordered
         on_dead = cast("Literal['release', 'hold']", self._job.on_dead)
         notes, add, keeps, first = self._notes, self._stage.add, self._job.keeps, handling.first
-        runs, idle = self._watchdog.runs, self._watchdog.idle
+        runs, idle, states = self._watchdog.runs, self._watchdog.idle, self._states
+        if states is not None:
+            states.load(events.partition, events.columns.column("key").unique().to_pylist())
         for message, malformed in messages_of(self._job, events, handling.decode):
             partition, offset, key = message.partition, message.offset, message.key
             if (ordered and (partition, key) in stopped) or not self._holds(partition):
@@ -171,6 +180,8 @@ class Attempt:
                     idle()
             if outcome is None:
                 self._ran += 1
+                if states is not None:
+                    states.done(message)
                 for topic, place, encoded, waits in outputs:
                     if topic is not None:
                         add(topic, place, (partition, offset), encoded, waits)
@@ -184,6 +195,9 @@ class Attempt:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Stages the outputs, and returns the report of the outcomes and the rows for sinks outside."""
         self._report.placed(self._stage.write())
+        staged = None if self._states is None else self._states.finish()
+        if staged is not None:
+            self._report.states(staged)
         self._report.ran(self._claim, self._ran)
         self._report.unmet(expectations.seen())
         if self._notes is not None:
@@ -208,7 +222,7 @@ class Handling:
     """Calls the handler with a message, and turns its results into rows."""
 
     def __init__(self, job: Job, handler: Handler) -> None:
-        self._handler = handler
+        self._handler = cast("Callable[[Message], object]", handler)
         self._sinks = dict(job.sinks)
         self._default = next(iter(job.sinks), None)
         self.first = None if self._default is None else job.sinks[self._default]

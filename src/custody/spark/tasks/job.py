@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from custody.model.outcomes import Kind, Outcome
 from custody.spark.database.tasks import TaskClaim
-from custody.verbs.pipelines import BatchReport, Sink, StagedCount
+from custody.spark.tasks.state_type import StateType
+from custody.verbs.pipelines import BatchReport, Sink, StagedCount, StagedStates
 from custody.verbs.settle import storable
 
 RESULT = (
@@ -71,6 +72,8 @@ class Job:
     """For a frame: the claim that the driver expects. References of another one are refused."""
     unproven: bool = False
     """No message was done since the start of the pipeline, so the code may be wrong."""
+    state: StateType | None = None
+    """Of a keyed pipeline."""
     careful: bool = False
     """An earlier run of the claim lost a Python worker: tasks record what they run from the start."""
 
@@ -111,6 +114,17 @@ class Report:
 
     def placed(self, placed: Iterable[StagedCount]) -> None:
         self._rows += [{"what": "placed", **one._asdict()} for one in placed]
+
+    def states(self, staged: StagedStates) -> None:
+        self._rows.append(
+            {
+                "what": "states",
+                "attempt": staged.attempt,
+                "messages": staged.states,
+                "offset": staged.changes,
+                "delay": staged.ttl,
+            }
+        )
 
     def kept(self, attempt: int, rows: int) -> None:
         """Reports how many rows were made for sinks outside."""
@@ -163,6 +177,8 @@ def gather(table: pa.Table) -> Gathered:
             work.placed.append(
                 StagedCount(row["attempt"], row["topic_id"], row["partition"], row["messages"], row["of"])
             )
+        elif row["what"] == "states":
+            work.states.append(StagedStates(row["attempt"], row["messages"], row["offset"], row["delay"]))
         elif row["what"] == "kept":
             work.kept[row["attempt"]] = work.kept.get(row["attempt"], 0) + row["messages"]
         elif row["what"] == "unmet":

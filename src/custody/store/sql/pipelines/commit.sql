@@ -53,7 +53,9 @@ BEGIN
             AND (b.partition, b."offset") NOT IN (SELECT * FROM unnest(p_partitions, p_offsets))) m
     WHERE m.p = p_part.partition AND v_result.held @> m.o;
     v_result.done := v_result.held - v_named.named - v_left;
-    v_stops := (v_named.stops + v_left) * v_result.held;
+    -- What is behind a message that was lost waits for it: it may have been made of it, and would overtake it.
+    v_stops := (v_named.stops + v_left) * v_result.held
+               + (p_part.held - v_result.held) * int8multirange(int8range(0, coalesce(upper(v_result.held), 0)));
     IF (p_group).ordering = 'key' AND NOT isempty(v_stops) THEN
         v_result.done := v_result.done - custody.behind(v_head, v_result.held, v_stops);
         -- A message that failed behind one that was stopped has to wait, too, whatever its outcome.
@@ -83,6 +85,7 @@ CREATE FUNCTION custody.commit_claim(
     p_placed_of int[], p_exact boolean, p_ran bigint, p_done bigint DEFAULT NULL, p_worker text DEFAULT NULL,
     p_query text DEFAULT NULL, p_batch bigint DEFAULT NULL, p_now timestamptz DEFAULT NULL,
     p_tracebacks text[] DEFAULT NULL,            -- of the messages that failed
+    p_states jsonb DEFAULT NULL,                 -- of a keyed pipeline: see commit_states
     OUT repeated boolean, OUT counts jsonb
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -154,6 +157,7 @@ BEGIN
     v_result.outputs := custody.publish_staged(
         v_claim.stage, p_placed_attempts, p_placed_topics, p_placed_partitions, p_placed_counts, p_placed_of,
         p_exact AND p_ran = v_result.done, v_sources, v_sets, p_now);
+    PERFORM custody.commit_states(v_group, v_pipeline, v_claim, p_states, v_sources, v_sets, p_now);
     IF v_died IS NOT NULL THEN
         PERFORM custody.copy_dead(v_group, v_died, p_now);
     END IF;

@@ -10,6 +10,7 @@ CREATE TABLE custody.pipelines (
     uid        uuid NOT NULL DEFAULT gen_random_uuid(),  -- unique in all databases, and new if the group is made anew
     epoch      bigint NOT NULL CHECK (epoch >= 1),
     last_claim bigint NOT NULL DEFAULT 0,
+    state_changes bigint NOT NULL DEFAULT 0,           -- how often an operator has removed states of keys
     driver     text NOT NULL,
     started_at timestamptz NOT NULL
 );
