@@ -340,3 +340,14 @@ def test_time_never_goes_back(source: custody.Custody, clock: Clock) -> None:
     drive.commit(number, BatchReport(placed=placed, ran=100))
     assert [one.offset for one in last] == [0, 0]
     assert len(found(source)[0]) == 1 + len(told(each(places))[0])
+
+
+def test_what_is_published_is_not_moved(source: custody.Custody, db: psycopg.Connection) -> None:
+    source.publish_many("out", [custody.Outgoing(n, partition=0) for n in range(20)])
+    with pytest.raises(psycopg.Error, match="there is no partition -1"):
+        db.execute(
+            "SELECT custody.move_staged(jsonb_populate_record(h, '{\"partition\": -1}'), ARRAY[h.segment_id], "
+            "ARRAY[19], ARRAY[20], NULL) FROM custody.heads h JOIN custody.topics t USING (topic_id) "
+            "WHERE t.name = 'out' AND h.partition = 0"
+        )
+    assert [message.payload for message in source.read("out", 0)] == list(range(20))

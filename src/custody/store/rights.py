@@ -2,7 +2,8 @@
 
 Functions run with the rights of the caller. So whoever calls one needs EXECUTE on it and on the functions that it
 calls, and on each table the rights of its statements. A function marked SECURITY DEFINER runs with the rights of the
-owner of the schema, and needs EXECUTE only: those create and drop tables, which nobody but the owner may do.
+owner of the schema, and needs EXECUTE only: those create and drop tables, which nobody but the owner may do, or write,
+place and remove what tasks of pipelines stage in the log, and nothing that is published.
 """
 
 from __future__ import annotations

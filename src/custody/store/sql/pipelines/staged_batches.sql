@@ -37,7 +37,7 @@ DECLARE
     v_kinds text;
 BEGIN
     -- As for the other writers: a batch that cannot be cut again would stop all who read the partition.
-    IF nullif(cardinality(p_keys), 0) <> v_count OR nullif(cardinality(p_headers), 0) <> v_count
+    IF p_partition < 0 OR nullif(cardinality(p_keys), 0) <> v_count OR nullif(cardinality(p_headers), 0) <> v_count
         OR cardinality(p_kinds) NOT IN (1, v_count) OR cardinality(p_sources) IS DISTINCT FROM v_count
         OR p_ends[1] < 0 OR p_ends[v_count] IS DISTINCT FROM octet_length(p_joined)
         OR p_ends <> ARRAY(SELECT e FROM unnest(p_ends) e ORDER BY e)
@@ -139,6 +139,10 @@ DECLARE
     v_moved   bigint;
     v_rows    bigint := 0;
 BEGIN
+    -- This runs as the owner: nobody may move what is published.
+    IF (p_head).partition < 0 THEN
+        PERFORM custody.refuse('invalid_argument', format('there is no partition %s', (p_head).partition));
+    END IF;
     SELECT array_agg(m.last ORDER BY m.i) INTO v_offsets
     FROM (SELECT x.i, v_tail.next_offset - 1 + sum(x.n) OVER (ORDER BY x.i) AS last
           FROM unnest(p_messages) WITH ORDINALITY x (n, i)) m;
