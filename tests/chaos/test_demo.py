@@ -157,6 +157,15 @@ def test_it_can_leave_the_dashboard_open(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
+def test_a_dashboard_that_is_not_installed_is_refused_before_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_SPARK.replace('"pyspark"', '"uvicorn"'))
+    with demo(tmp_path, "--quick", "--serve", PYTHONPATH=str(tmp_path)) as (process, _):
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "pip install 'custody[http]'" in err
+    assert out == ""
+
+
 def test_a_demo_interrupted_while_postgresql_starts_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     connect, servers = custody.connect, []
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from custody import extras
 from custody.cli.session import session_of
 
 
@@ -32,6 +33,8 @@ def demo(
     console = Console(
         stderr=session.json, quiet=session.json and session.quiet, no_color=not session.color, soft_wrap=True
     )
+    if serve:
+        extras.require("http")  # before the demo, and not at its end
     if quick:
         from custody.demo.quick import run as run_quick
 
