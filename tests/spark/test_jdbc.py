@@ -132,6 +132,17 @@ def test_an_upsert_leaves_the_last_row_of_each_key(
     assert all(offset is not None for *_, offset in found)
 
 
+def test_a_claim_without_rows_is_the_first(c: custody.Custody, spark: SparkSession, bare_url: str) -> None:
+    with psycopg.connect(bare_url, autocommit=True) as db:
+        db.execute("CREATE TABLE rows (n int)")
+        publish(c, range(4))
+        pipeline = Pipeline(source="in", group="g", sink=["out", Jdbc(bare_url, "rows", schema="n int")], policy=ONCE)
+        pipeline.each(lambda _: None)
+        summary = run(pipeline, c, spark)
+        assert (summary.done, summary.restarts) == (4, 0)
+        assert db.execute("SELECT count(*) FROM rows").fetchone() == (0,)
+
+
 CRASHES = [(DriverVerbs, "commit", True), (DriverVerbs, "commit", False), (Jdbc, "show", True), (Jdbc, "show", False)]
 
 

@@ -87,7 +87,13 @@ class Jdbc(Outside):
     def _connect(self) -> JdbcTable:
         from custody.spark.outside.jdbc_table import JdbcTable
 
-        return JdbcTable(self._url, self.table, self._key)
+        table = JdbcTable(self._url, self.table, self._key)
+        try:
+            table.prepare()
+        except BaseException:
+            table.close()
+            raise
+        return table
 
     def stage(self, rows: DataFrame, write: Write) -> None:
         from custody.spark.outside.packed_rows import packed
@@ -98,7 +104,6 @@ class Jdbc(Outside):
             rows = rows.orderBy("_partition", "_offset")
         table = self._connect()
         try:
-            table.prepare()
             columns = table.columns_for(names)
             for part, content in enumerate(packed(rows)):
                 table.add(write, part, content)
