@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; when nothing changed that takes no time.
 
 # What `make install` installs beside the package itself.
-EXTRAS := embedded,asyncio,cli,client,django,http,spark,test,dev,docs,bench
+EXTRAS := embedded,asyncio,cli,client,django,http,spark,jdbc,delta,iceberg,test,dev,docs,bench
 # Test processes; 0 runs the suite in one. Each has a server and a Spark of its own, and often waits for them: on two
 # cores three are faster than two.
 WORKERS ?= 3
