@@ -29,8 +29,8 @@ OLDEST := build/spark-$(OLDEST_SPARK)
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-chaos test-long test-core test-pooler test-browser test-oldest-spark check lint format docs bench \
-	coverage mutants audit outdated requirements interface tables async screenshots clean
+.PHONY: help install demo test test-chaos test-long test-core test-pooler test-browser test-oldest-spark check lint format \
+	docs bench coverage mutants audit outdated requirements interface tables async screenshots clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -69,13 +69,13 @@ test-core: install ## Run the core part on the server that CUSTODY_TEST_DATABASE
 	@$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'core and not chaos and not slow and not long and not browser' $(ARGS)
 
 test-pooler: install ## Run what is behind a connection pooler (needs PgBouncer)
-	@$(PYTEST) -q -m 'pooler and not slow and not long and not browser' tests/pooler $(ARGS)
+	@$(PYTEST) -q -m 'pooler and not slow and not long' tests/pooler $(ARGS)
 
 test-browser: install ## Run the tests of the dashboard in a browser (needs Chromium)
 	@$(PYTEST) -q -m 'browser and not slow and not long' tests/browser $(ARGS)
 
 test-oldest-spark: install $(OLDEST)/.installed ## Run the core of the tests on Spark with the oldest PySpark
-	@$(OLDEST)/bin/python -m pytest -q -m 'not chaos and not slow and not long and not browser' \
+	@$(OLDEST)/bin/python -m pytest -q -m 'not chaos and not slow and not long' \
 		tests/spark/test_checkpoint_files.py tests/spark/test_pipeline.py tests/spark/test_source.py tests/spark/test_sink.py $(ARGS)
 
 # Everything but PySpark is that of .venv.

@@ -81,6 +81,14 @@ def alive(mark: str) -> list[int]:
     return found
 
 
+def command(pid: int) -> bytes:
+    """The command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.req("K9")
 def test_the_quick_demo_needs_no_spark(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_SPARK)
@@ -135,7 +143,7 @@ def test_an_interrupted_demo_leaves_nothing(
 ) -> None:
     with demo(tmp_path, *arguments) as (process, mark):
         wait_for(
-            lambda: any(processes in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in alive(mark)),
+            lambda: any(processes in command(pid) for pid in alive(mark)),
             f"no process of {processes.decode()} has started",
             timeout=60,
         )
@@ -154,7 +162,8 @@ def test_it_can_leave_the_dashboard_open(tmp_path: Path) -> None:
         with urllib.request.urlopen(url) as page:
             assert f"/ui/topics/{CHANGES}/groups/{STOCK}" in page.read().decode()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 0, out + err
 
 
 def test_a_dashboard_that_is_not_installed_is_refused_before_the_demo(tmp_path: Path) -> None:

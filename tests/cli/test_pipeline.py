@@ -171,6 +171,7 @@ def test_one_pass_over_the_pipelines_of_a_file(spark_here: Run, live: Custody, t
         "released": 1,
         "lost": 0,
         "outputs": 6,
+        "unmet": {},
         "restarts": 0,
         "error": None,
         "left": {"lag": 0, "bound": False, "waiting": 1, "parked": 1, "dead": 1, "blocked_keys": 1},

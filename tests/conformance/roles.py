@@ -32,10 +32,15 @@ def as_role(url: str, role: str) -> str:
 
 @contextmanager
 def granting(url: str) -> Iterator[None]:
-    """Makes a role for each role of Custody, with its rights in this database."""
+    """Makes a role for each role of Custody, with its rights in this database. Another test of this process may have
+    made them, for another database."""
+    missing = []
     with psycopg.connect(url, autocommit=True) as connection:
         for role in ROLES:
-            connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name_of(role))))
+            found = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [name_of(role)]).fetchone()
+            if found is None:
+                missing.append(role)
+                connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name_of(role))))
     with custody.connect(url) as c:
         for role in ROLES:
             c.grants(role, to=name_of(role))
@@ -44,7 +49,9 @@ def granting(url: str) -> Iterator[None]:
     finally:
         with psycopg.connect(url, autocommit=True) as connection:
             for role in ROLES:
-                connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name_of(role))))
+                connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name_of(role))))
+            for role in missing:
+                connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name_of(role))))
 
 
 class ByRight:

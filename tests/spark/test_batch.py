@@ -105,6 +105,7 @@ def test_marks_exceptions_and_malformed_payloads_each_cost_their_message(
     assert "does not fit the schema" in str(dead["no number"].last_error)
 
 
+@pytest.mark.chaos
 def test_frames_of_pandas_and_sinks_outside(c: custody.Custody, spark: SparkSession, tmp_path: Path) -> None:
     publish(c, 100)
 

@@ -23,9 +23,12 @@ SAYS = {
     "dead_letters": ["5 × a.example: mailbox full", "5 × b.example: mailbox full"],
 }
 
+COSTLY = ("enrichment", "fraud_screening", "iceberg_orders", "structured_streaming")
+"""These run with the kills, which have more time."""
+
 
 @pytest.mark.req("S2")
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.chaos] * (name in COSTLY)) for name in SAYS])
 def test_an_example_runs_and_says_what_it_should(
     name: str,
     spark: SparkSession,

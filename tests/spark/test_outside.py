@@ -106,6 +106,7 @@ def test_a_handlers_results_without_a_schema_are_text(c: custody.Custody, spark:
     assert sorted(row["payload"] for row in spark.read.json(table).collect()) == ['{"n":0}', '{"n":1}', '{"n":2}']
 
 
+@pytest.mark.chaos
 def test_a_frames_columns_go_out_as_they_are(c: custody.Custody, spark: SparkSession, table: str) -> None:
     publish(c, 24)
     pipeline = Pipeline(

@@ -354,6 +354,7 @@ def test_a_message_whose_results_fit_no_sink_fails_alone(c: custody.Custody, spa
     ]
 
 
+@pytest.mark.chaos
 @pytest.mark.req("S5")
 def test_batches_are_as_large_as_the_time_for_them_allows(c: custody.Custody, spark: SparkSession) -> None:
     def slow(message: custody.Message) -> object:
