@@ -160,9 +160,12 @@ def translate(error: psycopg.Error) -> CustodyError:
         return InvalidArgument(_said(error)).showing("the database refuses the value")
     if refused_by_driver or isinstance(error, pg_errors.DataError):
         return InvalidArgument(_said(error))
-    if _DROPPED.search(_said(error)):
+    # A position in the statement: the function that it calls, or its type, went while the statement was parsed.
+    parsing = isinstance(error, pg_errors.InternalError_) and error.diag.statement_position is not None
+    if _DROPPED.search(_said(error)) and not parsing:
         return Busy("a segment of the log was dropped while it was read", "Try again.")
-    if isinstance(error, _CHANGED) and ("custody." in _said(error) or "cached plan" in _said(error)):
+    changed = isinstance(error, _CHANGED) and ("custody." in _said(error) or "cached plan" in _said(error))
+    if changed or (parsing and _said(error).startswith("cache lookup failed")):
         said = "the schema was migrated, or is not that of this code"
         return SchemaChanged(f"{said}: {_said(error)}", "Try again; then connect anew.").showing(said)
     if isinstance(error, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected | pg_errors.QueryCanceled):
