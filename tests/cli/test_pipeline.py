@@ -214,7 +214,7 @@ def test_a_pipeline_shows_its_metrics_while_it_runs(spark_here: Run, live: Custo
     assert f"custody_messages_received_total{group} 1.0" in second
     assert 'custody_messages_settled_total{group="scraped",outcome="ack",topic="orders"} 1.0' in second
     assert f"custody_pipeline_batch_seconds_count{group} 1.0" in second
-    assert f"custody_pipeline_batch_age_seconds{group} 0.0" not in second
+    assert f"custody_pipeline_batch_age_seconds{group} 0.0\n" not in second
     overdue = second.split(f"custody_pipeline_overdue_seconds{group} ")[1].split()[0]
     assert float(overdue) < 10, "its loop has turned lately, however busy the machine is"
 

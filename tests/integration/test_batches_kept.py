@@ -17,6 +17,7 @@ pytestmark = pytest.mark.core
 OWN = "SELECT proname FROM pg_proc WHERE proname ~ '^(append|slices|keys)_[0-9]+$' ORDER BY 1"
 
 
+@pytest.mark.chaos
 def test_after_a_migration_batches_are_read_and_written(db: psycopg.Connection[Any], database_url: str) -> None:
     """Of sealed and of open segments, also by roles that have only the rights they need."""
     sent = some(100)

@@ -23,7 +23,7 @@ SAYS = {
     "dead_letters": ["5 × a.example: mailbox full", "5 × b.example: mailbox full"],
 }
 
-COSTLY = ("enrichment", "fraud_screening", "iceberg_orders", "structured_streaming")
+COSTLY = ("enrichment", "fraud_screening", "iceberg_orders", "stock_pipeline", "structured_streaming")
 """These run with the kills, which have more time."""
 
 

@@ -112,7 +112,9 @@ def test_each_and_batch_publish_the_same_in_order(
     assert batch.stages == 0
 
 
-@pytest.mark.parametrize("messages", [1000, pytest.param(30_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "messages", [pytest.param(1000, marks=pytest.mark.chaos), pytest.param(30_000, marks=pytest.mark.long)]
+)
 def test_each_and_frame_publish_the_same_in_order(
     live: custody.Custody, db: psycopg.Connection, spark: SparkSession, messages: int
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_frames_columns_go_out_as_they_are(c: custody.Custody, spark: SparkSes
     assert {path.name for path in Path(table).iterdir()} == {"third=0", "third=1", "third=2", "_custody"}
 
 
+@pytest.mark.chaos
 def test_later_messages_of_a_failed_key_are_not_written_before_it(
     c: custody.Custody, spark: SparkSession, table: str
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_trial_tells_what_does_not_fit_a_sink(c: custody.Custody, spark: Spark
     assert "does not fit the schema of its sink" in (bad.error or "")
 
 
+@pytest.mark.chaos
 def test_a_jdbc_table_by_a_function(c: custody.Custody, spark: SparkSession) -> None:
     """At least once; what identifies a row makes it once for readers."""
     url = "jdbc:derby:memory:outside;create=true"

@@ -80,6 +80,7 @@ def written(spark: SparkSession, name: str) -> list[int]:
     return sorted(row["n"] for row in rows.select("n").collect())
 
 
+@pytest.mark.chaos
 def test_rows_that_a_table_refuses_die_alone(
     c: custody.Custody, spark: SparkSession, execute: Callable[[str], None]
 ) -> None:
