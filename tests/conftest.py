@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,8 @@ ARCHIVE = pytest.StashKey[Path]()
 
 def pytest_configure() -> None:
     gc.disable()  # until all tests are collected: they stay, and so does what they import
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell does for what it runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     jvm.quicken()
 
 
