@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -50,12 +50,14 @@ class Proxy:
                 if cut is not None and cut.answer is not None and cut.when == "before":
                     self._answer(*cut.answer, cut.headers)
                     return
-                if cut is None or cut.when == "after":
-                    status, data = self._ask(body)
                 if cut is None:
-                    with suppress(ConnectionError):  # whoever asked may have gone while it was held
-                        self._answer(status, data)
+                    try:
+                        self._answer(*self._ask(body))
+                    except ConnectionError:  # one of the two may have gone while it was held
+                        self.close_connection = True
                     return
+                if cut.when == "after":
+                    self._ask(body)
                 if cut.when == "late":
                     proxy._late.append(lambda: self._ask(body)[0])
                 if cut.answer is not None:
@@ -66,12 +68,10 @@ class Proxy:
                 self.close_connection = True
 
             def _ask(self, body: bytes) -> tuple[int, bytes]:
-                connection = http.client.HTTPConnection(target, timeout=30)
-                connection.request(self.command, self.path, body or None, self._passed())
-                response = connection.getresponse()
-                status, data = response.status, response.read()
-                connection.close()
-                return status, data
+                with closing(http.client.HTTPConnection(target, timeout=30)) as connection:
+                    connection.request(self.command, self.path, body or None, self._passed())
+                    response = connection.getresponse()
+                    return response.status, response.read()
 
             def _passed(self) -> dict[str, str]:
                 return {name: value for name, value in self.headers.items() if name.lower() != "host"}
