@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,8 @@ def local_spark() -> Iterator[SparkSession]:
         yield opened
         opened.stop()
         end_jvm()
+        # The JVM removes the files of the session, but not from the path: the next import would look for them there.
+        sys.path[:] = [place for place in sys.path if "/userFiles-" not in place]
 
 
 def end_jvm() -> None:
