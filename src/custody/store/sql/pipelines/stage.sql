@@ -27,9 +27,10 @@ BEGIN
              source_partition int NOT NULL, source_offset bigint NOT NULL,
              key text, kind "char", payload bytea, headers jsonb,
              -- Instead of a message, a row of the log: where it is, and the sources of its messages.
-             last_source bigint, segment_id int, place bigint, messages int, sources int[] STORAGE EXTERNAL,
+             last_source bigint, segment_id int, place bigint, messages int, sources int[],
              CHECK (num_nulls(kind, payload) = num_nonnulls(place, sources) AND num_nulls(kind, payload) IN (0, 2)))
          WITH (autovacuum_enabled = off)', p_stage);
+    EXECUTE format('ALTER TABLE custody.%I ALTER sources SET STORAGE EXTERNAL', p_stage);
     PERFORM custody.grant_as(p_stage, 'custody.suspects');
     RETURN p_stage;
 END $$;
