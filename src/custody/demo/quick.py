@@ -43,7 +43,7 @@ LOOK = 0.1
 _LEASED = """
 SELECT DISTINCT l.partition, o."offset" FROM custody.leases l
 CROSS JOIN LATERAL unnest(l.held) r CROSS JOIN LATERAL generate_series(lower(r), upper(r) - 1) o("offset")
-WHERE l.worker = %s
+WHERE l.worker = %s ORDER BY 1, 2
 """
 
 
@@ -175,9 +175,10 @@ def _kill_one(on: Stage, workers: dict[str, subprocess.Popen[bytes]]) -> Killed:
             for name, worker in workers.items():
                 with suppress(ProcessLookupError):
                     os.killpg(worker.pid, signal.SIGSTOP)
-                time.sleep(0.1)  # what it has sent has finished by then
+                time.sleep(0.1)  # what it has sent has finished by then, if the machine is not busy
                 held = connection.execute(_LEASED, [name]).fetchall()
-                if held:
+                time.sleep(0.2)
+                if held and held == connection.execute(_LEASED, [name]).fetchall():
                     kill(worker)
                     del workers[name]
                     return Killed(worker=name, messages=tuple(held))
